@@ -1,17 +1,28 @@
-# make test | lint | demo | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of test processes.
+# make test | lint | demo | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
+# make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
-# Tests wait for nodes about half of their time: on two cores a third process is work done meanwhile.
-JOBS ?= 3
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+# Tests wait for nodes about half of their time: on two cores two more processes are work done meanwhile.
+JOBS ?= 4
+# One environment for each interpreter that is named: .venv-3.12
+ifeq ($(origin PYTHON),file)
 VENV := .venv
+else
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+endif
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile
+LOCKED := $(INSTALL) --require-hashes --no-deps
 STAMP := $(VENV)/.stamp-installed
+DEMO_STAMP := $(VENV)/.stamp-demo
 
 # Each of the thousand processes that tests start would compile numba's thousand modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 # numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: test lint demo mutate clean install packages
+.PHONY: test lint demo mutate clean install packages test-pythons test-latest newest lock
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -32,32 +43,90 @@ lint: install
 	$(BIN)/lint-imports || status=1; \
 	exit $$status
 
-demo: install
+# Every interpreter that is installed, pyenv's too, each in an environment of its own. ARGS="tests/cli" for a part.
+test-pythons:
+	@status=0; for name in $(PYTHONS); do \
+	  found=; for path in $$(command -v $$name) "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/"$${name#python}".*/bin/$$name; do \
+	    "$$path" -c '' 2>/dev/null && found=$$path; done; \
+	  [ -n "$$found" ] || { echo "$$name: not installed here"; continue; }; \
+	  echo "$$name: $$found"; \
+	  $(MAKE) --no-print-directory test PYTHON="$$found" || { status=1; echo "$$name: FAILED" >&2; }; \
+	done; exit $$status
+
+# With the newest of everything that pyproject.toml allows, and with Ray.
+test-latest:
+	@$(MAKE) --no-print-directory newest VENV=.venv-latest
+	@$(MAKE) --no-print-directory test VENV=.venv-latest
+
+newest:
+	@$(make_venv)
+	@echo "installing the newest of everything into $(VENV)"
+	@$(INSTALL) --upgrade --upgrade-strategy eager -e '.[test,milp,ray]'
+	@$(call torch,$(INSTALL) -r requirements/torch.in)
+	@touch $(DEMO_STAMP) $(STAMP)
+
+demo: $(DEMO_STAMP)
 	@$(BIN)/python -m gpusched.bootstrap.demo
 
 # Small bugs put in one at a time, on copies: which does no fast test notice? SAMPLE=300 SEED=1 PATHS="gpusched/sched ..."
 mutate: install
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mutate]'
+	@$(INSTALL) -e '.[mutate]'
 	@$(BIN)/python -m tests.mutate $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(PATHS)
 
 install: $(STAMP)
 
-# A virtualenv that was moved or whose interpreter is gone is made anew.
-$(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "gpusched needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
-	  echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv; } && \
-	    $(PYTHON) -m venv --clear $(VENV); } || { \
-	  echo "'$(PYTHON) -m venv' failed; as root: apt-get install python3-venv" >&2; exit 1; }
+# Both are locked, with hashes (decision 0045).
+$(STAMP): pyproject.toml requirements/test.txt requirements/torch.txt
+	@$(make_venv)
 	@echo "installing gpusched and its test tools into $(VENV)"
-	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[test,learn,milp]'
+	@$(LOCKED) -r requirements/test.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@$(call torch,$(LOCKED) -r requirements/torch.txt)
+	@touch $(DEMO_STAMP) $@
+
+$(DEMO_STAMP): pyproject.toml requirements/base.txt
+	@$(make_venv)
+	@echo "installing gpusched into $(VENV)"
+	@$(LOCKED) -r requirements/base.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Where pip knows no such build (or another than the locked one), tests go without torch; nothing fetches CUDA.
+define torch
+said=$$($(1) 2>&1) || case $$said in \
+  *"No matching distribution"* | *"DO NOT MATCH THE HASHES"*) \
+    echo "note: pip finds no build of torch without CUDA that is locked (requirements/torch.txt): tests that need torch are skipped" ;; \
+  *) echo "$$said" >&2; exit 1 ;; \
+esac
+endef
+
+# A virtualenv that was moved or whose interpreter is gone is made anew.
+define make_venv
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "gpusched needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+  echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+    { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv; } && \
+    $(PYTHON) -m venv --clear $(VENV); } || { \
+  echo "'$(PYTHON) -m venv' failed; as root: apt-get install python3-venv" >&2; exit 1; }
+endef
+
+# The newest that the oldest Python can have: one lock for all of them.
+COMPILE := .venv-lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
+  --no-emit-find-links --no-emit-trusted-host --constraint requirements/held-back.txt
+lock: export CUSTOM_COMPILE_COMMAND := make lock
+lock:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock needs Python 3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear .venv-lock
+	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install pip-tools==7.6.2
+	@$(COMPILE) --build-deps-for editable --extra test --extra milp -o requirements/test.txt pyproject.toml
+	@$(COMPILE) --build-deps-for editable -c requirements/test.txt -o requirements/base.txt pyproject.toml
+	@$(COMPILE) -c requirements/test.txt -o requirements/torch.txt requirements/torch.in
+	@rm -rf .venv-lock
 
 packages:
 	@sh tests/testbed/install_packages.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

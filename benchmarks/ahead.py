@@ -2,7 +2,7 @@
 
 Inside: CPU time after start-up (one thread: elapsed time on an idle machine), store and snapshot included.
 
-`.venv/bin/python -m benchmarks.ahead [--jobs 1000] [--nodes 150] [--repeat 5]`
+`.venv/bin/python -m benchmarks.ahead [--jobs 1000] [--nodes 150] [--repeat 5] [--limits]`
 """
 
 from __future__ import annotations
@@ -27,9 +27,20 @@ from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.queue.store import NodeRecord, Run, Store
 
 GPUS, CORES, MEMORY_MIB, USERS = 8, 128, 1 << 20, 50
+LEAST_GPUS = 10  # of the group with the smallest limit; the others have as many times more
 
 
-def inventory(folder: Path, nodes: int, policy: str) -> None:
+def limits() -> str:
+    """Ten groups of the users below two others, all with limits, and limits of each user."""
+    lines = ["groups:", *(f"  d{i}: {{limits: {{gpus: 3000}}}}" for i in range(2))]
+    for i in range(10):
+        members = ", ".join(f"u{u}" for u in range(i, USERS, 10))
+        own = f"{{gpus: {LEAST_GPUS * (i + 1)}, jobs: 900, gpu_hours: 50000}}"
+        lines.append(f"  g{i}: {{parent: d{i % 2}, members: [{members}], limits: {own}}}")
+    return "\n".join([*lines, "limits: {each_user: {gpus: 64, jobs: 40, gpu_hours: 8000}}", ""])
+
+
+def inventory(folder: Path, nodes: int, policy: str, limited: bool = False) -> None:
     text = f"""\
 settings: {{tick: 5s}}
 defaults: {{runtime: process, gpus: {GPUS}, cores: {CORES}, memory: 1024G}}
@@ -37,7 +48,7 @@ partitions:
   p: {{policy: {policy}, nodes: ["n[0001-{nodes:04}]"], flavors: {{x: {{gpus: 8, cores: 64, memory: 1T, time: 72h}}}}}}
   q: {{policy: {policy}, nodes: [m1], flavors: {{x: {{gpus: 8, cores: 64, memory: 512G, time: 72h}}}}}}
 """
-    (folder / "inventory.yaml").write_text(text)
+    (folder / "inventory.yaml").write_text(text + (limits() if limited else ""))
 
 
 def spec_of(rng: random.Random) -> JobSpec:
@@ -131,16 +142,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=150)
     parser.add_argument("--past", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--limits", action="store_true", help="limits of users and groups")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ |= {"GPUSCHED_STATE": str(folder), "GPUSCHED_INVENTORY": str(folder / "inventory.yaml")}
-        inventory(folder, args.nodes, "easy")
+        inventory(folder, args.nodes, "easy", args.limits)
         waiting = fill(folder, args.nodes, args.jobs, args.past, time.time())
         print(f"{args.jobs} waiting jobs, {args.nodes} nodes, {args.past} past runs; median seconds of {args.repeat}")
         print(f"{'policy':11}{'job':>14}{'runs':>6}{'why, inside':>13}{'whole command':>15}{'expected in':>14}")
         for policy in ("fifo", "fifo-skip", "sjf", "ljf", "spread", "easy", "fairshare"):
-            inventory(folder, args.nodes, policy)
+            inventory(folder, args.nodes, policy, args.limits)
             for what, job_id in jobs_of(waiting):
                 found = why(Client(), job_id)
                 assert found.expected is not None

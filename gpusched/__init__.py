@@ -3,6 +3,7 @@
 TYPE_CHECKING = False  # as checkers know it; every command would load typing for the true one
 
 if TYPE_CHECKING:
+    from gpusched.api import Again as Again
     from gpusched.api import Cluster as Cluster
     from gpusched.api import Executor as Executor
     from gpusched.api import GpuschedError as GpuschedError
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+_PUBLIC = (
+    "Again", "Cluster", "Executor", "GpuschedError", "Job", "JobFailed", "JobState", "NoController", "Options",
+    "RemoteTraceback", "UsageError",
+)  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Return what stands here and the public names, without loading them: notebooks complete them."""
+    return sorted({*globals(), *_PUBLIC})
+
+
 def __getattr__(name: str) -> object:
     """The public names of `gpusched.api`, loaded when one is asked for: commands start without them."""
-    if name.startswith("_"):
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
     import importlib
 
-    api = importlib.import_module("gpusched.api")
-    if name in api.__all__:
-        return getattr(api, name)
-    raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
+    found: object = getattr(importlib.import_module("gpusched.api"), name)
+    return found

@@ -1,11 +1,34 @@
-"""The one exception a user may see, always as a single line."""
+"""The one exception a user may see, always as a single line; and warnings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
 
 
 def printable(text: str) -> str:
     """The text in one line, safe for a terminal: controls (C0, C1, bidirectional), lone surrogates escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _log(line: str) -> None:
+    import logging  # commands start faster without it
+
+    logging.getLogger("gpusched").warning(line)
+
+
+class Warnings:
+    """Where warnings of this process go: to the log, or, in a command, to stderr. Each is given once."""
+
+    given: ClassVar[set[str]] = set()
+    show: ClassVar[Callable[[str], None]] = staticmethod(_log)
+
+    @classmethod
+    def give(cls, line: str) -> None:
+        """Warn, in one line."""
+        if line not in cls.given:
+            cls.given.add(line)
+            cls.show(printable(line))
 
 
 class GpuschedError(Exception):

@@ -100,10 +100,10 @@ def parse_since(text: str, now: float) -> float:
             since = parse_time(text, now)
     except ValueError:
         raise UsageError(
-            f"--since {text!r} is neither a time nor a span", "say for example 12h, 7d, all or 2026-11-20T18:00"
+            f"--since {text!r} is neither a time nor a span", "for example 12h, 7d, all or 2026-11-20T18:00"
         ) from None
     if since >= now:
-        raise UsageError(f"--since {text!r} is in the future", "say for example 7d")
+        raise UsageError(f"--since {text!r} is in the future", "for example 7d")
     return max(0.0, since)
 
 
@@ -218,6 +218,8 @@ def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
 def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
     nodes = {p.name: p.nodes for p in frame.partitions}
+    held_s: dict[tuple[str, str], float] = defaultdict(float)  # (job, node) -> GPU seconds
+    measured: dict[tuple[str, str], list[UsageRow]] = defaultdict(list)
     for run, seconds in _less_shared(frame, ran_s):
         parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
         for node, gpus, part, share in parts:
@@ -226,15 +228,30 @@ def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], 
             row.gpu_s += gpus * seconds
             row.share_s += share * seconds
             row.weighted_share_s += frame.weights.get(run.partition, 0.0) * run.share * part * seconds
+        for node, gpus in run.nodes.items():
+            held_s[run.job_id, node] += gpus * seconds
     for u in usage:
         if u.job_id or by in ("partition", "node"):
             row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]
             row.partition, row.user = u.partition, u.user
             row.usage = added(row.usage, u)
             if u.job_id:
+                measured[u.job_id, u.node].append(u)
                 row.held_known_s += u.util_known_s
-                row.held_idle_s += u.idle_s
+    for cell, rows in measured.items():
+        row = sums[{"partition": rows[0].partition, "node": cell[1], "user": rows[0].user, "job": cell[0]}[by]]
+        row.held_idle_s += _idle_s(rows, held_s[cell])
     return sums
+
+
+def _idle_s(usage: list[UsageRow], held_s: float) -> float:
+    """Of the GPU seconds for which a job ran on a node, those that it did not use; never more than ``held_s``.
+
+    More can be measured than it ran: its GPUs are its from the allocation on, while its image is still on its way, and
+    the window may begin within a bucket. That excess is taken to be idle.
+    """
+    excess_s = max(0.0, sum(u.gpu_s for u in usage) - held_s)
+    return max(0.0, sum(u.idle_s for u in usage) - excess_s)
 
 
 def _less_shared(frame: _Frame, ran_s: list[tuple[Run, float]]) -> Iterator[tuple[Run, float]]:

@@ -9,9 +9,11 @@ from gpusched.api.executor import Executor
 from gpusched.api.jobs import Job, JobFailed, RemoteTraceback
 from gpusched.api.options import Options
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.job import Again
 from gpusched.model.jobs import JobState
 
 __all__ = [
+    "Again",
     "Cluster",
     "Executor",
     "GpuschedError",

@@ -88,7 +88,7 @@ class Cluster:
         if callable(what):
             return self._queue_functions([what], [(args, {})], given)[0]
         if args:
-            raise TypeError("a command has no arguments besides its words")
+            raise TypeError("a command takes no further arguments")
         return self._command(what, given)
 
     def map_array(
@@ -117,14 +117,14 @@ class Cluster:
             jobs: Made before; they are given ids.
         """
         for name in given.keys() & options.OF_COMMANDS:
-            raise UsageError(f"{name} is for commands, and this is a function", options.OF_COMMANDS[name])
+            raise UsageError(f"{name} is for commands, not functions", options.OF_COMMANDS[name])
         if not calls:
             return []
         if array:
             given = dict(given, array=f"0-{len(calls) - 1}")
         request, environ = options.request(given, functions.command(given.get("python", "python3")))
         settings = self._changeable().inventory.settings
-        program = functions.program(called, calls, settings, given.get("modules"), array=array, many=many)
+        program = functions.program(called, calls, settings, given, array=array, many=many)
         if request.name is None:
             request = msgspec.structs.replace(request, name=program.function.rpartition(".")[2].strip("<>"))
         job_id = self._queue(request, environ, program)
@@ -138,7 +138,7 @@ class Cluster:
         if not all(isinstance(word, str) for word in words):
             raise TypeError(f"a command is a list of texts, found {words!r}"[:200])
         if wrong := given.keys() & set(options.OF_FUNCTIONS):
-            raise UsageError(f"{min(wrong)} is for functions, and this is a command")
+            raise UsageError(f"{min(wrong)} is for functions, not commands")
         return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]
 
     def _queue(self, request: Any, environ: dict[str, str], program: Program | None = None) -> str:
@@ -198,9 +198,12 @@ class Cluster:
 
     def output(self, job: str | Job[Any], rank: int | None = None) -> str:
         """What a job said so far, as ``gpusched logs`` has it."""
+        return self._output(_id(job), rank)
+
+    def _output(self, job_id: str, rank: int | None = None, tail: int | None = None) -> str:
         from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
 
-        client, asked = self._client(), LogRequest(job=_id(job), rank=rank)
+        client, asked = self._client(), LogRequest(job=job_id, rank=rank, tail=tail)
         found = bytearray()
         if ranks_of(client, asked) == 1:
             show_log(client, asked, lambda _, chunk: found.extend(chunk), lambda line: None)
@@ -219,7 +222,7 @@ class Cluster:
         client = self._client()
         if client.inventory.engine == "slurm":
             raise UsageError(
-                "jobs here are Slurm's", "sbatch, scancel and scontrol change them; submitit runs functions"
+                "jobs here are managed by Slurm", "use sbatch, scancel and scontrol; submitit for functions"
             )
         return client
 
@@ -233,19 +236,19 @@ class Cluster:
         return control.cancel(self._changeable(), map(_id, jobs), now=now)
 
     def hold(self, jobs: Iterable[str | Job[Any]]) -> Asked:
-        """Keep waiting jobs from starting."""
+        """Prevent pending jobs from starting."""
         return control.hold(self._changeable(), map(_id, jobs))
 
     def release(self, jobs: Iterable[str | Job[Any]]) -> Asked:
-        """Undo a hold."""
+        """Release held jobs."""
         return control.release(self._changeable(), map(_id, jobs))
 
     def requeue(self, jobs: Iterable[str | Job[Any]]) -> Asked:
-        """Stop running jobs, or take ended ones, and queue them again."""
+        """Queue running or ended jobs again."""
         return control.requeue(self._changeable(), map(_id, jobs))
 
     def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> Asked:
-        """Set the priority of waiting jobs."""
+        """Set the priority of pending jobs."""
         return control.set_priority(self._changeable(), map(_id, jobs), priority)
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _SUBMITIT = {"timeout_min": "time", "slurm_job_name": "name", "slurm_array_parallelism": "max_running"}
 """What submitit calls options of ours, besides those with ``slurm_`` before the same name."""
-_ONE_TASK = ("tasks_per_node", "slurm_ntasks_per_node")
+_TASKS = ("tasks_per_node", "slurm_ntasks_per_node")
 _NEEDLESS = ("stderr_to_stdout",)  # they always are one
 
 
@@ -150,9 +150,8 @@ def _translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in parameters.items():
         bare = name.removeprefix("slurm_")
-        if name in _ONE_TASK:
-            if value not in (1, None):
-                raise UsageError(f"{name}={value}: a function runs once on each node", "start more processes in it")
+        if name in _TASKS:
+            found["ntasks_per_node"] = None if value == 1 else value
         elif name in _NEEDLESS:
             continue
         elif name == "mem_gb":

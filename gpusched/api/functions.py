@@ -14,9 +14,9 @@ import sys
 import sysconfig
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import gpusched.job
@@ -50,7 +50,7 @@ def command(python: str) -> tuple[str, ...]:
 
 def program(
     called: Sequence[Callable[..., Any]], calls: Sequence[Call], settings: Settings,
-    modules: Iterable[ModuleType | str] | None = None, *, array: bool = False, many: bool = False,
+    given: Mapping[str, Any] = MappingProxyType({}), *, array: bool = False, many: bool = False,
 ) -> Program:  # fmt: skip
     """The program that makes the one call, or, of an ``array``, one of them in each task.
 
@@ -58,7 +58,8 @@ def program(
         called: One function for all calls, or one for each.
         calls: What they are called with.
         settings: Of the inventory: how large a result may be.
-        modules: Whose code goes along; None: the user's own that lie beside the function's, or below.
+        given: Options: ``modules``, whose code goes along (None: the user's own that lie beside the function's, or
+            below), ``result_dir``, ``ntasks_per_node``, ``gpus_per_task``.
         array: Whether there is a task for each call.
         many: Each call's one argument is a list of arguments to call the function with.
 
@@ -66,7 +67,15 @@ def program(
         UsageError: Something cannot be pickled.
     """
     name, own = name_of(called[0]), [module for function in called for module in _chosen(function)]
+    modules, folder = given.get("modules"), os.fspath(given.get("result_dir") or "")
     own = own if modules is None else [_loaded(module) for module in modules]
+    if folder and not os.path.isabs(folder):
+        raise UsageError(f"result_dir: expected an absolute path, found {folder[:80]!r}")
+    if not (many or folder or settings.job_dirs) and any(map(call.has_checkpoint, called)):
+        raise UsageError(
+            f"{name} has a checkpoint, and there is no folder where its next start finds what that returns",
+            "name one that all nodes see: result_dir=..., or settings.job_dirs of inventory.yaml",
+        )
     with _by_value([*own, gpusched.job]):  # what tells of progress is for every function, and no image has it
         if array and len(called) == 1:
             common = _dumps(called[0], name)
@@ -85,6 +94,9 @@ def program(
         "protocol": PROTOCOL,
         "most": max(0, (settings.logs.max_mib_per_job << 20) - ROOM),
         "kept": settings.job_dirs is not None,
+        "folder": folder,
+        "tasks": given.get("ntasks_per_node") or 1,
+        "gpus": given.get("gpus_per_task") or 0,
         "source": dict(part for function in called for part in _source(function).items()) if by_value else {},
         **_cloudpickle(by_value),
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
-from gpusched.client.results import Left, read_result
+from gpusched.client.results import Left, large_path, open_large, read_result
 from gpusched.client.wait import exit_code
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ORDER = {"raised": 0, "exited": 1, "returned": 3}
+"""Of several results, which one is told of: an exception before those that were ended for its sake."""
+LAST_LINES, LAST_BYTES = 20, 10_000
 NO_SUCH_PROGRAM = 127  # a shell's exit code
 
 
@@ -33,19 +37,26 @@ class JobFailed(GpuschedError):
         state: ``FAILED``, ``TIMEOUT``, ``OUT_OF_MEMORY``, ``NODE_FAIL``...
         returncode: As ``gpusched wait`` would exit.
         reason: In a word: ``NonZeroExitCode``, ``TimeLimit``...
+        output: The last lines of what it said; "": nothing, or it cannot be had.
     """
 
-    def __init__(self, job: JobRecord, told: str = "") -> None:
+    def __init__(self, job: JobRecord, told: str = "", output: str = "") -> None:
         because = told or ": ".join(part for part in (job.reason, job.message) if part)
-        super().__init__(f"job {job.id} ended {job.state}" + (f" ({because})" if because else ""), "see its output()")
+        text = f"job {job.id} ended {job.state}" + (f" ({because})" if because else "")
+        super().__init__(text + _said(output), "" if output else "see its output()")
+        self.output = output
         self.job_id, self.state, self.returncode, self.reason = job.id, job.state, exit_code(job), job.reason
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that a function raised in its job: where that was."""
+    """The cause of an exception that a function raised in its job: where that was, and what it had said before."""
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
+        return f'\n"""\n{self.args[0]}"""' + _said("".join(self.args[1:]))
+
+
+def _said(output: str) -> str:
+    return f"; its last output:\n{output}" if output else ""
 
 
 class Job(Future[T], Generic[T]):
@@ -149,7 +160,7 @@ class Job(Future[T], Generic[T]):
         return self.results(timeout)[0]  # type: ignore[no-any-return]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """The same of all its nodes (of an array: its tasks)."""
+        """The same of all its nodes, and of the tasks on each (of an array: its tasks)."""
         super().result(timeout)
         values, error = self._outcome_of()
         try:
@@ -225,40 +236,65 @@ class Job(Future[T], Generic[T]):
     def _values(self, job: JobRecord) -> Iterator[Any]:
         if not job.spec.function:
             if job.state is not JobState.COMPLETED:
-                raise JobFailed(job)
+                raise JobFailed(job, output=self._last_lines(job))
             yield 0
             return
         if job.state not in (JobState.COMPLETED, JobState.FAILED):
-            raise JobFailed(job)
+            raise JobFailed(job, output=self._last_lines(job))
         if job.uid != os.getuid():
             raise GpuschedError(
-                f"job {job.id} belongs to {user_name(job.uid)}: what it returned could run anything as you",
-                "only its own user is given it",
+                f"job {job.id} belongs to {user_name(job.uid)}: its result could run code as you",
+                "only its own user may load it",
             )
         found = [read_result(self._cluster._client(), job, rank) for rank in range(job.spec.nodes)]
-        told = sorted(filter(None, found), key=lambda left: left.told.get("outcome") == "returned")
+        found = [task for left in found for task in (left.tasks() if left is not None else [None])]
+        told = sorted(filter(None, found), key=lambda left: _ORDER.get(str(left.told.get("outcome")), 2))
         for left in (*told, *(None for one in found if one is None)):
-            _raise_of(job, left)
+            _raise_of(job, left, lambda: self._last_lines(job))
         if job.state is not JobState.COMPLETED:
-            raise JobFailed(job)
+            raise JobFailed(job, output=self._last_lines(job))
         for left in found:
             assert left is not None
-            yield _unpickled(job, left)
+            yield self._fetched(job, left) if "file" in left.told else _unpickled(job, left)
+
+    def _fetched(self, job: JobRecord, left: Left) -> Any:
+        """Return a result that was too large to travel, and remove it."""
+        client = self._cluster._client()
+        with open_large(client, job, left) as file:
+            value = _unpickled(job, left, file)
+        with contextlib.suppress(OSError):  # somebody else's folder: it stays
+            os.unlink(large_path(client, job, left))
+        return value
+
+    def _last_lines(self, job: JobRecord) -> str:
+        """Return the end of its output: with a job that failed on the other side of the cluster, mostly the reason."""
+        if not job.attempt:
+            return ""
+        try:
+            text = self._cluster._output(job.id, tail=LAST_LINES)
+        except (GpuschedError, OSError):
+            return ""
+        return text[-LAST_BYTES:].rstrip("\n")
 
 
-def _raise_of(job: JobRecord, left: Left | None) -> None:
+def _raise_of(job: JobRecord, left: Left | None, output: Callable[[], str]) -> None:
     """Raise what became of a call, unless it returned."""
     if left is None and job.exit_code == NO_SUCH_PROGRAM:
         python = job.spec.command[-1] if job.spec.command else "program"
         raise JobFailed(job, f"no {python} here: use an image with Python, or name its interpreter (python=...)")
     if left is None:
-        raise JobFailed(job, "" if job.state is not JobState.COMPLETED else "its function left no result")
+        told = "" if job.state is not JobState.COMPLETED else "its function left no result"
+        raise JobFailed(job, told, output())
     outcome, told = left.told.get("outcome"), str(left.told.get("error", ""))
     if outcome == "returned":
         return
     if outcome != "raised":
-        raise JobFailed(job, told)
-    trace = RemoteTraceback(str(left.told.get("traceback", "")))
+        raise JobFailed(job, told, output())
+    text = str(left.told.get("traceback", ""))
+    lines = output()
+    # The traceback was written to stderr, too: what stands before it is news.
+    at = lines.rfind("Traceback (most recent call last):")
+    trace = RemoteTraceback(text, (lines[:at] if at >= 0 else lines).rstrip())
     if not left.data:
         raise JobFailed(job, told) from trace
     try:
@@ -268,9 +304,9 @@ def _raise_of(job: JobRecord, left: Left | None) -> None:
     raise (error if isinstance(error, BaseException) else JobFailed(job, told)) from trace
 
 
-def _unpickled(job: JobRecord, left: Left) -> Any:
+def _unpickled(job: JobRecord, left: Left, file: BinaryIO | None = None) -> Any:
     try:
-        return pickle.loads(left.data)
+        return pickle.loads(left.data) if file is None else pickle.load(file)
     except Exception as error:
         python = ".".join(map(str, left.told.get("python") or ()))
         raise GpuschedError(

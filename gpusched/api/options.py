@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from gpusched.client.submit import Request
 from gpusched.errors import UsageError
@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
         flavor: A declared bundle of GPUs, cores, memory and time.
         gpus: GPUs in total; of a resizable job ``"1-8"``.
         gpus_per_node: GPUs of each node.
-        nodes: Nodes; by default the fewest. A function runs once on each.
+        nodes: Nodes; by default the fewest. A function runs once on each, or ``ntasks_per_node`` times.
         cpus: CPU cores in total.
         mem: Memory in total: ``"64G"``; a number is MiB.
         time: Limit: ``"2h"``, minutes, or a timedelta.
@@ -69,7 +69,7 @@ class Options(TypedDict, total=False):
         hold: Queue it held.
         comment: For people.
         ntasks: Tasks in total, which ``srun`` starts in a job script.
-        ntasks_per_node: Tasks on each node.
+        ntasks_per_node: Tasks on each node; a function is called so many times there, each in a process with its rank.
         cpus_per_task: In place of ``cpus``: cores of each task.
         cpus_per_gpu: In place of ``cpus``: cores for each GPU.
         gpus_per_task: In place of ``gpus``: GPUs for each task.
@@ -77,6 +77,7 @@ class Options(TypedDict, total=False):
         mem_per_gpu: In place of ``mem``: memory for each GPU.
         mem_per_cpu: In place of ``mem``: memory for each core.
         error: As ``output``, for stderr.
+        open_mode: ``append`` or ``truncate``: what another start of the job does with its output files.
         slurm_env: It has Slurm's variables, too.
         reservation: It runs in this reservation.
         group: Of one's groups, the one that its usage counts for.
@@ -85,6 +86,8 @@ class Options(TypedDict, total=False):
         python: Of a function only: the interpreter in the image; by default ``python3``.
         modules: Of a function only: modules whose code goes along, as the image does not have them; by default one's
             own that lie beside the function's, or below.
+        result_dir: Of a function only: a folder that the job and this machine see under the same path, for a result
+            too large to travel, and for what a checkpoint returns; by default the job's folder, if it is shared.
     """
 
     name: str | None
@@ -138,6 +141,7 @@ class Options(TypedDict, total=False):
     mem_per_gpu: int | str | None
     mem_per_cpu: int | str | None
     error: str | os.PathLike[str] | None
+    open_mode: Literal["append", "truncate"] | None
     slurm_env: bool | None
     reservation: str | None
     group: str | None
@@ -145,15 +149,15 @@ class Options(TypedDict, total=False):
     script: str | None
     python: str | None
     modules: Iterable[ModuleType | str] | None
+    result_dir: str | os.PathLike[str] | None
 
 
-OF_FUNCTIONS = ("python", "modules")
+OF_FUNCTIONS = ("python", "modules", "result_dir")
 OF_COMMANDS = {
     "array": "map_array calls it in several tasks",
     "chain": "a function that runs for so long submits itself again",
     "script": "a script is run with a command, its arguments",
-    "ntasks": "it runs once on each node",
-    "ntasks_per_node": "it runs once on each node",
+    "ntasks": "say how many times it is called on each node: ntasks_per_node",
 }
 """And what functions have in their place."""
 _MINUTES = ("time",)
@@ -171,7 +175,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in Options.__annotations__:
-            raise TypeError(f"there is no option {name!r}{did_you_mean(name, list(Options.__annotations__))}")
+            raise TypeError(f"no option {name!r}{did_you_mean(name, list(Options.__annotations__))}")
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -222,9 +226,7 @@ def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:
             return os.fspath(value)
         case "script":
             if any(map(_OPTION_LINE.match, value.splitlines())):
-                raise UsageError(
-                    "script: lines with options count for gpusched submit only", "give options, and no lines"
-                )
+                raise UsageError("script: option lines work only with gpusched submit", "pass options as arguments")
     return value
 
 

@@ -16,6 +16,7 @@ from gpusched.client.results import awaited
 from gpusched.client.wait import REOPEN_S
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobState
+from gpusched.model.jobs import Job as JobRecord
 from gpusched.queue.store import Reader
 
 POLL_S = 0.2
@@ -57,14 +58,13 @@ class Watcher:
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
                     seen, told = (reader.latest_event(), []) if seen < 0 else reader.ends(seen)
-                    refused: dict[str, str | None] = {}
                     due |= self._meant(told)
-                    due = {job_id for job_id in due if not self._look(client, reader, job_id, refused)}
+                    due = self._look_at(client, reader, due)
             except GpuschedError as error:
-                _log.warning("%s; trying again", error.line())
+                _log.warning("%s; retrying", error.line())
                 time.sleep(TROUBLE_PAUSE_S)
             except Exception:  # whoever waits must not wait for ever on a thread that is gone
-                _log.exception("waiting for jobs failed; trying again")
+                _log.exception("waiting for jobs failed; retrying")
                 time.sleep(TROUBLE_PAUSE_S)
             with self._lock:
                 if not self._fresh:
@@ -96,12 +96,20 @@ class Watcher:
         everything = [job_id for jobs in self._waiting.values() for job_id in jobs]
         return set(_DRAWN.sample(everything, min(len(everything), LOOKED_AT_ANYWAY)))
 
-    def _look(self, client: Client, reader: Reader, job_id: str, refused: dict[str, str | None]) -> bool:
-        """End the futures of a job that has ended; False where it has, but its result is still on the way.
+    def _look_at(self, client: Client, reader: Reader, due: Iterable[str]) -> set[str]:
+        """End the futures of those that have ended, in the order in which they did; returns whose results are awaited.
 
-        ``refused``: why submissions were, as far as that was looked up in this round.
+        Those that ended between two looks are found together: `as_completed` is to hear of them one after the other.
         """
-        records = stored_jobs(reader, job_id)
+        refused: dict[str, str | None] = {}  # why submissions were, as far as that was looked up in this round
+        found = [(job_id, stored_jobs(reader, job_id)) for job_id in due]
+        found.sort(key=lambda one: (max((job.end_time or 0.0 for job in one[1]), default=0.0), one[0]))
+        return {job_id for job_id, records in found if not self._look(client, reader, job_id, records, refused)}
+
+    def _look(
+        self, client: Client, reader: Reader, job_id: str, records: list[JobRecord], refused: dict[str, str | None]
+    ) -> bool:
+        """End the futures of a job that has ended; False where it has, but its result is still on the way."""
         if not records:
             base = _base(job_id)
             if base not in refused:

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from gpusched.model.units import count_of
+
 FOLDER = Path(".demo")
 WAIT_S = 120.0
 
@@ -33,7 +35,7 @@ def main() -> int:
     FOLDER.mkdir()
     gpus = _real_gpus()
     _inventory(gpus)
-    figures = f"{gpus} real GPU(s)" if gpus else "no GPU here, so GPU figures are SIMULATED and marked so"
+    figures = f"{count_of(gpus, 'real GPU')}" if gpus else "no GPU here, so GPU figures are SIMULATED and marked so"
     print(f"Embedded cluster in {FOLDER}/: this machine as two nodes, process runtime; {figures}.\n", flush=True)
     log = (FOLDER / "controller.log").open("w")
     controller = subprocess.Popen([*_CLI, "controller"], env=_environment(), stdout=log, stderr=subprocess.STDOUT)
@@ -50,7 +52,7 @@ _CLI = (sys.executable, "-m", "gpusched")
 
 
 def _story(gpus: int) -> int:
-    _until("both nodes answer", lambda: [n["state"] for n in _json("nodes")] == ["IDLE", "IDLE"] or None)
+    _until("both nodes respond", lambda: [n["state"] for n in _json("nodes")] == ["IDLE", "IDLE"] or None)
     _show("flavors")
     small = _submit("-J", "finetune", "--flavor", "small", steps=8)
     _submit("-J", "pretrain", "--flavor", "medium", steps=10)
@@ -59,12 +61,12 @@ def _story(gpus: int) -> int:
     _submit("-J", "evaluate", "--cpus", "1", "--gpus", "0", "--dependency", f"afterok:{small}", steps=1)
     bad = _submit("-J", "typo", "--flavor", "small", command="echo starting; sleep 1; nosuchprogram --train")
     _until("jobs run", lambda: any(j["state"] == "RUNNING" for j in _json("status")) or None)
-    _until("the gang has its reason", lambda: _json("show", gang)["reason"] or None)
+    _until("the multi-node job has its reason", lambda: _json("show", gang)["reason"] or None)
     time.sleep(3)  # let the simulated GPUs show some work: this is a show, not a test
     _show("nodes")
     _show("status")
     _show("why", gang)
-    print("... waiting for all of them to end ...\n", flush=True)
+    print("... waiting for all jobs to end ...\n", flush=True)
     _until("all jobs ended", lambda: None if any(j["end_time"] is None for j in _json("status")) else True)
     _until("the output is home", lambda: _run("logs", small).stdout.endswith("done\n") or None)
     _show("status")
@@ -152,7 +154,7 @@ def _until(what: str, ready: Callable[[], object]) -> None:
         if ready() is not None:
             return
         time.sleep(0.3)
-    raise SystemExit(f"gave up waiting until {what}; see {FOLDER}/controller.log")
+    raise SystemExit(f"timed out waiting until {what}; see {FOLDER}/controller.log")
 
 
 if __name__ == "__main__":

@@ -90,10 +90,10 @@ def parse_hosts(arguments: Iterable[str]) -> list[Host]:
                 raise UsageError(f'found the host "{typed}", expected [user@]host[:port]')
             host = Host(typed, match[2].strip("[]"), match[1], port)
             if any((h.address, h.port) == (host.address, host.port) for h in hosts):
-                raise UsageError(f'the host "{host.address}" is named twice')
+                raise UsageError(f'the host "{host.address}" is given twice')
             hosts.append(host)
     if not hosts:
-        raise UsageError("no host was named", "say which servers to ask: gpusched init HOST...")
+        raise UsageError("no hosts given", "name the servers to probe: gpusched init HOST...")
     return hosts
 
 
@@ -201,16 +201,16 @@ def _ask(host: Host, settings: Settings, user: str | None, key: str | None) -> O
 def describe(host: Host, seen: Inspection, reading: NodeReading) -> Outcome:
     """What a host is, from its answer."""
     if reading.cores is None or reading.memory_total_mib is None:
-        return NotDiscovered(host, f"{host.typed}: it does not say how many cores and how much memory it has")
+        return NotDiscovered(host, f"{host.typed}: its cores and memory cannot be determined")
     gpus = max((g.index + 1 for g in reading.gpus), default=0)
     runtime, notes = choose_runtime(seen, gpus)
     types = Counter(gpu_type(g.name) for g in reading.gpus if g.name)
     if len(types) > 1:
         notes.append(f"different GPUs in one server: {', '.join(f'{n} {t}' for t, n in types.most_common())}")
     if not gpus:
-        notes.append(f"no GPUs found: {reading.gpu_error or 'neither NVML nor nvidia-smi is there'}")
+        notes.append(f"no GPUs found: {reading.gpu_error or 'neither NVML nor nvidia-smi found'}")
     notes += [f"GPU {g.index} is lost: {g.error}" for g in reading.gpus if g.error]
-    notes += [f"GPU {g.index} is in MIG mode and will not be handed out" for g in reading.gpus if g.mig_mode]
+    notes += [f"GPU {g.index} is in MIG mode and will not be allocated" for g in reading.gpus if g.mig_mode]
     watts, estimate = rated_power(seen.product, reading)
     short = (reading.hostname or "").split(".")[0]
     plain = host.address.split(".")[0] if not re.fullmatch(r"[0-9.]+|.*:.*", host.address) else short

@@ -14,6 +14,7 @@ from gpusched.config.fields import MAX_GPUS, expand_hosts, is_name
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmNode, SlurmPartition
 from gpusched.model.topology import Topology
+from gpusched.model.units import count_of
 from gpusched.slurm.accounts import admin_levels, may_act
 from gpusched.slurm.commands import Slurm
 from gpusched.views.common import compress_names
@@ -56,7 +57,7 @@ class Chosen(msgspec.Struct, frozen=True):
             for own, others in self.shared.items()
             for other, names in others.items()
         )
-        return (*also, *(f"partition {name} is left out: {why}" for name, why in self.left_out.items()))
+        return (*also, *(f"partition {name} is excluded: {why}" for name, why in self.left_out.items()))
 
 
 def read_site(slurm: Slurm) -> Site:
@@ -105,11 +106,11 @@ def choose(site: Site) -> Chosen:
         nodes = has[name]
         own = tuple(node for node in nodes if node.name not in taken)
         if not is_name(name):
-            left_out[name] = "names here are letters, digits, '.', '_', '-'"
+            left_out[name] = "names may only have letters, digits, '.', '_', '-'"
         elif not nodes:
             left_out[name] = "it has no nodes"
         elif any_gpus and not any(node.gpus for node in nodes):
-            left_out[name] = f"none of its {len(nodes)} nodes has GPUs"
+            left_out[name] = f"none of its {count_of(len(nodes), 'node')} has GPUs"
         elif not own:
             left_out[name] = f"its nodes are in {', '.join(dict.fromkeys(taken[n.name] for n in nodes))}"
         else:
@@ -121,9 +122,7 @@ def choose(site: Site) -> Chosen:
                 others = shared.setdefault(owner, {})
                 others[name] = (*others.get(name, ()), node.name)
     if not chosen:
-        raise GpuschedError(
-            "Slurm names no node that could be declared, so nothing is written", "see scontrol show node"
-        )
+        raise GpuschedError("Slurm has no node that can be declared; nothing was written", "see scontrol show node")
     return Chosen({p.name: chosen[p.name] for p in site.partitions if p.name in chosen}, left_out, shared)
 
 
@@ -150,7 +149,7 @@ def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ..
     lost = count - sum(isinstance(answer, Discovered) for answer in answers.values())
     if not lost:
         return ()
-    return (f"{lost} of {count} nodes are not read over SSH (transport: none): {_LOST}",)
+    return (f"{lost} of {count_of(count, 'node')} not probed over SSH (transport: none): {_LOST}",)
 
 
 def inventory_of_site(
@@ -260,11 +259,11 @@ def _fields(shape: _Shape) -> dict[str, str]:
 def _notes(node: SlurmNode, found: Mapping[str, Discovered]) -> Iterator[str]:
     gpus, answer = sum(node.gpus.values()), found.get(node.name)
     if gpus > MAX_GPUS:
-        yield f"Slurm gives it {gpus} GPUs; at most {MAX_GPUS} can be declared"
+        yield f"Slurm lists {count_of(gpus, 'GPU')}; at most {MAX_GPUS} can be declared"
     if len(node.gpus) > 1:
         yield f"different GPUs in one server: {', '.join(f'{n} {t}' for t, n in node.gpus.items())}"
     if answer is not None and answer.gpus != gpus:
-        yield f"Slurm gives it {gpus} GPUs, the driver sees {answer.gpus}"
+        yield f"Slurm lists {count_of(gpus, 'GPU')}, the driver sees {answer.gpus}"
 
 
 # Ranges

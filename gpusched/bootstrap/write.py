@@ -43,8 +43,8 @@ def inventory_text(
     nodes = [o for o in outcomes if isinstance(o, Discovered)]
     failures = [o for o in outcomes if isinstance(o, NotDiscovered)]
     if not nodes:
-        reason = failures[0].reason if failures else "no host was named"
-        raise GpuschedError(f"no host answered, so nothing is written: {reason}", failures[0].hint if failures else "")
+        reason = failures[0].reason if failures else "no hosts given"
+        raise GpuschedError(f"no host responded; nothing was written: {reason}", failures[0].hint if failures else "")
     runtime = Counter(n.runtime for n in nodes).most_common(1)[0][0].value
     typed = {n.host.user for n in nodes}
     user = (typed.pop() if len(typed) == 1 else None) or user
@@ -85,7 +85,7 @@ def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
     """Write the file, whole or not at all, after reading it back through `load_inventory`.
 
     Raises:
-        UsageError: It exists already, and ``force`` is false.
+        UsageError: It already exists, and ``force`` is false.
         GpuschedError: It cannot be written, or the text is no inventory (a bug; nothing was written).
     """
     refuse_existing(path, force=force)
@@ -109,14 +109,14 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
     """Say early that the file would be overwritten: before any host is asked.
 
     Raises:
-        UsageError: It exists already, and ``force`` is false.
+        UsageError: It already exists, and ``force`` is false.
     """
     if not force and os.path.lexists(path):
         raise _exists(path)
 
 
 def _exists(path: Path) -> UsageError:
-    return UsageError(f"{path} exists already", "give --force to overwrite it, or another name")
+    return UsageError(f"{path} already exists", "use --force to overwrite it, or choose another name")
 
 
 def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
@@ -192,7 +192,7 @@ def _failed(failures: Iterable[NotDiscovered]) -> list[str]:
     for failure in failures:
         lines += [f"# - {comment(failure.host.typed)}    # {comment(failure.reason)}"]
         lines += [f"#   {comment(failure.hint)}"] if failure.hint else []
-    return ["# These did not answer. Put them under a partition's nodes once they do:", *lines] if lines else []
+    return ["# These did not respond. Add them to a partition's nodes once they do:", *lines] if lines else []
 
 
 def _declared_mib(mib: int) -> int:

@@ -12,6 +12,7 @@ from gpusched.client import control
 from gpusched.client.context import Client
 from gpusched.client.jobs import parse_states
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 
 app = typer.Typer()
 
@@ -26,25 +27,26 @@ def cancel(
     ] = None,
     user: Annotated[str | None, typer.Option("-u", "--user", help="All jobs of this user.")] = None,
     state: Annotated[
-        list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="All in these states.")
+        list[str] | None,
+        typer.Option("-s", "--state", autocompletion=complete.states, help="All jobs in these states."),
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Kill at once, without signal and grace.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until they have ended.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Kill immediately, without a signal and grace period.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """End jobs: those named, or all of a user or in some states."""
+    """Cancel jobs: by id, user or state."""
     client = Client()
     if jobs and (user is not None or state):
-        raise UsageError("name jobs, or choose them with --user and --state", "not both")
+        raise UsageError("job ids cannot be combined with --user or --state", "use one or the other")
     if not jobs:
         if user is None and not state:
-            raise UsageError("say which jobs to cancel: ids, or --user, --state")
+            raise UsageError("no jobs given", "name job ids, or select with --user or --state")
         jobs, many = control.selected(client, user, parse_states(state or ()))
         if not jobs:
             _say(control.Asked("cancel", ()), client)
             return
-        if not output.confirm(f"cancel {many} jobs?", yes):
+        if not output.confirm(f"cancel {count_of(many, 'job')}", yes):
             output.note("nothing cancelled")
             return
     asked = control.cancel(client, jobs, now=now)
@@ -57,13 +59,13 @@ def cancel(
 
 @app.command("hold")
 def hold(jobs: PendingJobs, json: output.JsonOption = False) -> None:
-    """Keep pending jobs from starting."""
+    """Prevent pending jobs from starting."""
     _ask(control.hold, jobs)
 
 
 @app.command("release")
 def release(jobs: PendingJobs, json: output.JsonOption = False) -> None:
-    """Undo a hold."""
+    """Release held jobs."""
     _ask(control.release, jobs)
 
 
@@ -72,14 +74,14 @@ def requeue(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
 ) -> None:
-    """Stop running jobs, or take ended ones, and queue them again."""
+    """Queue running or ended jobs again."""
     _ask(control.requeue, jobs)
 
 
 @app.command("priority", context_settings={"ignore_unknown_options": True})
 def priority(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.pending_jobs)],
-    number: Annotated[int, typer.Argument(metavar="N", help="Higher goes first; raising it needs an admin.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="Higher starts first; only admins may raise it.")],
     json: output.JsonOption = False,
 ) -> None:
     """Set the priority of a pending job."""
@@ -89,16 +91,16 @@ def priority(
 @app.command("drain")
 def drain(
     nodes: Nodes,
-    reason: Annotated[str, typer.Option("--reason", help="Why; everyone sees it.")],
+    reason: Annotated[str, typer.Option("--reason", help="The reason, shown to everyone.")],
     json: output.JsonOption = False,
 ) -> None:
-    """Take nodes out of service once their jobs have ended."""
+    """Take nodes out of service after their jobs end."""
     _ask(control.drain, nodes, reason)
 
 
 @app.command("resume")
 def resume(nodes: Nodes, json: output.JsonOption = False) -> None:
-    """Put drained nodes back into service."""
+    """Return drained nodes to service."""
     _ask(control.resume, nodes)
 
 
@@ -112,7 +114,7 @@ def _say(asked: control.Asked, client: Client) -> None:
     if output.json_mode():
         output.emit_json({"requested": asked.what, "ids": list(asked.ids)})
         return
-    output.print_line(f"{asked.what} requested: {' '.join(asked.ids)}" if asked.ids else "no such jobs")
+    output.print_line(f"{asked.what} requested: {' '.join(asked.ids)}" if asked.ids else "no matching jobs")
     for note in asked.notes:
         output.note(note)
     if asked.ids and (warning := client.controller_warning()):

@@ -22,18 +22,18 @@ def status(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
     ] = None,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user.")] = None,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="Only this user's.")] = None,
     partition: complete.PartitionOption = None,
     state: Annotated[
-        list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="In these states.")
+        list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="Only in these states.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All jobs that ever were.")] = False,
-    since: Annotated[str | None, typer.Option("--since", help="Those that ended since: 90, 2h, 7d.")] = None,
-    number: Annotated[int | None, typer.Option("-n", help="How many ended jobs; default 10.", min=0)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All jobs, ended ones included.")] = False,
+    since: Annotated[str | None, typer.Option("--since", help="Jobs that ended since: 90, 2h, 7d.")] = None,
+    number: Annotated[int | None, typer.Option("-n", help="How many ended jobs to show; default 10.", min=0)] = None,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """The queue: jobs, their states, where they run and why others wait."""
+    """The queue: jobs, their states, where they run and why they wait."""
     query = Query(
         jobs=tuple(jobs or ()),
         user=user,

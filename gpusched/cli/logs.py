@@ -21,12 +21,14 @@ def _write(chunk: bytes) -> None:
 @app.command("logs")
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs, show_default=False)],
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it ends; exits with its code.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of this rank only.", show_default=False)] = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="An earlier one.", show_default=False)] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="The last lines only.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until it ends; exit with its code.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.", show_default=False)] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="An earlier attempt.", show_default=False)
+    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last lines.", show_default=False)] = None,
 ) -> int:
-    """A job's output; -f follows it. Of a gang, each line has its rank before it."""
+    """A job's output; -f follows it. For multi-node jobs each line is prefixed with its rank."""
     from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
 
     client = Client()
@@ -44,9 +46,9 @@ def logs(
 def exec_(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.live_jobs, show_default=False)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False)],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="In this rank of a gang.")] = 0,
-    interactive: Annotated[bool, typer.Option("-i", "--interactive", help="With this stdin.")] = False,
-    tty: Annotated[bool, typer.Option("-t", "--tty", help="With a terminal.")] = False,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="In this rank of a multi-node job.")] = 0,
+    interactive: Annotated[bool, typer.Option("-i", "--interactive", help="Pass stdin to it.")] = False,
+    tty: Annotated[bool, typer.Option("-t", "--tty", help="Allocate a terminal.")] = False,
 ) -> int:
     """Run a command inside a running job: gpusched exec -it JOB -- bash. Exits with its code."""
     from gpusched.client.attach import exec_in_job

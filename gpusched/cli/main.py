@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from gpusched.cli import activity, interrupts, output
+from gpusched.cli import activity, interrupts, output, stdout
 from gpusched.cli.coerce import make_plain
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, Warnings
 
 PROGRAM = "gpusched"
 COMPLETION_VARIABLE = "_GPUSCHED_COMPLETE"
@@ -27,39 +27,39 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gpusched.cli.submit",
         "Queue a job: gpusched submit train.sh, or gpusched submit --flavor F --image IMG -- COMMAND...",
     ),
-    "run": ("gpusched.cli.shell", "Run a command in a job and stay with it: gpusched run --gpus 1 --pty bash."),
-    "attach": ("gpusched.cli.shell", "Go on working in a job of run."),
-    "status": ("gpusched.cli.jobs", "The queue: jobs, their states, where they run and why others wait."),
-    "show": ("gpusched.cli.show", "Everything about one job, its events included."),
-    "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),
+    "run": ("gpusched.cli.shell", "Run a command in a job and stay attached: gpusched run --gpus 1 --pty bash."),
+    "attach": ("gpusched.cli.shell", "Reattach to a job of run."),
+    "status": ("gpusched.cli.jobs", "The queue: jobs, their states, where they run and why they wait."),
+    "show": ("gpusched.cli.show", "Everything about one job, including its history."),
+    "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what to do."),
     "wait": ("gpusched.cli.wait", "Wait until jobs end; exits with the job's own code."),
     "logs": ("gpusched.cli.logs", "A job's output; -f follows it."),
     "exec": ("gpusched.cli.logs", "Run a command inside a running job."),
-    "cancel": ("gpusched.cli.control", "End jobs."),
-    "hold": ("gpusched.cli.control", "Keep pending jobs from starting."),
-    "release": ("gpusched.cli.control", "Undo a hold."),
-    "requeue": ("gpusched.cli.control", "Stop running jobs, or take ended ones, and queue them again."),
+    "cancel": ("gpusched.cli.control", "Cancel jobs."),
+    "hold": ("gpusched.cli.control", "Prevent pending jobs from starting."),
+    "release": ("gpusched.cli.control", "Release held jobs."),
+    "requeue": ("gpusched.cli.control", "Queue running or ended jobs again."),
     "priority": ("gpusched.cli.control", "Set the priority of pending jobs."),
-    "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
-    "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
-    "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
-    "reserve": ("gpusched.cli.reservations", "Keep nodes for some users' jobs from one time to another."),
-    "maintenance": ("gpusched.cli.reservations", "Plan work on nodes: nothing starts there that cannot end before it."),
-    "reservations": ("gpusched.cli.reservation_list", "What is reserved, and for whom; change and cancel that."),
-    "quota": ("gpusched.cli.quota", "Limits of yours: what you have of them, and what is left; fair shares."),
-    "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
-    "web": ("gpusched.cli.web", "A page in the browser: nodes, queue, timeline, use."),
-    "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
+    "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: free, in use, faulty."),
+    "drain": ("gpusched.cli.control", "Take nodes out of service after their jobs end."),
+    "resume": ("gpusched.cli.control", "Return drained nodes to service."),
+    "reserve": ("gpusched.cli.reservations", "Reserve nodes for some users' jobs for a period."),
+    "maintenance": ("gpusched.cli.reservations", "Plan maintenance: no job starts that cannot end before it."),
+    "reservations": ("gpusched.cli.reservation_list", "List, change and cancel reservations."),
+    "quota": ("gpusched.cli.quota", "Your limits: used and left; fair shares."),
+    "power": ("gpusched.cli.power", "Energy and utilization: used, wasted, cost."),
+    "web": ("gpusched.cli.web", "A web page: nodes, queue, timeline, usage."),
+    "replay": ("gpusched.cli.replay", "Simulate a workload under other policies."),
     "train": ("gpusched.cli.train", "Train a policy's agent on this cluster's jobs, a trace or a description."),
-    "reproduce": ("gpusched.cli.reproduce", "Make a paper's figures again, beside the exact ones."),
-    "policy": ("gpusched.cli.policy", "Who decides: policies compared, tried in the shadow, promoted, rolled back."),
-    "predict": ("gpusched.cli.predict", "How long a job will run, learned from what has run before."),
-    "flavors": ("gpusched.cli.setup", "What can be asked for by name."),
+    "reproduce": ("gpusched.cli.reproduce", "Reproduce a paper's figures, next to exact ones."),
+    "policy": ("gpusched.cli.policy", "Compare policies, shadow, promote and roll back."),
+    "predict": ("gpusched.cli.predict", "Predict run times from past jobs."),
+    "flavors": ("gpusched.cli.setup", "Resource bundles that can be requested by name."),
     "init": ("gpusched.cli.setup", "Write an inventory.yaml by probing hosts."),
-    "check": ("gpusched.cli.setup", "Examine everything end to end and say what to do."),
-    "controller": ("gpusched.cli.run", "Run the cluster: the cycle, for ever."),
-    "tick": ("gpusched.cli.run", "Run one cycle (cron)."),
-    "trace": ("gpusched.cli.trace", "Workloads to replay: import, look at, cut, scale, make up."),
+    "check": ("gpusched.cli.setup", "Check everything end to end and say what to fix."),
+    "controller": ("gpusched.cli.run", "Run the controller."),
+    "tick": ("gpusched.cli.run", "Run one controller cycle (for cron)."),
+    "trace": ("gpusched.cli.trace", "Workloads to replay: import, inspect, cut, scale, generate."),
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
@@ -69,10 +69,10 @@ OF_JOBS |= {"reserve", "maintenance", "reservations"}
 
 
 LONG = {
-    "status": "reading the queue", "show": "reading the job's story", "why": "running the queue forward",
+    "status": "reading the queue", "show": "reading the job's history", "why": "projecting the queue",
     "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
-    "train": "reading jobs", "reproduce": "getting ready", "predict": "reading jobs", "policy": "reading policies",
-    "init": "asking the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
+    "train": "reading jobs", "reproduce": "preparing", "predict": "reading jobs", "policy": "reading policies",
+    "init": "contacting the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
 }  # fmt: skip
 """Commands that may take long before they say something, and what they do then."""
 
@@ -184,12 +184,13 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command line; errors end as one line (or one JSON value), never as a traceback."""
     output.prepare(argv)
+    Warnings.given, Warnings.show = set(), output.warn
     try:
         code = _dispatch(list(argv) or ["--help"])
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more on its way out
+        stdout.discard()
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.INTERRUPTED
@@ -218,6 +219,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _complete(group: Any) -> int:
     """Answer the shell; a completion that fails offers nothing and says nothing."""
+    Warnings.show = lambda line: None
     with contextlib.suppress(SystemExit, Exception):
         importlib.import_module("typer.completion").completion_init()
         group.main(args=[], prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)

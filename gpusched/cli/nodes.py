@@ -24,12 +24,12 @@ def nodes(
     partition: complete.PartitionOption = None,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
     topology: Annotated[
-        bool, typer.Option("--topology", help="The tree of switches; with -g also where GPUs and NICs sit.")
+        bool, typer.Option("--topology", help="The tree of switches; with -g also the GPUs and NICs.")
     ] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Nodes and their GPUs: what is free, what is used, what is wrong."""
+    """Nodes and their GPUs: free, in use, faulty."""
     from gpusched.client.overview import cluster_rows, topology_report
     from gpusched.views.nodes import nodes_json, nodes_screen
 
@@ -40,7 +40,10 @@ def nodes(
 
     def screen() -> RenderableType:
         client.reopen()
-        return nodes_screen(rows(), output.console().width, detail=gpus, warning=client.controller_warning())
+        return nodes_screen(
+            rows(), output.console().width, detail=gpus, warning=client.controller_warning(),
+            default=client.inventory.default_partition,
+        )  # fmt: skip
 
     def tree() -> TopologyReport:
         return topology_report(client.reader, client.inventory, names=names or (), partition=partition)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from gpusched.cli import complete
+from gpusched.cli import complete, output
 from gpusched.cli.coerce import make_plain
 from gpusched.client.submit import Request
 from gpusched.errors import UsageError
@@ -21,21 +22,22 @@ def asked(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
     name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,
     partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Where to run.")
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Partition to run in.")
     ] = None,
     flavor: Annotated[
-        str | None, typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A declared bundle.")
+        str | None,
+        typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A flavor: a declared resource bundle."),
     ] = None,
     gpus: Annotated[
-        str | None, typer.Option("-G", "--gpus", help="GPUs in total; with --resizable the least and the most: 1-8.")
+        str | None, typer.Option("-G", "--gpus", help="GPUs in total; with --resizable a range: 1-8.")
     ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs per node.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
     cpus: Annotated[
-        str | None, typer.Option("--cpus", help="CPU cores in total; with --resizable the least and the most: 2-12.")
+        str | None, typer.Option("--cpus", help="CPU cores in total; with --resizable a range: 2-12.")
     ] = None,
     mem: Annotated[
-        str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T; with --resizable 16G-64G.")
+        str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T; with --resizable a range: 16G-64G.")
     ] = None,
     time: Annotated[
         str | None, typer.Option("-t", "--time", help="Limit: 90 (minutes), 2h, HH:MM:SS, D-HH:MM:SS.")
@@ -55,52 +57,56 @@ def asked(
     chain: Annotated[
         int | None,
         typer.Option(
-            "--chain", help="So many jobs, each after the one before, for work that is longer than the limit."
+            "--chain", help="A chain of this many jobs, one after the other, for work longer than the time limit."
         ),
     ] = None,
-    begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
-    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
+    begin: Annotated[
+        str | None, typer.Option("--begin", help="Do not start before: now+2h, 16:00, 2026-11-20T18:00.")
+    ] = None,
+    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Restart after a node failure.")] = True,
     preemptible: Annotated[
         bool | None,
         typer.Option(
             "--preemptible/--no-preemptible",
-            help="It saves its work when told to end: a policy may stop it for others. Default: the partition's.",
+            help="It saves its work when signalled: a policy may stop it for other jobs. Default: the partition's.",
         ),
     ] = None,
     resizable: Annotated[
         bool | None,
         typer.Option(
             "--resizable/--no-resizable",
-            help="It saves its work when told to, and goes on with other numbers of GPUs. Default: the partition's.",
+            help="It saves its work when signalled and can resume on other GPU counts. Default: the partition's.",
         ),
     ] = None,
-    sizes: Annotated[str | None, typer.Option("--sizes", help="GPUs in total that it may have: 1,2,4,8.")] = None,
+    sizes: Annotated[str | None, typer.Option("--sizes", help="GPU counts it may run with: 1,2,4,8.")] = None,
     base: Annotated[
-        int | None, typer.Option("--base", help="GPUs that its batch was tuned for. Default: the fewest it may have.")
+        int | None,
+        typer.Option("--base", help="GPU count its batch size was tuned for. Default: the smallest allowed."),
     ] = None,
     batch: Annotated[
         str | None,
         typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH). Default: the partition's."),
     ] = None,
     cooldown: Annotated[
-        str | None, typer.Option("--cooldown", help="Not resized before it has run so long. Default: the partition's.")
+        str | None, typer.Option("--cooldown", help="Minimum run time before a resize. Default: the partition's.")
     ] = None,
     signal: Annotated[
         str | None,
         typer.Option(
-            "--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit; B: script only."
+            "--signal", help="NAME[@SECONDS]: the warning signal, and how long before the limit; B: script only."
         ),
     ] = None,
-    priority: Annotated[int, typer.Option("--priority", help="Higher goes first (above 0: admins).")] = 0,
-    nice: Annotated[int, typer.Option("--nice", help="Lower one's own priority by this.")] = 0,
-    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE, or NAME to copy yours.")] = None,
+    priority: Annotated[int, typer.Option("--priority", help="Higher starts first (above 0: admins only).")] = 0,
+    nice: Annotated[int, typer.Option("--nice", help="Lower the priority by this.")] = 0,
+    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE, or NAME to copy your own.")] = None,
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="NAME (your variable), NAME=@FILE or NAME=- (stdin).")
     ] = None,
     mount: Annotated[list[str] | None, typer.Option("--mount", help="SRC:DST[:ro].")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", help="Folder the command starts in.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory of the command.")] = None,
     output_file: Annotated[
-        str | None, typer.Option("-o", "--output", help="File the nodes can write: %j %A %a %x %u %n are filled in.")
+        str | None,
+        typer.Option("-o", "--output", help="File that the nodes can write; %j %A %a %x %u %n are expanded."),
     ] = None,
     nodelist: Annotated[
         list[str] | None, typer.Option("--nodelist", autocompletion=complete.nodes, help="Only on these nodes.")
@@ -122,28 +128,31 @@ def asked(
     ] = None,
     wait_for_placement: Annotated[
         str | None,
-        typer.Option("--wait-for-placement", help="So long it waits for one rack, 0: not. Default: the policy's."),
+        typer.Option(
+            "--wait-for-placement", help="How long to wait for one rack; 0: do not wait. Default: the policy's."
+        ),
     ] = None,
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, with nobody else on them.")] = False,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, shared with no other job.")] = False,
     share: Annotated[
-        str | None, typer.Option("--share", help="pairs: its GPUs may be one other job's, too. Needs --gpu-mem.")
+        str | None, typer.Option("--share", help="pairs: share its GPUs with one other job. Needs --gpu-mem.")
     ] = None,
     gpu_mem: Annotated[
-        str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
+        str | None, typer.Option("--gpu-mem", help="With --share: its maximum use of each GPU's memory: 20G.")
     ] = None,
     reservation: Annotated[
         str | None,
-        typer.Option("--reservation", autocompletion=complete.reservations, help="It runs in this one only."),
+        typer.Option("--reservation", autocompletion=complete.reservations, help="Run only in this reservation."),
     ] = None,
-    mail: Annotated[str | None, typer.Option("--mail", help="Tell ADDRESS about the job.")] = None,
+    mail: Annotated[str | None, typer.Option("--mail", help="Mail notices about the job to ADDRESS.")] = None,
     notify: Annotated[
         list[str] | None,
         typer.Option(
-            "--notify", help="Of what: begin, end, fail, requeue, limit, node, idle, all. Default: end,limit,node,idle."
+            "--notify",
+            help="Events to notify: begin, end, fail, requeue, limit, node, idle, all. Default: end,limit,node,idle.",
         ),
     ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
-    comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    hold: Annotated[bool, typer.Option("--hold", help="Queue it on hold.")] = False,
+    comment: Annotated[str, typer.Option("--comment", help="A comment, shown to others.")] = "",
     group: Annotated[
         str | None,
         typer.Option(
@@ -151,44 +160,46 @@ def asked(
             "--group",
             "--account",
             autocompletion=complete.groups,
-            help="The group of yours that it counts for. Default: the first.",
+            help="The group of yours that is charged. Default: the first.",
         ),
     ] = None,
     qos: Annotated[
         str | None, typer.Option("-q", "--qos", autocompletion=complete.classes, help="Its class of service.")
     ] = None,
     ntasks: Annotated[
-        int | None, typer.Option("-n", "--ntasks", help="Tasks in total, which srun starts in a job script.")
+        int | None, typer.Option("-n", "--ntasks", help="Tasks in total, started by srun in a job script.")
     ] = None,
     ntasks_per_node: Annotated[
-        int | None, typer.Option("--ntasks-per-node", help="Tasks on each node. Default: one.")
+        int | None, typer.Option("--ntasks-per-node", help="Tasks per node. Default: one.")
     ] = None,
     cpus_per_task: Annotated[
-        int | None, typer.Option("-c", "--cpus-per-task", help="In place of --cpus: cores of each task.")
+        int | None, typer.Option("-c", "--cpus-per-task", help="Instead of --cpus: cores per task.")
     ] = None,
     cpus_per_gpu: Annotated[
-        int | None, typer.Option("--cpus-per-gpu", help="In place of --cpus: cores for each GPU.")
+        int | None, typer.Option("--cpus-per-gpu", help="Instead of --cpus: cores per GPU.")
     ] = None,
     gpus_per_task: Annotated[
-        int | None, typer.Option("--gpus-per-task", help="In place of --gpus: GPUs for each task.")
+        int | None, typer.Option("--gpus-per-task", help="Instead of --gpus: GPUs per task.")
     ] = None,
     mem_per_node: Annotated[
-        str | None, typer.Option("--mem-per-node", help="In place of --mem: memory of each node; 0: all that it has.")
+        str | None, typer.Option("--mem-per-node", help="Instead of --mem: memory per node; 0: all of it.")
     ] = None,
-    mem_per_gpu: Annotated[
-        str | None, typer.Option("--mem-per-gpu", help="In place of --mem: memory for each GPU.")
-    ] = None,
-    mem_per_cpu: Annotated[
-        str | None, typer.Option("--mem-per-cpu", help="In place of --mem: memory for each core.")
-    ] = None,
+    mem_per_gpu: Annotated[str | None, typer.Option("--mem-per-gpu", help="Instead of --mem: memory per GPU.")] = None,
+    mem_per_cpu: Annotated[str | None, typer.Option("--mem-per-cpu", help="Instead of --mem: memory per core.")] = None,
     error: Annotated[
-        str | None, typer.Option("-e", "--error", help="As -o, for stderr. Default: where stdout goes.")
+        str | None, typer.Option("-e", "--error", help="Like -o, for stderr. Default: the same as stdout.")
+    ] = None,
+    open_mode: Annotated[
+        str | None,
+        typer.Option(
+            "--open-mode", help="append or truncate: what another start of the job does with its files of -o and -e."
+        ),
     ] = None,
     slurm_env: Annotated[
         bool | None,
         typer.Option(
             "--slurm-env/--no-slurm-env",
-            help="All of Slurm's variables besides ours, as jobs with a script have. Default: the partition's.",
+            help="Set Slurm's variables too, as in jobs with a script. Default: the partition's.",
         ),
     ] = None,
 ) -> Request:
@@ -248,8 +259,36 @@ def asked(
         mem_per_gpu=mem_per_gpu,
         mem_per_cpu=mem_per_cpu,
         error=error,
+        open_mode=open_mode,
         slurm_env=slurm_env,
     )
+
+
+class WithSbatch(TyperCommand):
+    """A command that takes sbatch's options, too, and keeps its words: they say whether ``--`` stands before others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Translate sbatch's options, then parse as usual."""
+        if args and args[0].startswith("-") and args[0] != "--":
+            from gpusched.client.script.sbatch import typed
+
+            parameters: list[Any] = self.get_params(ctx)
+            own = {o: not getattr(p, "is_flag", False) for p in parameters for o in (*p.opts, *p.secondary_opts)}
+            args, notes = typed(args, own, _site)
+            for note in notes:
+                output.note(note)
+            ctx.meta["gpusched.notes"] = notes
+        ctx.meta["gpusched.words"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+def _site() -> Any:
+    """Return what values of sbatch's options are understood by."""
+    from gpusched.client.context import Client
+    from gpusched.client.script.values import Site
+    from gpusched.client.submit import folder
+
+    return Site(Client().inventory, folder(), [])
 
 
 def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -295,7 +334,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     try:
         with _parser().make_context("gpusched submit", list(words)) as context:
             if left := context.params.get("command"):
-                raise UsageError(f"'{left[0][:80]}' is no option", "put values with blanks into quotes")
+                raise UsageError(f"'{left[0][:80]}' is not an option", "quote values that contain spaces")
             return typed(context)
     except _CLICK_EXCEPTION as error:
         text = " ".join(error.format_message().split()).rstrip(".")

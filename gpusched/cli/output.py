@@ -112,6 +112,12 @@ def note(text: str) -> None:
         sys.stderr.write(f"gpusched: {printable(text)}\n")
 
 
+def warn(text: str) -> None:
+    """One line on stderr, in JSON mode too."""
+    activity.erase()
+    sys.stderr.write(f"gpusched: {printable(text)}\n")
+
+
 def write_page(path: str, page: str) -> None:
     """Write an HTML page, and say where."""
     with open(path, "w", encoding="utf-8") as file:
@@ -187,9 +193,9 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
         UsageError: Together with ``--json``, or without a terminal.
     """
     if _json_mode:
-        raise UsageError("--watch and --json do not go together", "use one of them")
+        raise UsageError("--watch and --json cannot be combined", "use one of them")
     if not sys.stdout.isatty():
-        raise UsageError("--watch needs a terminal", "leave it out, or run 'watch gpusched ...'")
+        raise UsageError("--watch needs a terminal", "omit it, or run 'watch gpusched ...'")
     from rich.live import Live
 
     activity.stop()
@@ -203,7 +209,7 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
         pass
 
 
-def confirm(question: str, yes: bool) -> bool:
+def confirm(action: str, yes: bool) -> bool:
     """Ask unless ``yes``.
 
     Raises:
@@ -212,8 +218,8 @@ def confirm(question: str, yes: bool) -> bool:
     if yes:
         return True
     if _json_mode or not sys.stdin.isatty():
-        raise UsageError(f"{question} cannot be asked here", "say -y if you mean it")
+        raise UsageError("cannot prompt without a terminal", f"use -y to {action}")
     activity.stop()
-    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.write(f"{printable(action)}? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -14,7 +14,7 @@ from gpusched.model.slurm import SlurmMode
 if TYPE_CHECKING:
     from gpusched.client.policy import Asked
 
-app = output.group("policy", "Who decides: policies listed, compared, tried in the shadow, promoted, rolled back.")
+app = output.group("policy", "List, compare, shadow, promote and roll back policies.")
 _Policy = Annotated[
     str,
     typer.Argument(
@@ -25,7 +25,7 @@ _Policy = Annotated[
 
 @app.command("list")
 def list_(json: output.JsonOption = False) -> None:
-    """All policies: in charge, in the shadow, candidates, and those that were in charge."""
+    """List all policies: live, shadow, candidate and former."""
     from gpusched.client.policies import rows
     from gpusched.views.policy import table
 
@@ -35,7 +35,7 @@ def list_(json: output.JsonOption = False) -> None:
 
 @app.command("show")
 def show(policy: _Policy, json: output.JsonOption = False) -> None:
-    """One policy: how it decides, its training card, and what it would have done in the shadow."""
+    """Show one policy: how it decides, its training card, and its shadow decisions."""
     from gpusched.client.policies import page
     from gpusched.views.policy import page_dict, page_screen
 
@@ -45,16 +45,16 @@ def show(policy: _Policy, json: output.JsonOption = False) -> None:
 
 @app.command("compare")
 def compare(
-    first: Annotated[
-        str, typer.Argument(metavar="A", autocompletion=complete.policies, help="What is compared against.")
+    first: Annotated[str, typer.Argument(metavar="A", autocompletion=complete.policies, help="The baseline policy.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", autocompletion=complete.policies, help="The policy compared with it.")
     ],
-    second: Annotated[str, typer.Argument(metavar="B", autocompletion=complete.policies, help="The other one.")],
-    since: Annotated[str | None, typer.Option("--since", help="This cluster's jobs since: 30d; the usual.")] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="A trace file in place of them.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="This cluster's jobs since; default 30d.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="A trace file instead.")] = None,
     partition: complete.PartitionOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Replay two policies on the same jobs: mean JCT, and how sure the difference is."""
+    """Replay two policies on the same jobs: mean JCT and its confidence interval."""
     from gpusched.client.policy import compare as ask
     from gpusched.views.policy import verdict_table
 
@@ -72,13 +72,15 @@ def compare(
 def shadow(
     policy: Annotated[
         str | None,
-        typer.Argument(metavar="[POLICY]", autocompletion=complete.policies, help="As in show.", show_default=False),
+        typer.Argument(
+            metavar="[POLICY]", autocompletion=complete.policies, help="Name or file, as in show.", show_default=False
+        ),
     ] = None,
     partition: complete.PartitionOption = None,
-    off: Annotated[bool, typer.Option("--off", help="Ask it no more.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Stop shadowing.")] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Let a policy decide beside the live one without touching a job; what it would have done is recorded."""
+    """Record what a policy would decide next to the live one, without touching a job."""
     from gpusched.client.policy import shadow as ask
 
     _ask(ask, policy, partition, off)
@@ -88,15 +90,17 @@ def shadow(
 def promote(
     policy: _Policy,
     partition: complete.PartitionOption = None,
-    force: Annotated[str | None, typer.Option("--force", metavar="REASON", help="Without proof, and why.")] = None,
-    since: Annotated[str | None, typer.Option("--since", help="Judge by jobs since: 30d; the usual.")] = None,
+    force: Annotated[
+        str | None, typer.Option("--force", metavar="REASON", help="Promote without proof; the reason.")
+    ] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Evaluate on jobs since; default 30d.")] = None,
     mode: Annotated[
         SlurmMode | None,
-        typer.Option("--mode", help="Under Slurm: only observe, advise by priorities, or decide what starts where."),
+        typer.Option("--mode", help="Under Slurm: observe, advise through priorities, or decide what starts where."),
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Put a policy in charge, if a replay of days it has not learned from proves it no worse than the live one."""
+    """Make a policy live, if a replay of held-out days proves it no worse than the live one."""
     from gpusched.client.policy import promote as ask
 
     _ask(ask, policy, partition, force, since, mode)
@@ -108,7 +112,7 @@ def rollback(
     partition: complete.PartitionOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Put the policy back in charge that was before."""
+    """Return to the previous live policy."""
     from gpusched.client.policy import rollback as ask
 
     _ask(ask, partition, reason)
@@ -117,10 +121,10 @@ def rollback(
 @app.command("history")
 def history(
     partition: complete.PartitionOption = None,
-    number: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 50,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many entries.")] = 50,
     json: output.JsonOption = False,
 ) -> None:
-    """Every change of the live policies: who, when, why, from which version to which."""
+    """List every change of the live policies: who, when, why, which versions."""
     from gpusched.client.policies import history as changes
     from gpusched.views.policy import change_table
 

@@ -31,14 +31,14 @@ class By(StrEnum):
 @app.command("power")
 def power(
     since: Annotated[str, typer.Option("--since", help="12h, 7d, all, or a time such as 2026-11-20T18:00.")] = "7d",
-    by: Annotated[By, typer.Option("--by", help="What a row is.")] = By.PARTITION,
+    by: Annotated[By, typer.Option("--by", help="One row per.")] = By.PARTITION,
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Energy and utilization: what was used, what was wasted, what it cost."""
+    """Energy and utilization: used, wasted, cost."""
     from gpusched.accounting.report import parse_since, power_report
     from gpusched.views.power import power_json, power_screen
 

@@ -19,42 +19,46 @@ def predict(
         typer.Argument(
             metavar="[JOB|TRACE|NAME]",
             autocompletion=complete.all_jobs,
-            help="A job, a trace's file, or a name of jobs.",
+            help="A job, a trace file, or a job name.",
         ),
     ] = None,
-    train: Annotated[bool, typer.Option("--train", help="Learn from a trace, or this cluster's history.")] = False,
-    trace: Annotated[str | None, typer.Option("--trace", help="With --train: learn from this trace.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="The trace's format; else guessed.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Train on a trace, or on this cluster's history.")] = False,
+    trace: Annotated[str | None, typer.Option("--trace", help="With --train: train on this trace.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="The trace's format; default: detected.")] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="With --train: jobs submitted since: 30d.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
-    hold_out: Annotated[float, typer.Option("--hold-out", help="With --train: part of the time to judge by.")] = 0.2,
+    until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
+    hold_out: Annotated[
+        float, typer.Option("--hold-out", help="With --train: fraction of the time span held out for evaluation.")
+    ] = 0.2,
     seed: Annotated[int, typer.Option("--seed", min=0, help="With --train.")] = 0,
-    out: Annotated[str | None, typer.Option("--out", help="With --train: the file; else in the state folder.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The file to ask; else the state folder's.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="With --train: output file; default: in the state folder.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Predictor file; default: in the state folder.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="With NAME: GPUs of the whole job.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="With NAME: over so many nodes.")] = None,
-    racks: Annotated[int | None, typer.Option("--racks", min=1, help="With NAME: in so many racks.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="With NAME: on this many nodes.")] = None,
+    racks: Annotated[int | None, typer.Option("--racks", min=1, help="With NAME: in this many racks.")] = None,
     beside: Annotated[
-        list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name; repeat it for more.")
+        list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name; may be repeated.")
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """How long a job will run, learned from what has run before; how fast, and what placements and neighbours cost.
+    """Predict run times from past jobs; also speed, and the cost of placements and neighbours.
 
-    Says for a job, or for every job of a trace, the times that one in ten, one in two and nine in ten such jobs do not
-    exceed. With --train it learns that anew, and says how good it is on days that it has not seen. For a name it says
-    what jobs of that name told of their pace, and by how much more nodes, racks or neighbours slow them.
+    For a job, or every job of a trace: the run times that 10 %, 50 % and 90 % of such jobs do not
+    exceed. With --train it is retrained and evaluated on held-out days. For a job name it shows
+    the reported pace of such jobs, and how much more nodes, racks or neighbours slow them down.
     """
     from gpusched.agents.predictor import request as service
     from gpusched.views import predict as view
 
     of_kind = bool(gpus or nodes or racks or beside)
     if of_kind and (train or what is None):
-        raise UsageError("--gpus, --nodes, --racks and --beside go with a name of jobs", "say: gpusched predict NAME")
+        raise UsageError("--gpus, --nodes, --racks and --beside need a job name", "use: gpusched predict NAME")
     if train:
         if what is not None or model is not None:
-            raise UsageError("--train takes its workload from --trace, and writes to --out", "leave out the rest")
+            raise UsageError("--train reads --trace and writes --out", "omit the other arguments")
         request = service.TrainRequest(
             trace=trace, format=format, vc=vc, since=since, until=until, hold_out=hold_out, seed=seed, out=out
         )
@@ -62,9 +66,9 @@ def predict(
         output.show(lambda: trained, lambda: view.trained_screen(trained))
         return
     if what is None:
-        raise UsageError("name a job or a trace", "or say --train")
+        raise UsageError("no job or trace given", "name one, or use --train")
     if trace is not None or since is not None or until is not None or out is not None:
-        raise UsageError("--trace, --since, --until and --out go with --train", "name the trace's file alone")
+        raise UsageError("--trace, --since, --until and --out need --train", "pass the trace file as the argument")
     from gpusched.client.predict import believed, tell_kind
 
     if of_kind or believed(what):

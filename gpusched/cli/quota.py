@@ -19,12 +19,12 @@ app = typer.Typer()
 
 @app.command("quota")
 def quota(
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user (admins).")] = None,
-    everybody: Annotated[bool, typer.Option("-a", "--all", help="Of all users, groups and classes (admins).")] = False,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="This user's limits (admins).")] = None,
+    everybody: Annotated[bool, typer.Option("-a", "--all", help="All users, groups and classes (admins).")] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Limits of yours: what you have of them, and what is left; fair shares."""
+    """Your limits: used and left; fair shares."""
     from gpusched.client.quota import quota_report
     from gpusched.views.quota import quota_json, quota_screen
 

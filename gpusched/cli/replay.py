@@ -26,7 +26,7 @@ class By(StrEnum):
 @app.command("replay")
 def replay(
     traces: Annotated[
-        list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; none: this cluster's own history.")
+        list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; default: this cluster's own history.")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -34,86 +34,95 @@ def replay(
             "-P", "--policy", autocompletion=complete.replays, help="A policy's name or file; ORDER+BACKFILL: f1+easy."
         ),
     ] = None,
-    format: Annotated[str | None, typer.Option("--format", help="The traces' format; else guessed.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="The traces' format; default: detected.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="Number of identical nodes.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=1, help="GPUs per node; default 8.")
+    ] = None,
     inventory: Annotated[str | None, typer.Option("--inventory", help="The nodes of this inventory.yaml.")] = None,
     node_list: Annotated[
         str | None, typer.Option("--node-list", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model.")
     ] = None,
     topology: Annotated[
-        str | None, typer.Option("--topology", help="YAML of switches: links that jobs share slow them down.")
+        str | None, typer.Option("--topology", help="YAML of switches: jobs that share links slow down.")
     ] = None,
     gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of these nodes: V100.")] = None,
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
     ] = None,
     recorded_on: Annotated[
-        str | None, typer.Option("--recorded-on", help="GPU type the trace's run times are from; else the profile's.")
+        str | None,
+        typer.Option("--recorded-on", help="GPU type on which the trace was recorded; default: the profile's."),
     ] = None,
     share: Annotated[
-        str, typer.Option("--share", help="Shared GPUs: auto (fractions, if jobs ask for them), no, fractions, pairs.")
+        str, typer.Option("--share", help="GPU sharing: auto (fractions, if jobs request them), no, fractions, pairs.")
     ] = "auto",
     resizable: Annotated[
-        str | None, typer.Option("--resizable", help="GPUs that jobs may be given by policies that choose: 1-8.")
+        str | None, typer.Option("--resizable", help="GPU counts that sizing policies may choose: 1-8.")
     ] = None,
     cpus: Annotated[
-        str | None, typer.Option("--cpus", help="With --resizable: CPU cores, which else go with the GPUs: 2-12.")
+        str | None,
+        typer.Option("--cpus", help="With --resizable: CPU cores: 2-12; default: in proportion to the GPUs."),
     ] = None,
-    mem: Annotated[str | None, typer.Option("--mem", help="Likewise memory: 16G-64G.")] = None,
+    mem: Annotated[str | None, typer.Option("--mem", help="With --resizable: memory: 16G-64G.")] = None,
     load: Annotated[
         float | None, typer.Option("--load", help="Offered load: chooses the number of nodes; with nodes, the pace.")
     ] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
-    placement: Annotated[str | None, typer.Option("--placement", help="In place of the policy's own.")] = None,
+    placement: Annotated[str | None, typer.Option("--placement", help="Override the policy's own.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
     estimates: Annotated[
-        str | None, typer.Option("--estimates", help="A trained predictor's file, for policies that go by estimates.")
+        str | None, typer.Option("--estimates", help="A trained predictor's file, for policies that use estimates.")
     ] = None,
-    limits: Annotated[bool, typer.Option("--limits", help="Time limits end jobs.")] = False,
-    restart: Annotated[str, typer.Option("--restart", help="What a job's restart costs: 30s, 5m.")] = "0s",
+    limits: Annotated[bool, typer.Option("--limits", help="Jobs end at their time limits.")] = False,
+    restart: Annotated[str, typer.Option("--restart", help="Cost of a job restart: 30s, 5m.")] = "0s",
     restart_costs: Annotated[
         str | None, typer.Option("--restart-costs", help="CSV model,restart_s: restarts by model; others as --restart.")
     ] = None,
     backfill_every: Annotated[
-        str, typer.Option("--backfill-every", help="Backfill looks only so often: 30s (Slurm's bf_interval).")
+        str, typer.Option("--backfill-every", help="Backfill interval: 30s (Slurm's bf_interval).")
     ] = "0s",
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
     reservations: Annotated[
         str | None,
-        typer.Option("--reservations", help="CSV node,start,end of planned ones, in place of any there were."),
+        typer.Option("--reservations", help="CSV node,start,end of planned maintenance, replacing recorded ones."),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: as many as pay.")] = 0,
+    seed: Annotated[list[int] | None, typer.Option("--seed", help="Random seed; several: one replay each.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: automatic.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
-    power: Annotated[str | None, typer.Option("--power", help="YAML of idle and busy W by GPU type and node.")] = None,
-    by: Annotated[By | None, typer.Option("--by", help="Show each user's or group's part, too.")] = None,
+    power: Annotated[
+        str | None, typer.Option("--power", help="YAML of idle and busy watts by GPU type and node.")
+    ] = None,
+    by: Annotated[By | None, typer.Option("--by", help="Also show each user's or group's share.")] = None,
     schedule_out: Annotated[
         str | None, typer.Option("--schedule-out", help="Write job,start,end,nodes as CSV.")
     ] = None,
     html: Annotated[str | None, typer.Option("--html", help="Write a page with plots.")] = None,
-    nightly: Annotated[bool, typer.Option("--nightly", help="Every policy; report into the state folder.")] = False,
+    nightly: Annotated[
+        bool, typer.Option("--nightly", help="Replay every policy; report in the state folder.")
+    ] = False,
     fail_if_worse: Annotated[
-        float | None, typer.Option("--fail-if-worse", min=0, help="With --nightly: exit 1 if the live policy is, by %.")
+        float | None,
+        typer.Option("--fail-if-worse", min=0, help="With --nightly: exit 1 if the live policy got worse, by %."),
     ] = None,
     auto_retrain: Annotated[
-        bool, typer.Option("--auto-retrain", help="With --nightly: train the agents anew; leaves candidates.")
+        bool, typer.Option("--auto-retrain", help="With --nightly: retrain the agents as candidates.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     json: output.JsonOption = False,
 ) -> int | None:
-    """What a workload would have been under other policies: JCT, waiting, utilization, energy.
+    """Simulate a workload under other policies: JCT, waiting, utilization, energy.
 
     Replays traces, or without one this cluster's own history (--since 30d), and prints one line per policy.
     """
     if nightly:
         if traces or policy:
-            raise UsageError("--nightly replays this cluster's history under every policy", "leave out the rest")
+            raise UsageError("--nightly replays this cluster's history under every policy", "omit the other arguments")
         return _nightly(since or "1d", fail_if_worse, jobs, auto_retrain, json)
     if fail_if_worse is not None or auto_retrain:
         option = "--auto-retrain" if auto_retrain else "--fail-if-worse"
-        raise UsageError(f"{option} goes with --nightly", "add --nightly")
+        raise UsageError(f"{option} needs --nightly", "add --nightly")
     from gpusched.model.units import parse_duration
     from gpusched.study import request as service
 
@@ -121,7 +130,7 @@ def replay(
         try:
             return float(parse_duration(text)) if text not in ("0", "0s") else 0.0
         except ValueError:
-            raise UsageError(f"{option} {text!r} is not a time", "say for example 30s") from None
+            raise UsageError(f"{option} {text!r} is not a time", "for example 30s") from None
 
     request = service.Request(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
@@ -154,17 +163,17 @@ def _show(outcomes: list[Outcome], by: str | None, schedule_out: str | None, htm
         output.write_page(html, page(outcomes, changed))
     output.show(
         lambda: [row_of(o, c) for o, c in zip(outcomes, changed, strict=True)],
-        lambda: view.screen(outcomes, changed, output.screen_width(), by),
+        lambda: view.screen(outcomes, changed, by),
     )
 
 
 def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain: bool, json: bool) -> int:
-    from gpusched.config.inventory import load_inventory
-    from gpusched.config.paths import state_folder
+    from gpusched.client.context import Client
     from gpusched.nightly.replays import nightly
 
+    client = Client()
     report = nightly(
-        load_inventory(), state_folder(), since, workers=max(1, workers), auto_retrain=auto_retrain, tell=activity.tell
+        client.inventory, client.state, since, workers=max(1, workers), auto_retrain=auto_retrain, tell=activity.tell
     )
     if json:
         output.emit_json(report.as_json())

@@ -28,51 +28,59 @@ class Paper(StrEnum):
 @app.command("reproduce")
 def reproduce(
     paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune, dl2, maifs, topology.")],
-    quick: Annotated[bool, typer.Option("--quick", help="In seconds: one seed, hardly trained.")] = False,
-    seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="More than one: each; else 0, 1, 2.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Quick check: one seed, barely trained.")] = False,
+    seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Random seeds; default 0, 1, 2.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
-    trace: Annotated[str | None, typer.Option("--trace", help="rltune: on this log; else on drawn jobs.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="Its format; else guessed.")] = None,
-    vc: Annotated[list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may repeat.")] = None,
+    trace: Annotated[
+        str | None, typer.Option("--trace", help="rltune: on this log; default: on generated jobs.")
+    ] = None,
+    format: Annotated[str | None, typer.Option("--format", help="Its format; default: detected.")] = None,
+    vc: Annotated[
+        list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may be repeated.")
+    ] = None,
     workloads: Annotated[
-        str | None, typer.Option("--workloads", help="dl2: these; else drawn. maifs: traces' folder.")
+        str | None, typer.Option("--workloads", help="dl2: these traces; default: generated. maifs: trace folder.")
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Only this one, not of gist or rltune; may repeat.")
+        list[str] | None, typer.Option("--policy", help="Only this policy (not gist, rltune); may be repeated.")
     ] = None,
     speeds: Annotated[
         str | None, typer.Option("--speeds", help="Measured: dl2, config_speed.txt; maifs, a folder.")
     ] = None,
     weights: Annotated[
-        str | None, typer.Option("--weights", help="dl2, maifs, topology: the agent's; else learned, or ours.")
+        str | None,
+        typer.Option("--weights", help="dl2, maifs, topology: the agent's weights; default: trained, or shipped."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Learned weights to this file; maifs, topology: learn.")
+        str | None, typer.Option("--out", help="Write trained weights to this file; maifs, topology: train.")
     ] = None,
-    restart: Annotated[str, typer.Option("--restart", help="dl2: what another size costs a job, such as 120s.")] = "0s",
+    restart: Annotated[str, typer.Option("--restart", help="dl2: cost of a resize, such as 120s.")] = "0s",
     change: Annotated[
-        list[str] | None, typer.Option("--change", help="dl2: MODEL:SLOT:FACTOR, its speed from then on; may repeat.")
+        list[str] | None,
+        typer.Option("--change", help="dl2: MODEL:SLOT:FACTOR changes a model's speed; may be repeated."),
     ] = None,
     topology: Annotated[
         str | None,
-        typer.Option("--topology", help="topology: a cluster of ours, or a YAML of switches; else all ours."),
+        typer.Option(
+            "--topology", help="topology: a built-in cluster, or a YAML of switches; default: all built-in ones."
+        ),
     ] = None,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option("--gpus-per-node", help="topology: of the nodes of a file; else 8, or its inventory's."),
+        typer.Option("--gpus-per-node", help="topology: GPUs per node of a file; default 8, or its inventory's."),
     ] = None,
     nic: Annotated[
-        str | None, typer.Option("--nic", help="topology: what the NICs of a file's nodes carry; else 100G.")
+        str | None, typer.Option("--nic", help="topology: NIC rate of a file's nodes; default 100G.")
     ] = None,
     table: Annotated[
-        str | None, typer.Option("--table", help="topology: measured pairs, a CSV; jobs are of its kinds.")
+        str | None, typer.Option("--table", help="topology: CSV of measured pairs, from which jobs are drawn.")
     ] = None,
     load: Annotated[list[float] | None, typer.Option("--load", help="topology: offered; else 0.7, 0.9, 1.1.")] = None,
-    device: Annotated[str, typer.Option("--device", help="dl2: cpu or cuda, to learn on.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="dl2: device to train on, cpu or cuda.")] = "cpu",
     html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes.
+    """Reproduce a paper's figures: trained here, next to the paper's own and the exact ones. Takes some minutes.
 
     Of dl2 its setting, the rules it is compared with, and its agent: learned here where workloads are drawn; on
     --workloads with the weights that come with gpusched, in seconds. Of maifs a setting of our own; learned with --out.
@@ -91,7 +99,7 @@ def reproduce(
         try:
             restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
         except ValueError:
-            raise UsageError(f"--restart {restart!r} is not a time", "say for example 120s") from None
+            raise UsageError(f"--restart {restart!r} is not a duration", "for example 120s") from None
         asked = dl2.Options(
             workloads=workloads, speeds=speeds, policies=tuple(policy or ()), seeds=tuple(seed or ()), weights=weights,
             out=out, restart_s=restart_s, changes=tuple(change or ()), quick=quick,

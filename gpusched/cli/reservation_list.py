@@ -16,14 +16,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     invoke_without_command=True,
     add_completion=False,
-    help="What is reserved, and for whom; change and cancel that.",
+    help="List, change and cancel reservations.",
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.reservations)]
 
 
 @app.callback()
 def list_(context: typer.Context, json: output.JsonOption = False) -> None:
-    """What is reserved, when, and for whom."""
+    """List reservations."""
     if context.invoked_subcommand is not None:
         return
     _unless_slurms(what="")
@@ -46,7 +46,7 @@ def change(
     reason: Reason = "",
     json: output.JsonOption = False,
 ) -> None:
-    """Change a reservation or a maintenance; what is left out stays (admins)."""
+    """Change a reservation or a maintenance; omitted options stay unchanged (admins)."""
     from gpusched.client.reservations import change as ask
 
     _unless_slurms("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
@@ -60,7 +60,7 @@ def change(
 
 @app.command("cancel")
 def cancel(name: Name, json: output.JsonOption = False) -> None:
-    """Give the nodes free; jobs that run in it go on (admins)."""
+    """Cancel reservations; jobs running in them continue (admins)."""
     from gpusched.client.reservations import cancel as ask
 
     _unless_slurms("cancel", name)

@@ -17,21 +17,26 @@ Nodes = Annotated[
     typer.Argument(metavar="[NODE]...", autocompletion=complete.nodes, help="Names, or dgx[1-4].", show_default=False),
 ]
 From = Annotated[str | None, typer.Option("--from", help="When: now+2h, 2026-11-20T18:00. Default: now.")]
-To = Annotated[str | None, typer.Option("--to", help="Until when, likewise.")]
-For = Annotated[str | None, typer.Option("--for", help="In place of --to: for how long: 4h, 2-00:00:00.")]
-Users = Annotated[list[str] | None, typer.Option("--users", help="Whose jobs may run in it: alice,bob.")]
-Groups = Annotated[list[str] | None, typer.Option("--groups", help="Likewise, groups of the inventory.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; everyone sees it.")]
+To = Annotated[str | None, typer.Option("--to", help="End, in the same format.")]
+For = Annotated[str | None, typer.Option("--for", help="Duration, instead of --to: 4h, 2-00:00:00.")]
+Users = Annotated[list[str] | None, typer.Option("--users", help="Users whose jobs may run in it: alice,bob.")]
+Groups = Annotated[list[str] | None, typer.Option("--groups", help="Groups whose jobs may run in it.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, shown to everyone.")]
 
 
 @app.command("reserve")
 def reserve(
     nodes: Nodes = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="In place of nodes: the fewest with so many GPUs.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Instead of nodes: the fewest with this many GPUs.")
+    ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
-            "-p", "--partition", autocompletion=complete.partitions, help="All its nodes; with --gpus, of it."
+            "-p",
+            "--partition",
+            autocompletion=complete.partitions,
+            help="All nodes of this partition; with --gpus, some.",
         ),
     ] = None,
     begin: From = None,
@@ -39,15 +44,15 @@ def reserve(
     lasts: For = None,
     users: Users = None,
     groups: Groups = None,
-    name: Annotated[str | None, typer.Option("--name", help="What jobs ask for with --reservation.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The name that jobs use with --reservation.")] = None,
     reason: Reason = "",
     json: output.JsonOption = False,
 ) -> None:
-    """Keep nodes for some users' jobs from one time to another (admins)."""
+    """Reserve nodes for some users' jobs for a period (admins)."""
     from gpusched.errors import UsageError
 
     if name is None:
-        raise UsageError("a reservation needs a name that jobs can ask for", "--name class")
+        raise UsageError("a reservation needs a name that jobs can use", "--name class")
     _reserve(
         Wanted(
             name=name, nodes=tuple(nodes or ()), partition=partition, gpus=gpus, begin=begin, until=until, lasts=lasts,
@@ -61,18 +66,19 @@ def reserve(
 def maintenance(
     nodes: Nodes = None,
     partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="All its nodes.")
+        str | None,
+        typer.Option("-p", "--partition", autocompletion=complete.partitions, help="All nodes of this partition."),
     ] = None,
     begin: From = None,
     until: To = None,
     lasts: For = None,
     users: Users = None,
     groups: Groups = None,
-    name: Annotated[str | None, typer.Option("--name", help="Default: by its day, maint-1123.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Default: from its date, maint-1123.")] = None,
     reason: Reason = "",
     json: output.JsonOption = False,
 ) -> None:
-    """Plan work on nodes: nothing starts there that cannot end before it, by its limit (admins)."""
+    """Plan maintenance: no job starts whose time limit ends after its begin (admins)."""
     _reserve(
         Wanted(
             name=name, nodes=tuple(nodes or ()), partition=partition, begin=begin, until=until, lasts=lasts,

@@ -13,20 +13,20 @@ app = typer.Typer()
 
 
 @app.command("controller")
-def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
-    """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
+def controller(once: Annotated[bool, typer.Option("--once", help="Run one cycle only, like tick.")] = False) -> None:
+    """Run the controller until SIGTERM or Ctrl-C. Jobs continue without it; the next start picks them up."""
     _run(once)
 
 
 @app.command("tick")
 def tick() -> None:
-    """Run one cycle (cron)."""
+    """Run one controller cycle (for cron)."""
     _run(once=True)
 
 
 def _run(once: bool) -> None:
-    from gpusched.controller.lastgood import inventory_path
     from gpusched.controller.service import run_forever, tick_once
+    from gpusched.queue.lastgood import inventory_path
 
     state = Client().state
     (tick_once if once else run_forever)(inventory_path(state), state, output.note)

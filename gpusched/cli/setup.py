@@ -11,6 +11,7 @@ import typer
 from gpusched.cli import activity, complete, output
 from gpusched.client.context import Client
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 
 app = typer.Typer()
 
@@ -22,8 +23,8 @@ def init(
         typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].", show_default=False),
     ] = None,
     path: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("inventory.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite it.")] = False,
-    user: Annotated[str | None, typer.Option("--user", help="Who logs in.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    user: Annotated[str | None, typer.Option("--user", help="Login user.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default=False, help="SSH port.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Private key file.", show_default=False)] = None,
     topology: Annotated[
@@ -36,17 +37,15 @@ def init(
         ),
     ] = None,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="The nodes, partitions and limits of Slurm; nothing is changed there.")
+        bool, typer.Option("--slurm", help="Read nodes, partitions and limits from Slurm; Slurm is not changed.")
     ] = False,
-    ssh: Annotated[
-        bool, typer.Option("--ssh/--no-ssh", help="With --slurm: ask its nodes over SSH what they are, or not.")
-    ] = True,
+    ssh: Annotated[bool, typer.Option("--ssh/--no-ssh", help="With --slurm: probe its nodes over SSH, or not.")] = True,
     json: output.JsonOption = False,
 ) -> int:
-    """Ask servers what they are and write an inventory.yaml to look over. Changes nothing on them.
+    """Probe servers and write an inventory.yaml to review. Nothing is changed on them.
 
-    Exits 1 when one of them could not be asked; the others are in the file all the same. With --topology and without
-    hosts, the section topology: is printed, to be put into an inventory.yaml that is there already.
+    Exits 1 if a server could not be probed; the others are written. With --topology and without
+    hosts, the topology: section is printed, for an existing inventory.yaml.
     """
     from msgspec.structs import replace
 
@@ -72,7 +71,7 @@ def init(
         return 0
     if slurm:
         if hosts:
-            raise UsageError("--slurm takes the hosts that Slurm names", "leave yours out")
+            raise UsageError("--slurm uses the hosts that Slurm names", "omit HOSTS")
         return _init_slurm(path, force=force, ssh=ssh, user=user, port=port, key=key, topology=topology)
     asked = [replace(host, port=host.port or port) for host in parse_hosts(hosts or ())]
     if not force:
@@ -81,12 +80,12 @@ def init(
     if topology is not None and drawn is not None:
         known = drawn.racks()
         drawn = import_topology(topology, names_here(outcomes))
-        output.note(f"{topology}: {len(drawn.racks())} of its {len(known)} nodes are among these hosts")
+        output.note(f"{topology}: {len(drawn.racks())} of {count_of(len(known), 'node')} found among these hosts")
     write_inventory(path, inventory_text(outcomes, user=user, key=key, topology=drawn), force=force)
     if json:
         output.emit_json({"path": str(path), "hosts": [host_json(outcome) for outcome in outcomes]})
     else:
-        output.print_line(f"wrote {path}; look it over, then run 'gpusched check'")
+        output.print_line(f"wrote {path}; review it, then run 'gpusched check'")
     return 0 if all(isinstance(outcome, Discovered) for outcome in outcomes) else 1
 
 
@@ -113,7 +112,7 @@ def _init_slurm(
     if output.json_mode():
         output.emit_json({"path": str(path), "hosts": [host_json(answer) for answer in answers.values()]})
     else:
-        output.print_line(f"wrote {path}; look it over, then run 'gpusched check'")
+        output.print_line(f"wrote {path}; review it, then run 'gpusched check'")
     return 0
 
 
@@ -122,7 +121,7 @@ def check(
     names: complete.NodesArgument = None,
     json: output.JsonOption = False,
 ) -> int:
-    """Examine everything end to end and say what to do; exits 1 when something must be mended."""
+    """Check everything end to end and say what to fix; exits 1 on a failure."""
     from gpusched.doctor import Finding, examine, worst
     from gpusched.views.check import findings_screen, summary
 
@@ -141,15 +140,15 @@ def check(
 @app.command("flavors")
 def flavors(
     partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Of this partition.")
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """What can be asked for by name, and how much of it is free now."""
+    """Resource bundles that can be requested by name, and how many are free now."""
     from gpusched.client.overview import cluster_rows, flavor_rows
     from gpusched.views.nodes import flavors_screen
 
     client = Client()
     nodes = cluster_rows(client.reader, client.inventory, time.time(), partition=partition)
     rows = flavor_rows(client.inventory, nodes, partition)
-    output.show(lambda: rows, lambda: flavors_screen(rows))
+    output.show(lambda: rows, lambda: flavors_screen(rows, client.inventory.default_partition))

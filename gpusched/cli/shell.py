@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
-from gpusched.cli.options import with_request
+from gpusched.cli.options import WithSbatch, with_request
 from gpusched.client.context import Client
 from gpusched.client.submit import Request
 
@@ -15,7 +15,9 @@ app = typer.Typer()
 
 ForwardOption = Annotated[
     list[str] | None,
-    typer.Option("--forward", metavar="[HERE:]PORT", help="Bring a port of the job to this machine: 8888, 9000:8888."),
+    typer.Option(
+        "--forward", metavar="[HERE:]PORT", help="Forward a port of the job to this machine: 8888, 9000:8888."
+    ),
 ]
 
 
@@ -38,20 +40,20 @@ class _Screen:
         output.note(line)
 
 
-@app.command("run", context_settings={"allow_interspersed_args": False})
+@app.command("run", cls=WithSbatch, context_settings={"allow_interspersed_args": False})
 @with_request(
     "array", "chain", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file",
-    "error", "hold",
+    "error", "hold", "open_mode",
 )  # fmt: skip
 def run(
     request: Request,
-    pty: Annotated[bool, typer.Option("--pty", help="With a terminal: gpusched run --gpus 1 --pty bash.")] = False,
+    pty: Annotated[bool, typer.Option("--pty", help="Allocate a terminal: gpusched run --gpus 1 --pty bash.")] = False,
     forward: ForwardOption = None,
 ) -> int:
-    """Run a command in a job and stay with it: stdin, stdout and stderr, or the terminal, are its own.
+    """Run a command in a job and stay attached to its stdin, stdout and stderr, or its terminal.
 
-    It ends with its command, and exits with its code. While it waits, Ctrl-C cancels it. If the connection is lost it
-    is kept for a while (settings.session_keep): gpusched attach JOB.
+    Exits with the command's code. While the job is pending, Ctrl-C cancels it. If the connection is lost, it
+    keeps running for a while (settings.session_keep): gpusched attach JOB.
     """
     from gpusched.client import shell
     from gpusched.client.forwarding import Forwards
@@ -66,7 +68,7 @@ def attach(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.live_jobs, show_default=False)],
     forward: ForwardOption = None,
 ) -> int:
-    """Go on working in a job of gpusched run, after the connection was lost. Exits with its code."""
+    """Reattach to a job of gpusched run after the connection was lost. Exits with its code."""
     from gpusched.client import shell
     from gpusched.client.forwarding import Forwards
 

@@ -18,7 +18,7 @@ app = typer.Typer()
 @app.command("show")
 def show(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
-    script: Annotated[bool, typer.Option("--script", help="Only the text of its job script.")] = False,
+    script: Annotated[bool, typer.Option("--script", help="Print only its job script.")] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Everything about one job: request, allocation, attempts, energy, events."""

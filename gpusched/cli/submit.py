@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
-from typer.core import TyperCommand
 
 from gpusched.cli import options, output
 from gpusched.client.context import Client
@@ -21,38 +20,32 @@ from gpusched.model.jobs import JobSpec
 app = typer.Typer()
 
 
-class _Submit(TyperCommand):
-    """Keeps the words as typed: they say whether ``--`` stands before the command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta["gpusched.words"] = tuple(args)
-        return super().parse_args(ctx, args)
-
-
-@app.command("submit", cls=_Submit, context_settings={"allow_interspersed_args": False})
+@app.command("submit", cls=options.WithSbatch, context_settings={"allow_interspersed_args": False})
 @options.with_request()
 def submit_command(
     request: Request,
     context: typer.Context,
-    wrap: Annotated[str | None, typer.Option("--wrap", help="A line for sh, as a job script of its own.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and explain; queue nothing.")] = False,
+    wrap: Annotated[str | None, typer.Option("--wrap", help="A shell command to run as the job script.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it ends; exit with the job's code.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and explain; do not queue.")] = False,
     json: output.JsonOption = False,
 ) -> int:
     """Queue a job: SCRIPT ARG..., or -- COMMAND ARG..., which is passed on exactly.
 
-    The first word behind the options is a job script if it is a file here that begins with #!; its #GPUSCHED and
-    #SBATCH lines hold options, and those of the command line go before them. Without any word a script is read from
-    stdin, as sbatch does; - says so.
+    The first word after the options is a job script if it is a local file that begins with #!; its #GPUSCHED and
+    #SBATCH lines hold options, which the command line overrides. Without a word, or with -, the script is read from
+    stdin, as sbatch does.
     """
     client = Client()
+    typed_notes = context.meta.get("gpusched.notes", ())
     prepared, notes = _prepare(client, request, context, wrap)
+    notes = (*typed_notes, *notes)
     if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(
-            "without settings.job_dirs GPUSCHED_JOB_DIR stays on its node: keep checkpoints where all nodes see them"
+            "without settings.job_dirs, GPUSCHED_JOB_DIR is local to a node: keep checkpoints where all nodes see them"
         )
     if prepared.spec.share and not may_share(prepared.spec, known_partition(client.inventory, prepared.spec.partition)):
-        output.note("no node that it may use lets jobs share GPUs (sharing: in the inventory), so it has them alone")
+        output.note("no node it may use shares GPUs (sharing: in the inventory), so it gets them alone")
     if dry_run:
         return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)
@@ -80,8 +73,8 @@ def _prepare(
     behind_dashes = len(words) > len(command) and words[len(words) - len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
         if wrap is not None:
-            raise UsageError("--wrap is the command, so no other has a place", "use one of the two")
-        return prepare(client, request), ()
+            raise UsageError("--wrap already gives the command", "use one of the two")
+        return _prepared(client, request)
     from gpusched.client.script import layers, source
     from gpusched.client.submit import folder
 
@@ -94,7 +87,7 @@ def _prepare(
         taken = behind_dashes or _reads_stdin(request)
         script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
-        return prepare(client, request), ()
+        return _prepared(client, request)
     typed = options.typed(context)
     read = layers.read(script, options.parse, client.inventory, folder())
     for note in read.notes:
@@ -102,12 +95,24 @@ def _prepare(
     try:
         request = options.request_of(layers.complete(read, typed))
         if script.where == "stdin" and _reads_stdin(request):
-            raise UsageError("--secret: stdin is the script already", "use NAME or NAME=@FILE")
+            raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
         name = request.name if request.name is not None else script.name
         request = msgspec.structs.replace(request, command=command[1:], name=name, script=script.text)
-        return prepare(client, request), read.notes
+        prepared, notes = _prepared(client, request)
+        return prepared, (*read.notes, *notes)
     except UsageError as error:
         raise layers.blamed(error, read, typed) from None
+
+
+def _prepared(client: Client, request: Request) -> tuple[Submit, Sequence[str]]:
+    """Prepare it; with a note where one of several partitions was chosen."""
+    prepared = prepare(client, request)
+    if "," not in (request.partition or ""):
+        return prepared, ()
+    chosen = prepared.spec.partition
+    note = f"-p {request.partition}: queued in {chosen} only, the first that can hold the job; a job has one partition"
+    output.note(note)
+    return prepared, (note,)
 
 
 def _reads_stdin(request: Request) -> bool:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import output
+from gpusched.model.units import count_of
 
 if TYPE_CHECKING:
     from gpusched.traces.trace import Trace
 
-app = output.group("trace", "Workloads to replay: import, look at, cut, scale, make up.")
+app = output.group("trace", "Workloads to replay: import, inspect, cut, scale, generate.")
 
 _Source = Annotated[str, typer.Argument(metavar="TRACE", help="A file or folder of any known format.")]
 _Output = Annotated[str, typer.Option("-o", "--output", help="The file to write (ours: F.gpusched.npz).")]
 _FormatOption = Annotated[
-    str | None, typer.Option("--format", help="Of the source; guessed from its content.", show_default=False)
+    str | None, typer.Option("--format", help="Format of the source; default: detected.", show_default=False)
 ]
 _StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
 _VcOption = Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")]
@@ -31,7 +32,7 @@ def import_(
     strict: _StrictOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Read a trace and write it in our own format. Bad rows are counted, named by line and kept out."""
+    """Convert a trace to our own format. Bad rows are counted, reported by line and rejected."""
     from gpusched.traces.load import load
     from gpusched.traces.statistics import rejected_kinds, rejected_lines
 
@@ -46,7 +47,7 @@ def import_(
 def stats(
     source: _Source, format_: _FormatOption = None, vc: _VcOption = None, json: output.JsonOption = False
 ) -> None:
-    """What a trace is like: jobs, arrivals, run times, sizes, load, users."""
+    """Summarize a trace: jobs, arrivals, run times, sizes, load, users."""
     from gpusched.traces.load import load
     from gpusched.traces.statistics import stats_lines, trace_stats
 
@@ -64,14 +65,14 @@ def slice_(
     since: Annotated[
         str | None, typer.Option("--since", help="2017-10-01T12:00, or 30d after the first submission.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="As --since; not included.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Like --since; exclusive.")] = None,
     vc: _VcOption = None,
     user: Annotated[str | None, typer.Option("--user", help="Only this user.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Only the first so many of them.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Only this many, from the first.")] = None,
     format_: _FormatOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Part of a trace: of a time, a virtual cluster, a user; or its first jobs."""
+    """Cut a trace by time, virtual cluster or user, or to its first jobs."""
     from gpusched.traces.load import load
     from gpusched.traces.slicing import slice_trace
 
@@ -86,22 +87,24 @@ def scale(
     path: Annotated[
         str | None, typer.Option("-o", "--output", help="Write a trace with scaled times between submissions.")
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs per node.")] = 8,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the cluster (with -o).")] = None,
     format_: _FormatOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Bring a trace to an offered load.
+    """Scale a trace to an offered load.
 
-    With --nodes and -o the times between submissions are scaled for that cluster. Without them nothing is written: it
-    says on how many nodes the trace as it is offers that load.
+    With --nodes and -o the times between submissions are scaled for that cluster. Without them it only
+    prints the number of nodes on which the unchanged trace has that load.
     """
     from gpusched.errors import UsageError
     from gpusched.traces.load import load
     from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals
 
     if (path is None) != (nodes is None):
-        raise UsageError("--nodes and -o go together", "give both to scale arrivals, none to choose the nodes")
+        raise UsageError(
+            "--nodes and -o must be used together", "use both to scale arrivals, neither to choose the number of nodes"
+        )
     trace = load(source, format_)
     if path is not None and nodes is not None:
         scaled = scale_arrivals(trace, nodes * gpus_per_node, load_)
@@ -112,17 +115,18 @@ def scale(
     if json:
         output.emit_json({"how": "nodes", "nodes": count, "gpus_per_node": gpus_per_node, "load": reached})
     else:
-        output.print_line(f"{count} nodes of {gpus_per_node} GPUs: offered load {reached:.4f}, arrivals as they are")
+        nodes_of = f"{count_of(count, 'node')} with {count_of(gpus_per_node, 'GPU')} each"
+        output.print_line(f"{nodes_of}: offered load {reached:.4f}, arrivals unchanged")
 
 
 @app.command("generate")
 def generate(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML description, as 'trace fit' writes it.")],
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML description as written by 'trace fit'.")],
     path: _Output,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same trace.")] = 0,
     json: output.JsonOption = False,
 ) -> None:
-    """Make up a trace from a description: arrivals, sizes, run times, limits, users."""
+    """Generate a trace from a description: arrivals, sizes, run times, limits, users."""
     from gpusched.traces.generate import generate as generated
     from gpusched.traces.workload import load_workload
 
@@ -137,7 +141,7 @@ def fit(
     format_: _FormatOption = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Write the description of a workload like this trace, for 'trace generate'."""
+    """Write a workload description fitted to this trace, for 'trace generate'."""
     from gpusched.traces.fitting import fit as fitted
     from gpusched.traces.load import load
     from gpusched.traces.workload import workload_text
@@ -147,7 +151,7 @@ def fit(
     if json:
         output.emit_json({"path": path, "jobs": len(trace)})
     else:
-        output.print_line(f"wrote {path}, fitted to {len(trace):,} jobs of {trace.name}")
+        output.print_line(f"wrote {path}, fitted to {count_of(len(trace), 'job')} of {trace.name}")
 
 
 def _written(path: str, trace: Trace, **more: Any) -> None:
@@ -160,7 +164,7 @@ def _written(path: str, trace: Trace, **more: Any) -> None:
             {"path": path, "jobs": len(trace), "rejected": len(trace.rejected), "notes": list(trace.notes), **more}
         )
         return
-    kept_out = f", {len(trace.rejected):,} rows kept out" if trace.rejected else ""
-    output.print_line(f"wrote {path}: {len(trace):,} jobs{kept_out}")
+    kept_out = f", {count_of(len(trace.rejected), 'row')} rejected" if trace.rejected else ""
+    output.print_line(f"wrote {path}: {count_of(len(trace), 'job')}{kept_out}")
     for note in trace.notes:
         output.note(note)

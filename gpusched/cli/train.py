@@ -21,39 +21,49 @@ app = typer.Typer()
 def train(
     policy: Annotated[
         str,
-        typer.Argument(metavar="POLICY", autocompletion=complete.agents, help="A policy with an agent: name or file."),
+        typer.Argument(
+            metavar="POLICY", autocompletion=complete.agents, help="Name or file of a policy with an agent."
+        ),
     ],
     partition: Annotated[
         str | None,
-        typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this one; else all."),
+        typer.Option(
+            "-p", "--partition", autocompletion=complete.partitions, help="Only this partition; default: all."
+        ),
     ] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="Learn from this log.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Train on this log.")] = None,
     generate: Annotated[
-        str | None, typer.Option("--generate", help="Learn from draws of this description (YAML, as 'trace fit').")
+        str | None,
+        typer.Option("--generate", help="Train on workloads generated from this description (YAML, as 'trace fit')."),
     ] = None,
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="The trace's format; else guessed.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="The trace's format; default: detected.")] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster of the trace.")] = None,
     load: Annotated[float | None, typer.Option("--load", help="Offered load, as in 'replay'.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="Number of identical nodes.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=1, help="GPUs per node; default 8.")
+    ] = None,
     inventory: Annotated[str | None, typer.Option("--inventory", help="The partitions of this inventory.yaml.")] = None,
     seed: Annotated[
-        list[int] | None, typer.Option("--seed", min=0, help="More than one: each is trained, the best kept; else 0.")
+        list[int] | None,
+        typer.Option("--seed", min=0, help="Random seeds: one agent each, the best is kept; default 0."),
     ] = None,
-    hold_out: Annotated[float, typer.Option("--hold-out", help="Part of the time to judge by, not learn from.")] = 0.2,
+    hold_out: Annotated[
+        float, typer.Option("--hold-out", help="Fraction of the time span held out for evaluation.")
+    ] = 0.2,
     out: Annotated[
-        str | None, typer.Option("--out", help="Folder of the weights; else beside the site's policy.")
+        str | None, typer.Option("--out", help="Folder of the weights; default: beside the site's policy.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    force: Annotated[bool, typer.Option("--force", help="Learn from too few jobs, too.")] = False,
+    device: Annotated[str, typer.Option("--device", help="cpu; cuda for dl2 and the paper variants of gist.")] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Train even on too few jobs.")] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Train a policy's agent (mostly a linear rule), one per partition; say what decides in it and how good it is.
+    """Train a policy's agent (mostly a linear rule), one per partition, and evaluate it.
 
-    Learns from a trace, a description, or else this cluster's own last 30 days (where there are none yet, its flavors).
-    Killed and called again, it goes on from its last checkpoint.
+    Trains on a trace, a description, or this cluster's last 30 days (its flavors if there are none yet).
+    If interrupted and started again, it resumes from its last checkpoint.
     """
     from gpusched.agents.common import request as service
     from gpusched.agents.training.train import train as trained

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command("wait")
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.live_jobs)],
-    timeout: Annotated[str | None, typer.Option("--timeout", help="Give up (exit 1) after 30s, 2h...")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Give up (exit 1) after this time: 30s, 2h.")] = None,
     json: output.JsonOption = False,
 ) -> int:
     """Wait until jobs end; exits with the job's own code (several: the highest).

@@ -8,29 +8,31 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import output
+from gpusched.model.units import count_of
 
 app = typer.Typer()
 
 
 @app.command("web")
 def web(
-    bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Listen there.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8765,
+    bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8765,
     user_header: Annotated[
-        str | None, typer.Option("--user-header", metavar="NAME", help="In it the login proxy names the user.")
+        str | None,
+        typer.Option("--user-header", metavar="NAME", help="Header in which the login proxy names the user."),
     ] = None,
     proxy: Annotated[
         str | None,
-        typer.Option("--proxy", metavar="ACCOUNT|ADDRESS", help="From which alone --user-header counts."),
+        typer.Option("--proxy", metavar="ACCOUNT|ADDRESS", help="Trust --user-header only from these addresses."),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option("--name", help="Another name by which browsers may ask for it.")
+        list[str] | None, typer.Option("--name", help="Another host name under which browsers reach it.")
     ] = None,
     export: Annotated[
-        Path | None, typer.Option("--export", metavar="DIR", help="Write the page as files, and end (cron).")
+        Path | None, typer.Option("--export", metavar="DIR", help="Write the page as files and exit (for cron).")
     ] = None,
 ) -> None:
-    """A page in the browser: nodes, queue, timeline, use; it only reads."""
+    """Serve a read-only web page: nodes, queue, timeline, usage."""
     from gpusched.web.access import rules_of
 
     rules = rules_of(user_header, proxy, name or ())
@@ -39,12 +41,12 @@ def web(
 
         with output.progress("writing the page") as told:
             count = write(export, told)
-        output.note(f"{count} files written to {export}")
+        output.note(f"{count_of(count, 'file')} written to {export}")
         return
     from gpusched.web.server import WebServer, is_loopback, serve
 
     server = WebServer(bind, port, rules)
-    output.note(f"the page is at {server.url} (Ctrl-C ends it)")
+    output.note(f"serving at {server.url} (Ctrl-C stops it)")
     if not is_loopback(bind):
-        output.note("everyone who reaches this address sees what 'gpusched status' shows")
+        output.note("anyone who can reach this address sees what 'gpusched status' shows")
     serve(server)

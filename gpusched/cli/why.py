@@ -19,6 +19,6 @@ def why(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
 ) -> None:
-    """Why a job waits, node by node, and what would help; for an ended job, why it ended."""
+    """Why a job waits, node by node, and what to do; for an ended job, why it ended."""
     answer = explain(Client(), job)
     output.show(lambda: why_dict(answer), lambda: why_screen(answer))

@@ -154,4 +154,4 @@ def _spread(spec: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
                 cores_per_node=-(-spec.nodes * spec.cores_per_node // parts),
                 memory_mib_per_node=-(-spec.nodes * spec.memory_mib_per_node // parts),
             )
-            yield f"over {parts} nodes, if it can run so", f"-N {parts} --gpus-per-node {gpus}", each
+            yield f"over {parts} nodes, if it supports that", f"-N {parts} --gpus-per-node {gpus}", each

@@ -41,7 +41,7 @@ def exec_in_job(
     job = _running_job(client, text)
     node, runtime = _place(client, job, rank)
     if tty and not sys.stdin.isatty():
-        raise UsageError("-t needs a terminal as stdin", "leave -t out, or run it in a terminal")
+        raise UsageError("-t needs a terminal as stdin", "omit -t, or run it in a terminal")
     if relay.is_needed(client):
         ours = relay.terminal() if tty else None
         return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=ours))
@@ -69,7 +69,7 @@ def _running_job(client: Client, text: str) -> Job:
 def _place(client: Client, job: Job, rank: int) -> tuple[Node, str]:
     part = next((p for p in job.allocation.parts if p.rank == rank), None) if job.allocation else None
     if part is None:
-        raise UsageError(f"job {job.id} has no rank {rank}", f"ranks are 0 to {job.spec.nodes - 1}")
+        raise UsageError(f"job {job.id} has no rank {rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
     node = client.inventory.node(part.node)
     if node is None:
         raise GpuschedError(f"job {job.id} runs on {part.node}, which is no longer in {client.inventory.path}")
@@ -93,7 +93,8 @@ def ssh_argv(node: Node, settings: Settings, argv: Sequence[str], tty: bool) -> 
 
 def _run(argv: Sequence[str], stdin: bool) -> int:
     try:
-        code = subprocess.run(argv, stdin=None if stdin else subprocess.DEVNULL, check=False).returncode
+        own = None if stdin else subprocess.DEVNULL
+        code = subprocess.run(argv, stdin=own, stdout=sys.stdout, check=False).returncode  # our stdout is not 1
     except FileNotFoundError:
         raise GpuschedError(f"{argv[0]} is not installed on this machine") from None
     except OSError as error:

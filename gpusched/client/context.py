@@ -50,14 +50,14 @@ class Client:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The inventory in force.
+        """The inventory in force; like the controller's, the last good one where the file is not in order.
 
         Raises:
-            GpuschedError: None, or a wrong one.
+            GpuschedError: None, or a wrong one, and no good one is known.
         """
-        from gpusched.config.inventory import load_inventory
+        from gpusched.queue.lastgood import inventory_or_kept
 
-        return load_inventory(self._inventory_path)
+        return inventory_or_kept(self._inventory_path, self.state)
 
     @property
     def reader(self) -> Reader | None:
@@ -107,14 +107,14 @@ class Client:
         if self._reader is None and self._written_lately() and not (runs and runs.doing):
             return ""
         reader = self.reader
-        beat = reader.meta("heartbeat") if reader else None
-        if reader is None or beat is None:
+        beat = reader.number("heartbeat", 0.0) if reader else 0.0
+        if reader is None or not beat:
             if runs is not None:
-                return runs.line("is in its first cycle")
+                return runs.line("is running its first cycle")
             return "the controller has not run yet; start it with 'gpusched controller'"
-        age = max(0.0, now_by(reader.meta(ANCHOR)) - float(beat))
-        tick_s = float(reader.meta("tick_s") or 5.0)
-        if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
+        age = max(0.0, now_by(reader.meta(ANCHOR)) - beat)
+        tick_s = reader.number("tick_s", 5.0)
+        if age <= max(HEARTBEATS_MISSED * tick_s, 5.0) + reader.behind_s():
             return ""
         from gpusched.views import common
 
@@ -136,8 +136,24 @@ class Client:
         if self.reader is None:
             return ()
         trouble, slurms = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
-        found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
+        found = [f"the controller still uses the last valid inventory: {trouble}"] if trouble else []
         found += [slurms.line(time.time())] if slurms is not None else []
         lease = self.reader.meta(LEASE_TROUBLE)
         found += [lease] if lease else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
+
+
+def check_admin(client: Client) -> None:
+    """Some commands need an admin; refuse early what the controller would only refuse silently later."""
+    from gpusched.config.users import user_name
+    from gpusched.errors import GpuschedError
+
+    uid = os.getuid()
+    try:
+        owner = client.state.stat().st_uid
+    except OSError:
+        return
+    if uid not in (0, owner) and user_name(uid) not in client.inventory.settings.admins:
+        raise GpuschedError(
+            f"{user_name(uid)} is not an admin", "admins are listed in settings.admins of inventory.yaml"
+        )

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gpusched.client.context import Client
+from gpusched.client.context import Client, check_admin
 from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import Resolver, Target
 from gpusched.client.waiting import IN_INBOX
-from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
@@ -62,11 +61,11 @@ def requeue(client: Client, texts: Iterable[str]) -> Asked:
 def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
     """Set the priority of pending jobs."""
     if abs(priority) > MAX_PRIORITY:
-        raise UsageError(f"a priority is at most {MAX_PRIORITY} either way, found {priority}")
+        raise UsageError(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}, found {priority}")
 
     def to_set(client: Client, job: Job) -> str:
         if not _pending(job) and priority > job.priority and not _is_admin(client):
-            return f"has priority {job.priority}, and raising it needs an admin"
+            return f"has priority {job.priority}; only an admin can raise it"
         return _pending(job)
 
     return _on_jobs(client, "priority", texts, to_set, SetPriority, priority=priority)
@@ -98,18 +97,7 @@ def check_reason(option: str, reason: str) -> None:
     """Raise UsageError unless it is one line of text."""
     check_text(option, reason, 4000)
     if not reason.strip() or not reason.isprintable():
-        raise UsageError(f"{option} is one line of text that tells others why", f"found {reason[:80]!r}")
-
-
-def check_admin(client: Client) -> None:
-    """Some commands need an admin; refuse early what the controller would only refuse silently later."""
-    uid = os.getuid()
-    try:
-        owner = client.state.stat().st_uid
-    except OSError:
-        return
-    if uid not in (0, owner) and user_name(uid) not in client.inventory.settings.admins:
-        raise GpuschedError(f"{user_name(uid)} is no admin", "settings.admins of inventory.yaml names them")
+        raise UsageError(f"{option} must be one line of text", f"found {reason[:80]!r}")
 
 
 def _on_jobs(
@@ -127,7 +115,7 @@ def _check_target(client: Client, what: str, target: Target, check: Check) -> st
     problems = [check(client, job) for job in target.jobs]
     many = sum(job.count for job in target.jobs)
     if all(problems):
-        more = f" (and so are all {many} tasks)" if many > 1 else ""
+        more = f" (the same for all {many} tasks)" if many > 1 else ""
         raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
     job = target.jobs[0]
     if job.uid != os.getuid():
@@ -139,7 +127,7 @@ def _check_target(client: Client, what: str, target: Target, check: Check) -> st
     if not left_out:
         return ""
     first, why = left_out[0]
-    return f"not for {sum(job.count for job, _ in left_out)} of its {many} tasks: job {first.id} {why}"
+    return f"skipped {sum(job.count for job, _ in left_out)} of {many} tasks: job {first.id} {why}"
 
 
 def _not_ended(client: Client, job: Job) -> str:
@@ -160,7 +148,7 @@ def _is_admin(client: Client) -> bool:
 
 def _to_hold(client: Client, job: Job) -> str:
     if job.held_by == "admin" and not _is_admin(client):
-        return "is held by an admin already"
+        return "is already held by an admin"
     return _pending(job)
 
 
@@ -172,12 +160,12 @@ def _to_release(client: Client, job: Job) -> str:
 
 def _to_requeue(client: Client, job: Job) -> str:
     if job.state is JobState.PENDING:
-        return "is PENDING already"
+        return "is already PENDING"
     if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
-        return "is being requeued already"
+        return "is already being requeued"
     if job.state in ENDED and (job.spec.secret_names or job.spec.function) and not _has_secrets(client, job):
-        what = "secrets were" if job.spec.secret_names else "function was"
-        return f"has ended, and its {what} forgotten with it: submit it again"
+        what = "secrets are" if job.spec.secret_names else "function is"
+        return f"has ended and its {what} no longer stored: submit it again"
     return ""
 
 

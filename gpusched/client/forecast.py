@@ -82,4 +82,4 @@ def _say_if_slow() -> None:
     from gpusched.forecast.run import run_forward
 
     if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not kept_on_disk(run_forward):
-        print("gpusched: compiling the forecast, once after installation or upgrade ...", file=sys.stderr, flush=True)
+        print("gpusched: compiling the forecast (once after installation or upgrade) ...", file=sys.stderr, flush=True)

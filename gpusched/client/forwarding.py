@@ -7,13 +7,15 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from gpusched.client import relay
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.relay import CHUNK, EXITED, INPUT, INPUT_ENDED, OUTPUT, Frames, frame
 
 HERE = "127.0.0.1"
+_FIRST_FOR_ALL = 1024  # those below are the system's
+_TRIED = 100
 Connect = Callable[[int], socket.socket]
 """Opens a connection to a port of the job."""
 
@@ -30,8 +32,9 @@ class Forwards:
         self._listeners: list[tuple[socket.socket, int]] = []
         self._serving = False
         try:
-            for here, there in map(_ports, texts):
-                self._listeners.append((_listener(here), there))
+            asked = [_ports(text) for text in texts]
+            for here, there in asked:
+                self._listeners.append((_listener(here, there, {port for port, _ in asked}), there))
         except BaseException:
             self.close()
             raise
@@ -42,7 +45,7 @@ class Forwards:
             if not self._serving:
                 listener.listen(64)
                 threading.Thread(target=_accept, args=(listener, port, connect), daemon=True).start()
-            yield f"port {port} of the job is {HERE}:{listener.getsockname()[1]} here"
+            yield f"forwarding {HERE}:{listener.getsockname()[1]} to port {port} of the job"
         self._serving = True
 
     def close(self) -> None:
@@ -55,22 +58,40 @@ def _ports(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", text)
     ports = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
     if not all(0 < port < 65536 for port in ports):
-        raise UsageError(f"--forward is a port, or one here and one of the job, found {text[:40]!r}", "8888, 9000:8888")
+        raise UsageError(f"--forward: expected PORT or LOCAL:REMOTE, found {text[:40]!r}", "8888, 9000:8888")
     return ports
 
 
-def _listener(port: int) -> socket.socket:
+def _listener(here: int, there: int, asked: Container[int]) -> socket.socket:
+    try:
+        return _bound(here)
+    except OSError as error:
+        free = _free_port(here, asked)
+        raise UsageError(
+            f"--forward: port {here} cannot be opened on this machine: {error.strerror}", f"--forward {free}:{there}"
+        ) from None
+
+
+def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((HERE, port))
-        return sock
-    except OSError as error:
+    except BaseException:
         sock.close()
-        other = port + 1 if port < 65535 else port - 1
-        raise UsageError(
-            f"--forward: port {port} cannot be had on this machine: {error.strerror}", f"--forward {other}:{port}"
-        ) from None
+        raise
+    return sock
+
+
+def _free_port(near: int, asked: Container[int]) -> int:
+    """A port that can be had here, the next after ``near`` if possible (80: 8081), and none that is ``asked`` for."""
+    first = near + 1 if near >= _FIRST_FOR_ALL else near + 8001
+    for port in (*range(first, min(first + _TRIED, 65536)), 0):  # 0: any that is free
+        with contextlib.suppress(OSError), _bound(port) as sock:
+            if port not in asked:
+                sock.listen(1)  # elsewhere two may be bound to a port, but only one listens
+                return int(sock.getsockname()[1])
+    return first
 
 
 def _accept(listener: socket.socket, port: int, connect: Connect) -> None:

@@ -61,7 +61,7 @@ def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
 
 def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
-    counts = _counts(client) if for_people else {}
+    counts = _counts(client, query) if for_people else {}
     most = SHOWN_OF_LONG if query.is_usual and counts.get(JobState.PENDING, 0) > LONG_QUEUE else None
     jobs = _named(client, query) if query.jobs else queried(client, query, most)
     reader = client.reader
@@ -81,7 +81,8 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         found,
         counts=counts,
         unshown=0 if most is None else max(0, counts.get(JobState.PENDING, 0) - waiting),
-        preempted=reader.waiting_again() if reader else 0,
+        counted=_counted(query),
+        preempted=reader.waiting_again(user=query.user, partition=query.partition) if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
@@ -109,7 +110,7 @@ def _suspended(client: Client) -> str:
     records = client.reader.node_records().values() if client.reader else ()
     lately = time.time() - 3600  # one that left the inventory keeps its record
     names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > lately)
-    return f"suspended, since launches failed there: {', '.join(names)}; see 'gpusched nodes'" if names else ""
+    return f"nodes suspended after failed launches: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 
 def _named(client: Client, query: Query) -> list[Job]:
@@ -164,12 +165,21 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
     return reader.rows(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
 
 
-def _counts(client: Client) -> dict[str, int]:
-    counts = dict(client.reader.counts()) if client.reader else {}
-    queued = sum(j.count for j in inbox_jobs(client) if not _stored(client, j))
+def _counts(client: Client, query: Query) -> dict[str, int]:
+    """By state: of the user and partition asked for, where one is."""
+    counts = dict(client.reader.counts(user=query.user, partition=query.partition)) if client.reader else {}
+    of = Query(user=query.user, partition=query.partition)
+    queued = sum(j.count for j in inbox_jobs(client) if _matches(j, of) and not _stored(client, j))
     if queued:
         counts[JobState.PENDING] = counts.get(JobState.PENDING, 0) + queued
     return counts
+
+
+def _counted(query: Query) -> str:
+    """Whose jobs the counts are of, where they are not of all."""
+    return ", ".join(
+        filter(None, (query.user and f"user {query.user}", query.partition and f"partition {query.partition}"))
+    )
 
 
 def _prefixes(client: Client, jobs: list[Job]) -> dict[str, int]:

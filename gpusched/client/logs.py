@@ -24,6 +24,7 @@ from gpusched.model.arrays import first_of
 from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
 from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.resources import RuntimeName
+from gpusched.model.units import count_of
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
 from gpusched.nodes.transport import TransportError
@@ -88,7 +89,7 @@ def _one_job(client: Client, text: str) -> Job:
     target = Resolver(client).target(text)
     if len(target.jobs) != 1 or target.jobs[0].tasks:
         raise UsageError(
-            f"job {target.id} is an array of {sum(j.count for j in target.jobs)} tasks",
+            f"job {target.id} is an array of {count_of(sum(j.count for j in target.jobs), 'task')}",
             f"name one, such as {first_of(target.jobs[0]).id}",
         )
     return target.jobs[0]
@@ -96,9 +97,9 @@ def _one_job(client: Client, text: str) -> Job:
 
 def _check(job: Job, request: LogRequest) -> None:
     if request.rank is not None and not 0 <= request.rank < job.spec.nodes:
-        raise UsageError(f"job {job.id} has no rank {request.rank}", f"ranks are 0 to {job.spec.nodes - 1}")
+        raise UsageError(f"job {job.id} has no rank {request.rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
     if request.attempt is not None and not 1 <= request.attempt <= job.attempt:
-        what = "was not started yet" if not job.attempt else f"has attempts 1 to {job.attempt}"
+        what = "has not started yet" if not job.attempt else f"has attempts 1 to {job.attempt}"
         raise UsageError(f"job {job.id} {what}; there is no attempt {request.attempt}")
 
 
@@ -145,7 +146,7 @@ class _Output:
         attempt = self._request.attempt or self._job.attempt
         if attempt == 0:
             state = f"{self._job.state}{_because(self._job)}"
-            raise GpuschedError(f"job {self._job.id} has not started yet, so it has no output: {state}", "-f waits")
+            raise GpuschedError(f"job {self._job.id} has not started yet, so there is no output: {state}", "-f waits")
         errors = []
         for rank in self._ranks:
             try:
@@ -202,7 +203,7 @@ class _Output:
         return None
 
     def _output_path(self, attempt: int, rank: int) -> str | None:
-        from gpusched.cluster.requests import expand_output
+        from gpusched.model.outputs import expand_output
 
         node = self._node_of(attempt, rank)
         return expand_output(self._job, rank, node) if node else None
@@ -227,7 +228,7 @@ class _Output:
         path = self._output_path(attempt, rank)
         if path is not None:
             return f"{what} its output went to {path} on {self._node_of(attempt, rank)}, which cannot be read from here"
-        return f"{what} there is no output (it never ran, its log was rotated away, or it had to be removed)"
+        return f"{what} no output (it never ran, or its log was rotated or removed)"
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -275,7 +276,7 @@ class _Output:
                 self._reached = True
                 if error.line() != told:
                     told = error.line()
-                    self._note(f"{told}; trying again")
+                    self._note(f"{told}; retrying")
                 tail_bytes = tail_bytes if tail_bytes is None or not written else 0
                 time.sleep(RETRY_S)
             time.sleep(POLL_S)

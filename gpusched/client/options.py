@@ -53,14 +53,16 @@ def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
             raise UsageError(f"--array: found {text[:80]!r}, expected such as 0-9, 0-30:5, 1,3,7 or 0-99%10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise UsageError(f"--array: {part.strip()} holds no index", "write the smaller number first")
+            raise UsageError(f"--array: {part.strip()} contains no index", "write the smaller number first")
         if (last - first) // step >= MAX_ARRAY_TASKS:
             raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
         found.update(range(first, last + 1, step))
     if len(found) > MAX_ARRAY_TASKS:
         raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
     if percent and not (re.fullmatch(r"[0-9]{1,7}", most) and int(most) > 0):
-        raise UsageError(f"--array: after % comes how many tasks may run at once, found {most[:40]!r}")
+        raise UsageError(
+            f"--array: % must be followed by the number of tasks that may run at once, found {most[:40]!r}"
+        )
     return tuple(sorted(found)), int(most) if percent else None
 
 
@@ -79,13 +81,13 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_SIZES:
             raise UsageError(
-                f"{option}: {match[0]} is no range of at most {MAX_SIZES} sizes", "the smaller number first"
+                f"{option}: {match[0]} is no range of at most {MAX_SIZES} sizes", "write the smaller number first"
             )
         found.update(range(first, last + 1))
     if len(found) > 1 and not resizable:
-        raise UsageError(f"{option}: several sizes are for jobs that can be stopped and resumed", "add --resizable")
+        raise UsageError(f"{option}: several sizes are only for resizable jobs", "add --resizable")
     if listed is not None and gpus is not None:
-        raise UsageError("--sizes already says how many GPUs, so --gpus has no place", "use one of the two")
+        raise UsageError("--sizes and --gpus cannot be combined", "use one of the two")
     return tuple(sorted(found))
 
 
@@ -111,9 +113,9 @@ def _amount(option: str, text: str | None, parse: Callable[[str], int], resizabl
         return _parsed(option, text, parse)
     found = _parsed(option, least, parse), _parsed(option, most, parse)
     if found[0] > found[1]:
-        raise UsageError(f"{option}: {text[:80]} is no range", "the smaller number first")
+        raise UsageError(f"{option}: {text[:80]} is no range", "write the smaller number first")
     if not resizable:
-        raise UsageError(f"{option}: a range is for jobs that can be stopped and resumed", "add --resizable")
+        raise UsageError(f"{option}: a range is only for resizable jobs", "add --resizable")
     return found
 
 
@@ -126,7 +128,7 @@ def _whole(text: str) -> int:
 def base_size(found: tuple[int, ...], base: int | None) -> int | None:
     """The size that the job was tuned for, of those it may have: as said, else the smallest."""
     if base is not None and base not in found:
-        raise UsageError(f"--base {base} is none of the sizes that it may have", "see --gpus and --sizes")
+        raise UsageError(f"--base {base} is not one of its sizes", "see --gpus and --sizes")
     return base if base is not None else found[0] if found else None
 
 
@@ -211,9 +213,7 @@ def chain(links: int | None, request_array: str | None) -> int | None:
     if links is None:
         return None
     if request_array is not None:
-        raise UsageError(
-            "--chain makes jobs that follow each other, --array such as run side by side", "use one of them"
-        )
+        raise UsageError("--chain and --array cannot be combined", "use one of them")
     if not 1 < links <= MAX_LINKS:
         raise UsageError(f"--chain: 2 to {MAX_LINKS} jobs, found {links}")
     return links
@@ -226,7 +226,7 @@ def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, s
         name, equals, value = text.partition("=")
         if not equals:
             if name not in caller:
-                raise UsageError(f"--env {name[:80]}: you have no such variable", "use --env NAME=VALUE")
+                raise UsageError(f"--env {name[:80]}: no such variable in your environment", "use --env NAME=VALUE")
             value = caller[name]
         found[name] = value
     return found
@@ -252,7 +252,9 @@ def secrets(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
 
 def _inherited(name: str, caller: Mapping[str, str]) -> str:
     if name not in caller:
-        raise UsageError(f"--secret {name}: you have no such variable", f"set it, or use --secret {name}=@FILE")
+        raise UsageError(
+            f"--secret {name}: no such variable in your environment", f"set it, or use --secret {name}=@FILE"
+        )
     return caller[name]
 
 
@@ -265,7 +267,7 @@ def _secret_value(name: str, source: str, caller: Mapping[str, str]) -> str:
                 content = file.read(MAX_VALUE_BYTES + 2)
         else:
             raise UsageError(
-                f"--secret {name}: a value on the command line can be seen by everyone on this machine",
+                f"--secret {name}: a value on the command line is visible to everyone on this machine",
                 f"use {name} (from your environment), {name}=@FILE or {name}=- (stdin)",
             )
         return content.decode().removesuffix("\n")
@@ -302,11 +304,18 @@ def output_path(option: str, text: str | None, cwd: str) -> str | None:
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
 
 
+def appends(text: str | None) -> bool:
+    """Whether a start of the job adds to its output files; without the option each start empties them."""
+    if text not in (None, "append", "truncate"):
+        raise UsageError(f"--open-mode: found {text[:40]!r}, expected append or truncate")
+    return text == "append"
+
+
 def mail(address: str | None, notify: Sequence[str]) -> str:
     """Where mail about the job goes; "": nowhere."""
     if address is None:
         if notify:
-            raise UsageError("--notify: of these nobody is told", "add --mail ADDRESS")
+            raise UsageError("--notify: nobody to notify", "add --mail ADDRESS")
         return ""
     if not is_address(address):
         raise UsageError(f"--mail: found {address[:80]!r}, expected an address such as ada@example.org, or a user")

@@ -45,11 +45,13 @@ def cluster_rows(
         for part in job.allocation.parts if job.allocation else ():
             on.setdefault(part.node, []).append(part)
     reserved = by_node(reader.reservations(now), now) if reader else {}
-    stale_after_s = max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S)
+    stale_after_s = max(
+        3 * (reader.number("tick_s", inventory.settings.tick_s) if reader else inventory.settings.tick_s), _MIN_STALE_S
+    )
     return tuple(
         _node_row(
             node,
-            records.get(node.name) or NodeRecord(name=node.name, reason="not read yet"),
+            records.get(node.name) or NodeRecord(name=node.name, reason="not probed yet"),
             jobs,
             on.get(node.name, ()),
             held.get(node.name, {}),
@@ -189,7 +191,7 @@ def _gpu_row(
 ) -> GpuRow:
     state, reason = status.state, status.reason or slow
     if silent:
-        reason = "the node does not answer" if gpu is not None else reason
+        reason = "node does not respond" if gpu is not None else reason
     elif leftover and state is GpuState.FREE:
         state, reason = GpuState.BUSY, leftover
     job, partner = (jobs.get(name) if name else None for name in (status.job_id, status.partner_id))

@@ -13,7 +13,7 @@ from gpusched.config.weights import DEFAULT, ModelError, load_model
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.slurm import SlurmMode
-from gpusched.model.units import iso_utc
+from gpusched.model.units import count_of, iso_utc
 from gpusched.promotion.live import live_modes, live_policies, mode_of, overrides
 from gpusched.promotion.registry import find_policy, known_policies, last_verdicts, trained_for, training_of
 from gpusched.queue.promotions import PolicyChange, Shadow
@@ -41,9 +41,9 @@ def _last(changes: list[PolicyChange], partition: str) -> PolicyChange | None:
 def _live_row(client: Client, partition: Partition, spec: PolicySpec, last: PolicyChange | None) -> PolicyRow:
     out = client.reader.fallbacks().get(partition.name) if client.reader else None
     promoted = last if overrides(partition, last) else None
-    note = f"over {partition.policy} of inventory.yaml" if promoted else "named by inventory.yaml"
+    note = f"overrides {partition.policy} of inventory.yaml" if promoted else "named by inventory.yaml"
     if last is not None and last.override and promoted is None:
-        note = f"inventory.yaml was edited after the promotion of {last.spec.name}, and goes before it"
+        note = f"inventory.yaml was edited after the promotion of {last.spec.name} and overrides it"
     return _row(
         spec, partition.name, "live", note=note, since=None if last is None else iso_utc(last.time),
         by=promoted.user if promoted else None, verdict=verdict_line(promoted), fallback=out.line if out else None,
@@ -61,7 +61,7 @@ def verdict_line(change: PolicyChange | None) -> str | None:
 def _shadow_row(client: Client, shadow: Shadow) -> PolicyRow:
     night = last_verdicts(client.state).get((shadow.partition, shadow.spec.name, shadow.spec.version))
     asked = shadow.decisions + shadow.late + shadow.unusable
-    note = f"as the live policy in {shadow.same} of {asked} decisions"
+    note = f"same as the live policy in {shadow.same} of {count_of(asked, 'decision')}"
     return _row(
         shadow.spec, shadow.partition, "shadow", note=note, since=iso_utc(shadow.since), by=shadow.by, verdict=night,
         fallback=shadow.trouble or None,
@@ -77,7 +77,7 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
             continue
         trained = trained_for(spec) if spec.agent is not None else []
         how = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
-        note = f"not trained yet: gpusched {how}" if spec.agent is not None and not trained else known.origin
+        note = f"untrained: gpusched {how}" if spec.agent is not None and not trained else known.origin
         for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
             verdict = night.get((name, spec.name, spec.version))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpusched.client.context import Client
-from gpusched.client.control import check_admin, check_reason
+from gpusched.client.context import Client, check_admin
+from gpusched.client.control import check_reason
 from gpusched.client.policies import same
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.validate import known_partition
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SINCE = "30d"
 _LEASE_ENDS = (
-    "until it runs: the lease ends by itself within a minute; to end it now: "
+    "until the controller runs: the lease expires within a minute; to end it now: "
     "scontrol update ReservationName=gpusched EndTime=now+1"
 )
 
@@ -82,7 +82,7 @@ def compare(
     chosen = [known_partition(inventory, partition)] if partition else list(inventory.partitions)
     if trace is not None:
         if since is not None:
-            raise UsageError("--since is of the cluster's own history, --trace another's", "use one of them")
+            raise UsageError("--since and --trace cannot be combined", "use one of them")
         from gpusched.traces.load import load
 
         loaded = load(trace)
@@ -122,7 +122,7 @@ def _judged(
     from gpusched.nightly.proof import history_of, judge, scenario_for
 
     if client.reader is None:
-        raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
+        raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or use --force REASON")
     trace = history_of(client.inventory, client.reader, partition.name, begin, time.time())
     return judge(
         scenario_for(trace, client.inventory, partition, reader=client.reader), partition.name, base, other, advance
@@ -140,15 +140,15 @@ def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate
     card = training_of(candidate, partition.name)
     if candidate.agent is not None and card is None:
         raise GpuschedError(
-            f"{candidate.name} has no training card for {partition.name}, so nobody knows which days it has not seen",
-            "train it with gpusched train, or say --force REASON",
+            f"{candidate.name} has no training card for {partition.name}, so its training days are unknown",
+            "train it with gpusched train, or use --force REASON",
         )
     begin = max(_begin(since), first_held_out(card.last if card else None))
     if begin > time.time():
         last = local_time_zone(card.last if card else None)
         raise GpuschedError(
-            f"{candidate.name} has learned from {partition.name}'s jobs until {last}: no day is held out yet",
-            "wait some days, train with an earlier --until, or say --force REASON",
+            f"{candidate.name} was trained on {partition.name}'s jobs until {last}: no held-out day yet",
+            "wait some days, train with an earlier --until, or use --force REASON",
         )
     return _judged(client, partition, incumbent, candidate, begin)
 
@@ -175,9 +175,7 @@ def promote(
     """
     check_admin(client)
     if mode is not None and client.inventory.engine != "slurm":
-        raise UsageError(
-            "--mode is for partitions of Slurm, and inventory.yaml does not say engine: slurm", "leave it out"
-        )
+        raise UsageError("--mode needs engine: slurm in inventory.yaml", "omit it")
     if force is not None:
         check_reason("--force", force)
     known = _find(client, text)
@@ -190,7 +188,7 @@ def promote(
     before = {p.name: mode_of(p, changes.get(p.name)) for p in chosen}
     waiting = [p for p in chosen if p.name not in settled or mode not in (None, before[p.name])]
     if not waiting:
-        raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is in charge of {chosen[0].name} already")
+        raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is already live in {chosen[0].name}")
     verdicts: dict[str, Verdict] = {}
     for one in waiting if force is None else ():
         if one.name in settled and mode is not None and not _does_more(mode, before[one.name]):
@@ -201,10 +199,10 @@ def promote(
         verdicts[one.name] = proof(client, one, incumbent, known.spec, since or SINCE)
     if failed := [v for v in verdicts.values() if not v.passed]:
         lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
-        raise GpuschedError(f"not promoted: {lines}", "wait for more days, or say --force REASON")
+        raise GpuschedError(f"not promoted: {lines}", "wait for more days, or use --force REASON")
     for one in waiting:
         verdict = verdicts.get(one.name)
-        reason = verdict.line if verdict else f"{mode} in place of {before[one.name]}"
+        reason = verdict.line if verdict else f"{mode} instead of {before[one.name]}"
         command = Promote(
             time=time.time(), partition=one.name, path=str(known.path.absolute()), version=known.spec.version,
             reason=force if force is not None else reason, forced=force is not None,
@@ -236,7 +234,7 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
     else:
         promoted = [p.name for p in client.inventory.partitions if overrides(p, changes.get(p.name))]
         if len(promoted) > 1:
-            raise UsageError(f"policies were promoted in {', '.join(promoted)}", "say which: --partition P")
+            raise UsageError(f"policies were promoted in {', '.join(promoted)}", "choose one with --partition P")
         if not promoted:
             raise GpuschedError(
                 "no policy was promoted, so there is nothing to roll back", "see gpusched policy history"
@@ -246,7 +244,7 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
         check_reason("REASON", reason)
     last = changes.get(chosen)
     if last is None or last.back_to is None:
-        raise GpuschedError(f"{chosen}: there is no earlier policy", "inventory.yaml names the one in charge")
+        raise GpuschedError(f"{chosen}: there is no earlier policy", "the live one is set in inventory.yaml")
     command = Rollback(time=time.time(), partition=chosen, reason=reason or f"back from {last.spec.name}")
     client.deliverable_inbox().deliver(command)
     decides = client.inventory.engine == "slurm" and last.mode is SlurmMode.DECIDE
@@ -264,7 +262,7 @@ def shadow(client: Client, text: str | None, partition: str | None, off: bool) -
     if off:
         return _shadow_off(client, text, partition)
     if text is None:
-        raise UsageError("say which policy is to be asked", "or --off to ask none")
+        raise UsageError("no policy given", "name one, or use --off")
     known = _find(client, text)
     chosen = _partitions(client, known.spec, partition)
     for one in chosen:
@@ -283,7 +281,7 @@ def _shadow_off(client: Client, text: str | None, partition: str | None) -> Aske
         if s.until is None and partition in (None, s.partition) and text in (None, s.spec.name)
     ]
     if not found:
-        raise GpuschedError(f"nothing is in the shadow{f' in {partition}' if partition else ''}")
+        raise GpuschedError(f"no shadow policy{f' in {partition}' if partition else ''}")
     for name in found:
         client.deliverable_inbox().deliver(ShadowOff(time=time.time(), partition=name))
     return Asked(what="shadow off", policy=text or "", partitions=tuple(found))

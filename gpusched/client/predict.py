@@ -15,6 +15,7 @@ from gpusched.errors import NoHistory, UsageError
 from gpusched.model.arrays import first_of
 from gpusched.model.interference import Cost, KindBelief, KindTold, Link, Shape, kind_of, pattern_of
 from gpusched.model.jobs import Job
+from gpusched.model.units import count_of
 from gpusched.traces.readers.history import trace_of
 
 
@@ -65,9 +66,10 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     racks = racks or 1
     asked = msgspec.structs.replace(usual, gpus=gpus or usual.gpus, nodes=nodes or racks, racks=racks)
     if asked.racks > asked.nodes:
-        raise UsageError(f"--racks {asked.racks} are more than --nodes {asked.nodes}", "a rack gives at least one node")
+        raise UsageError(f"--racks {asked.racks} exceeds --nodes {asked.nodes}", "each rack has at least one node")
     if asked.gpus % asked.nodes:
-        raise UsageError(f"{asked.gpus} GPUs are no equal parts of {asked.nodes} nodes", "say --gpus")
+        split = f"{count_of(asked.gpus, 'GPU')} cannot be split evenly across {count_of(asked.nodes, 'node')}"
+        raise UsageError(split, "set --gpus")
     if asked.nodes > 1:
         line, cost = _spread(beliefs, own.kind, asked)
         lines.append(line)
@@ -108,7 +110,7 @@ def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple
     wide = _over(asked, asked.nodes, asked.racks)
     cost = cost_of_spread(beliefs.values(), kind, wide, _over(asked, *tight))
     what, than = (f"on {asked.racks} racks", "in one") if asked.racks > 1 else (f"on {asked.nodes} nodes", "on one")
-    return f"{what} {cost.line(than) if cost else 'nothing says how fast it is'}", cost
+    return f"{what} {cost.line(than) if cost else 'no measured speed'}", cost
 
 
 def _over(shape: Shape, nodes: int, racks: int) -> Shape:
@@ -129,9 +131,9 @@ def _one(beliefs: Mapping[str, KindBelief], text: str) -> KindBelief:
     if len(found) == 1:
         return beliefs[found[0]]
     if found:
-        raise UsageError(f"jobs called {text} are several users'", f"say which: {', '.join(found[:5])}")
+        raise UsageError(f"several users have jobs named {text}", f"choose one: {', '.join(found[:5])}")
     from gpusched.model.suggest import did_you_mean
 
     near = did_you_mean(text, [kind.partition("/")[2] for kind in beliefs])
-    hint = "jobs tell their pace in progress.json; it is learned from as they end"
-    raise UsageError(f"nothing is known of jobs called {text}{near}", hint)
+    hint = "jobs report their pace in progress.json; it is learned as they end"
+    raise UsageError(f"no data on jobs named {text}{near}", hint)

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Literal
 
-from gpusched.client.context import Client
-from gpusched.client.control import check_admin
+from gpusched.client.context import Client, check_admin
 from gpusched.config.users import user_name
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Job
@@ -39,11 +38,11 @@ def quota_report(client: Client, user: str | None = None, everybody: bool = Fals
     waiting = reader.waiting_by_class() if reader else {}
     known = _users(inventory, active, [key[0] for key in waiting])
     if user is not None and user not in known and user != own and not _exists(user):
-        raise UsageError(f"there is no user '{user}'", "'gpusched quota --all' shows all")
+        raise UsageError(f"there is no user '{user}'", "see 'gpusched quota --all'")
     users = tuple(known) if everybody else (user or own,)
     return QuotaReport(
         users=users,
-        rows=_rows(client, users, active, waiting, everybody, now),
+        rows=_rows(client, users, active, waiting, now),
         classes=_classes(inventory, users, everybody),
         shares=_shares(client, users, active, everybody, now),
         now=now,
@@ -72,7 +71,6 @@ def _rows(
     users: Iterable[str],
     active: list[Job],
     waiting: dict[tuple[str, str, str], int],
-    everybody: bool,
     now: float,
 ) -> tuple[QuotaRow, ...]:
     from gpusched.queue.quotas import Ledger, used_lately
@@ -83,9 +81,13 @@ def _rows(
     used = used_lately(client.reader, quotas, now) if client.reader else []
     ledger = Ledger(quotas, active, used, now)
     rules: dict[tuple[tuple[str, str, str], str], Rule] = {}
+    in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in waiting}
     for user in users:
+        # A job stays in its class where its user may queue no more of them there.
+        own = (one for one in quotas.qos if one.may_use(user, inventory.groups) or (user, one.name) in in_class)
+        classes = ("", *(one.name for one in own))
         for group in inventory.groups.of(user) or ("",):
-            for qos in ("", *(one.name for one in quotas.qos if everybody or one.may_use(user, inventory.groups))):
+            for qos in classes:
                 ledger.of_kind(user, group, qos)
                 for rule in quotas.rules(user, group, qos):
                     rules.setdefault((rule.key, rule.unit), rule)

@@ -8,11 +8,13 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
+import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -115,8 +117,8 @@ def connect(client: Client, request: Request) -> socket.socket:
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
         raise NotListening(
-            "running jobs are reached through the controller, and no controller listens",
-            "start 'gpusched controller' ('gpusched tick' does not listen), or read the output when the job has ended",
+            "running jobs are reached through the controller, which is not listening",
+            "start 'gpusched controller' ('gpusched tick' does not listen), or read the output after the job ends",
         ) from None
     except (BrokenPipeError, ConnectionResetError):
         return sock  # the relay has sent why, which is still to be read
@@ -157,7 +159,7 @@ def checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
                 raise GpuschedError(failure.message, failure.hint)
             yield kind, payload
     except (Garbled, msgspec.MsgspecError, struct.error):
-        raise GpuschedError("the controller is of another version", "use the same version of gpusched") from None
+        raise GpuschedError("the controller runs another version", "use the same version of gpusched") from None
 
 
 def talk(
@@ -175,6 +177,7 @@ def talk(
 
     Raises:
         GpuschedError: See `stream`.
+        BrokenPipeError: Nobody reads our output any more (``| head``), whether or not there is any.
     """
     sock.setblocking(False)
     frames, unsent, heard = frames or Frames(), bytearray(), b""
@@ -183,13 +186,13 @@ def talk(
         for kind, payload in checked(frames, heard):
             if kind == EXITED:
                 return exit_code(payload)
-            _write(2 if kind == ERRORS else 1, payload)
+            _write(2 if kind == ERRORS else _stdout(), payload)
         heard = b""
         listened = [sock.fileno()] if resized is None else [sock.fileno(), resized]
         if with_input and len(unsent) < CHUNK:
             listened.append(0)
         left = None if due is None else max(0.0, due - time.monotonic())
-        readable, writable, _ = select.select(listened, [sock] if unsent else [], [], left)
+        readable, writable = _ready(listened, sock.fileno() if unsent else None, left)
         if after is not None and due is not None and time.monotonic() >= due:
             unsent += after[1]()
             due = None
@@ -202,12 +205,48 @@ def talk(
         if 0 in readable:
             data = _typed()
             if not data and keeps:
-                raise TransportError("ssh", "this terminal is gone")
+                raise TransportError("ssh", "the terminal was closed")
             unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
             with_input = bool(data)
         if writable:
             with contextlib.suppress(OSError):  # it is gone; its last output is still to be read
                 del unsent[: sock.send(unsent)]
+
+
+def _ready(listened: Iterable[int], sending: int | None, timeout_s: float | None) -> tuple[set[int], bool]:
+    """Which descriptors can be read, and whether the one that sends can be written to.
+
+    Raises:
+        BrokenPipeError: The pipe that our output goes to has lost its reader.
+    """
+    poll, ours = select.poll(), _stdout()
+    if _is_pipe(ours):  # a terminal that is gone is another matter: the job is kept
+        poll.register(ours, 0)  # errors are told of anyway
+    wanted = dict.fromkeys(listened, select.POLLIN)
+    if sending is not None:
+        wanted[sending] = wanted.get(sending, 0) | select.POLLOUT
+    for descriptor, events in wanted.items():
+        poll.register(descriptor, events)
+    found = dict(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+    if found.get(ours, 0) & select.POLLERR:
+        raise BrokenPipeError
+    readable = {d for d in listened if found.get(d, 0) & ~select.POLLOUT}
+    return readable, bool(sending is not None and found.get(sending, 0) & (select.POLLOUT | select.POLLERR))
+
+
+def _stdout() -> int:
+    """Return the descriptor of our stdout: 1 only where no command line has moved it (`cli.stdout`)."""
+    try:
+        return sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or none
+        return 1
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:  # closed
+        return False
 
 
 def _typed() -> bytes:

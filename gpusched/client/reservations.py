@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpusched.client import options
-from gpusched.client.context import Client
-from gpusched.client.control import check_admin
+from gpusched.client.context import Client, check_admin
 from gpusched.config.reservations import changed_by, check_reservation, fewest_nodes, named
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
@@ -59,7 +58,7 @@ def reserve(client: Client, wanted: Wanted, *, maintenance: bool) -> Asked:
     begin, end = _times(wanted, now)
     name = wanted.name if wanted.name is not None else _free_name(begin, there)
     if any(one.name == name for one in there):
-        raise UsageError(f"there is a reservation {name} already", f"gpusched reservations change {name}")
+        raise UsageError(f"reservation {name} already exists", f"gpusched reservations change {name}")
     one = Reservation(
         name=name, nodes=_nodes(client, wanted, there, begin, end), begin=begin, end=end,
         users=options.names(wanted.users), groups=options.names(wanted.groups), maintenance=maintenance,
@@ -87,7 +86,7 @@ def change(client: Client, name: str, wanted: Wanted) -> Asked:
     )  # fmt: skip
     after = changed_by(command, before, now)
     if after == before:
-        raise UsageError(f"nothing of {before.what} would change", "see gpusched reservations change --help")
+        raise UsageError(f"{before.what} would not change", "see gpusched reservations change --help")
     check_reservation(after, client.inventory, there, now)
     return _ask(client, "change", command, after)
 
@@ -153,7 +152,7 @@ def _ask(client: Client, what: str, command: AnyCommand, one: Reservation) -> As
 def _named(name: str, there: Sequence[Reservation]) -> Reservation:
     names = [one.name for one in there]
     if name not in names:
-        raise UsageError(f"there is no reservation '{name}', or it is over{did_you_mean(name, names)}")
+        raise UsageError(f"no current reservation '{name}'{did_you_mean(name, names)}")
     return named(name, there)
 
 
@@ -171,7 +170,7 @@ def _times(wanted: Wanted, now: float) -> tuple[float, float]:
 
 def _end(wanted: Wanted, begin: float, now: float) -> float:
     if (wanted.until is None) == (wanted.lasts is None):
-        raise UsageError("say until when: --to, or --for how long", "--to 2026-11-20T18:00, --for 4h")
+        raise UsageError("no end given: use --to or --for", "--to 2026-11-20T18:00, --for 4h")
     if wanted.until is not None:
         return options.moment("--to", wanted.until, now)
     lasts = options.duration("--for", wanted.lasts)
@@ -183,14 +182,14 @@ def _nodes(client: Client, wanted: Wanted, there: Sequence[Reservation], begin: 
     """The nodes named, or of the partition, or the fewest with so many GPUs."""
     if wanted.gpus is not None:
         if wanted.nodes:
-            raise UsageError("name nodes, or say how many GPUs", "not both")
+            raise UsageError("nodes and a number of GPUs cannot be combined", "use one")
         return _with_gpus(client, wanted, there, begin, end)
     if wanted.partition is not None:
         if wanted.nodes:
-            raise UsageError("name nodes, or a partition for all of its nodes", "not both")
+            raise UsageError("nodes and a partition cannot be combined", "use one")
         return tuple(node.name for node in known_partition(client.inventory, wanted.partition).nodes)
     if not wanted.nodes:
-        raise UsageError("say which nodes: names, dgx[1-4], or -p PARTITION for all of its nodes")
+        raise UsageError("no nodes given: use names, dgx[1-4], or -p PARTITION for all of its nodes")
     return expanded(wanted.nodes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import msgspec
 
 from gpusched.client.context import Client
 from gpusched.client.waiting import inbox_job, inbox_jobs
+from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
 from gpusched.model.arrays import chosen
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from gpusched.queue.store import Reader
 
 SHOWN_CANDIDATES = 8
+_LOOK_S = 0.1
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -38,6 +42,15 @@ def refusal(reader: Reader, job_id: str) -> str | None:
     for event in reader.events(job_id=job_id.partition("_")[0]):
         if event.kind == "refused_command":
             return str(event.data.get("why", "no reason given"))
+    return None
+
+
+def surplus_refusal(reader: Reader) -> str | None:
+    """Why submissions of this user that are nowhere may have been refused by their number; None: none was."""
+    me = user_name(os.getuid())
+    for event in reversed(reader.events()):
+        if event.kind == "refused_command" and event.user == me and event.data.get("surplus"):
+            return str(event.data["why"])
     return None
 
 
@@ -81,9 +94,19 @@ class Resolver:
             raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
         found = chosen(jobs, spans)
         if not found:
-            what = "is no array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
+            what = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {what}")
         return Target(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
+
+    def _comes_later(self, reader: Reader, job_id: str) -> bool:
+        """Whether a job is in a later copy of the store, where copies are read: one just taken is in none yet."""
+        end = time.monotonic() + (2 * reader.behind_s() + 1.0 if reader.behind_s() else 0.0)
+        while time.monotonic() < end:
+            reader.data_version()  # which goes on to the latest copy
+            if reader.matching(job_id) or refusal(reader, job_id) is not None:
+                return True
+            time.sleep(_LOOK_S)
+        return False
 
     def _of_slurm(self, wanted: str) -> Target | None:
         """The job or array of Slurm of just this id; of several, the latest. None: there is none."""
@@ -107,10 +130,12 @@ class Resolver:
         if not candidates:
             if reader and ids.is_job_id(prefix) and (why := refusal(reader, prefix)) is not None:
                 raise GpuschedError(f"job {prefix} was refused: {why}")
+            if reader and ids.is_job_id(prefix) and self._comes_later(reader, prefix):
+                return self._unique(text, prefix)
             raise UsageError(f"there is no job {text[:60]!r}", "see 'gpusched status --all'")
         if len(candidates) > 1:
             shown = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")
-            raise UsageError(f"{text[:60]!r} names more than one job: {shown}", "type more of it")
+            raise UsageError(f"{text[:60]!r} matches several jobs: {shown}", "type more characters")
         return candidates[0]
 
     def _jobs(self, base: str) -> list[Job]:
@@ -119,5 +144,5 @@ class Resolver:
             return stored
         jobs = [j for j in self._waiting if base in (j.id, j.array_id)]
         if not jobs:
-            raise GpuschedError(f"job {base} is just being taken from the inbox", "try again")
+            raise GpuschedError(f"job {base} is still being queued", "try again")
         return jobs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -19,10 +20,56 @@ from gpusched.model.relay import KeptLog
 
 
 class Left(msgspec.Struct, frozen=True):
-    """One rank's result: what it says of itself, and the pickle ("": there is none)."""
+    """One call's result: what it says of itself, and the pickle ("": there is none, or it is in a file)."""
 
     told: dict[str, Any]
     data: bytes
+
+    def tasks(self) -> list[Left]:
+        """Return those of the node's tasks, in their order; itself, where it called the function once."""
+        headers = self.told.get("tasks")
+        if headers is None:
+            return [self]
+        found, at = [], 0
+        for header in headers:
+            found.append(Left(header, self.data[at : at + header["size"]]))
+            at += header["size"]
+        return found
+
+
+def open_large(client: Client, job: Job, left: Left) -> BinaryIO:
+    """Open a result that was too large to travel, once its digest is found right; read in pieces.
+
+    Raises:
+        GpuschedError: It is not there, or another one.
+    """
+    path = large_path(client, job, left)
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except FileNotFoundError:
+        raise GpuschedError(
+            f"the result of job {job.id}, {left.told['bytes']} bytes, is no longer in {path}",
+            "it is removed once it has been fetched",
+        ) from None
+    except OSError as error:
+        raise GpuschedError(f"the result of job {job.id} is in {path}: {error.strerror}") from None
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    if digest.hexdigest() != left.told["sha256"]:
+        file.close()
+        raise GpuschedError(f"the result of job {job.id} in {path} is not what the job wrote: its digest differs")
+    file.seek(0)
+    return file
+
+
+def large_path(client: Client, job: Job, left: Left) -> Path:
+    """Return where such a result lies: in the folder that its job was given for it, or its own on a shared disk."""
+    folder, name = left.told.get("folder"), os.path.basename(str(left.told["file"]))
+    if folder:
+        return Path(folder, name)
+    cluster_id = (client.reader.meta("cluster_id") if client.reader else None) or ""
+    return Path(client.inventory.settings.job_dirs or "/nonexistent", cluster_id, job.id, name)
 
 
 def awaited(client: Client, job: Job) -> bool:
@@ -43,7 +90,11 @@ def read_result(client: Client, job: Job, rank: int) -> Left | None:
     found = _parsed(job, content)
     if len(found.data) == found.told.get("size"):
         return found
-    return _from_job_dir(client, job, rank, found.told)
+    raise GpuschedError(
+        f"the result of job {job.id} has {found.told.get('size')} bytes, more than is brought back "
+        "(settings.logs.max_per_job)",
+        "name a folder that the job and you both see: result_dir=...",
+    )
 
 
 def _content(client: Client, job: Job, rank: int) -> bytes:
@@ -66,25 +117,4 @@ def _parsed(job: Job, content: bytes) -> Left:
             raise ValueError
         return Left(msgspec.json.decode(line, type=dict[str, Any]), data)
     except (ValueError, msgspec.MsgspecError):
-        raise GpuschedError(f"what job {job.id} left is no result of a function") from None
-
-
-def _from_job_dir(client: Client, job: Job, rank: int, told: dict[str, Any]) -> Left:
-    """One that is larger than what is collected stays in the job's folder, which may be on a disk that is here, too."""
-    name = f"result.{job.attempt}.{rank}"
-    size, folder = told.get("size"), client.inventory.settings.job_dirs
-    reader = client.reader
-    if folder is not None and reader is not None:
-        path = Path(folder, reader.meta("cluster_id") or "", job.id, name)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                found = _parsed(job, file.read())
-        except OSError as error:
-            raise GpuschedError(f"the result of job {job.id}, {size} bytes, is in {path}: {error.strerror}") from None
-        if len(found.data) == found.told.get("size"):
-            return found
-    raise GpuschedError(
-        f"the result of job {job.id} has {size} bytes, more than is brought back (settings.logs.max_per_job)",
-        "let it write a file, and return its path",
-    )
+        raise GpuschedError(f"job {job.id} left no valid function result") from None

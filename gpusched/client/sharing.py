@@ -23,7 +23,7 @@ def sharing_of(client: Client, job: Job) -> tuple[str | None, str]:
     gpus = common.ranges(gpu for gpu in mine.gpus if gpu in its.gpus)
     cost = _cost_beside(client.reader, job, partner)
     whose = f"job {partner.id} ({partner.spec.name} of {partner.user})"
-    return partner.id, f"GPUs {gpus} of {mine.node} with {whose}, expected to be {cost.line('alone')}"
+    return partner.id, f"GPUs {gpus} of {mine.node} with {whose}, expected {cost.line('alone')}"
 
 
 def _cost_beside(reader: Reader, job: Job, other: Job) -> Cost:

@@ -72,7 +72,7 @@ def prepare_session(client: Client, request: Request, pty: bool) -> Submit:
         UsageError: The first thing wrong, in one line; nothing was queued.
     """
     if pty and not sys.stdin.isatty():
-        raise UsageError("--pty needs a terminal as stdin", "leave it out, or run it in a terminal")
+        raise UsageError("--pty needs a terminal as stdin", "omit it, or run it in a terminal")
     changes: dict[str, object] = {"preemptible": False, "resizable": False}
     if pty:  # an interactive shell does not hear TERM
         changes["signal"] = request.signal or "HUP"
@@ -104,10 +104,10 @@ def attach(client: Client, text: str, forwards: Forwards, screen: Screen) -> int
     target = Resolver(client).target(text)
     job = target.jobs[0]
     if job.spec.session is None:
-        raise UsageError(f"nobody can be attached to job {target.id}: 'gpusched run' did not make it",
+        raise UsageError(f"cannot attach to job {target.id}: it was not started with 'gpusched run'",
                          f"gpusched logs -f {target.id}, or gpusched exec -it {target.id} -- sh")  # fmt: skip
     if job.spec.pty and not sys.stdin.isatty():
-        raise UsageError(f"job {job.id} has a terminal; attach needs one as stdin, too")
+        raise UsageError(f"job {job.id} has a terminal; attach needs a terminal as stdin")
     if job.state in ENDED:
         raise GpuschedError(f"job {job.id} has ended {_ended_as(job)}")
     return _Attending(client, job.id, forwards, screen, cancels=False).until_end()
@@ -127,6 +127,10 @@ class _Attending:
             except (KeyboardInterrupt, Told) as told:
                 self._leave()
                 return 128 + (told.number if isinstance(told, Told) else signal.SIGINT)
+            except BrokenPipeError:  # whoever read what it says has gone (| head), and nobody will attach to it again
+                if self._cancels:
+                    self._cancel()
+                raise
             finally:
                 self._forwards.close()
 
@@ -208,7 +212,9 @@ class _Attending:
     def _has_begun(self, sock: socket.socket, frames: Frames, job: Job) -> bool:
         """Wait until what is said is the job's; False where it has changed before."""
         node = job.allocation.parts[0].node if job.allocation is not None else "its node"
-        preparing = ": it is being prepared (an image may be on its way)" if job.state is JobState.STARTING else ""
+        preparing = (
+            ": it is being prepared (the image may still be downloading)" if job.state is JobState.STARTING else ""
+        )
         while True:
             if not select.select([sock], [], [], POLL_S)[0]:
                 self._wait(f"{job.state} on {node}{preparing}")
@@ -288,9 +294,7 @@ class _Attending:
         if self._has_changed(job):
             self._began = False
             return None
-        self._screen.note(
-            f"{error.reason}; job {job.id} goes on, and is kept for {self._kept}: gpusched attach {job.id}"
-        )
+        self._screen.note(f"{error.reason}; job {job.id} keeps running for {self._kept}: gpusched attach {job.id}")
         return LOST
 
     def _leave(self) -> None:
@@ -323,7 +327,7 @@ class _Attending:
                 raise KeyboardInterrupt
             asked = True
             self._cancel()
-            self._screen.note(f"job {self._id} is being cancelled; Ctrl-C again leaves it alone with that")
+            self._screen.note(f"job {self._id} is being cancelled; press Ctrl-C again to stop waiting")
 
         with _handling({signal.SIGINT: interrupt}):
             yield

@@ -63,7 +63,7 @@ def script_of(client: Client, text: str) -> str:
     """
     job = Resolver(client).target(text).jobs[0]
     if job.spec.script is None:
-        raise UsageError(f"job {job.id} has no script", f"its command stands in gpusched show {job.id}")
+        raise UsageError(f"job {job.id} has no script", f"see its command with gpusched show {job.id}")
     return job.spec.script
 
 

@@ -19,7 +19,7 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import format_memory
+from gpusched.model.units import amounts_of, count_of
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def size(asked: ResourceRequest, inventory: Inventory) -> Size:
     """
     if all(v is None for v in (asked.flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)):
         names = ", ".join(dict.fromkeys(f.name for p in inventory.partitions for f in p.flavors))
-        raise UsageError("say what the job needs: --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
+        raise UsageError("no resources requested: use --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
     partition = partition_of(asked, inventory)
     check_nodes(inventory, partition, (*asked.nodelist, *asked.exclude))
     check_gpu_types(partition, asked.gpu_types)
@@ -85,7 +85,7 @@ def size(asked: ResourceRequest, inventory: Inventory) -> Size:
 
 
 def partition_of(asked: ResourceRequest, inventory: Inventory) -> Partition:
-    """The partition that was asked for, or the only one that it can be.
+    """Return the partition that was asked for, or the only one that it can be, or the default.
 
     Raises:
         UsageError: There is none, or several.
@@ -101,9 +101,12 @@ def partition_of(asked: ResourceRequest, inventory: Inventory) -> Partition:
         names = [p.name for p in having]
     elif asked.nodelist:
         names = list(dict.fromkeys(n.partition for n in inventory.nodes if n.name in asked.nodelist)) or names
+    if len(names) > 1 and inventory.default_partition in names:
+        return known_partition(inventory, inventory.default_partition)
     if len(names) > 1:
         what = f"flavor '{asked.flavor}' is in several partitions" if asked.flavor else "there are several partitions"
-        raise UsageError(f"{what}: {', '.join(names)}", "say which one with -p")
+        hint = "choose one with -p, or ask an admin for a default partition (default: true)"
+        raise UsageError(f"{what}: {', '.join(names)}", hint)
     return known_partition(inventory, names[0])
 
 
@@ -120,7 +123,7 @@ def _flavor(asked: ResourceRequest, partition: Partition) -> Flavor | None:
 def _total_of_flavor(asked: ResourceRequest, flavor: Flavor) -> _Total:
     for option, value in (("--gpus", asked.gpus), ("--cpus", asked.cores), ("--mem", asked.memory_mib)):
         if value is not None:
-            raise UsageError(f"--flavor {flavor.name} already says it, so {option} has no place", "use one of the two")
+            raise UsageError(f"--flavor {flavor.name} and {option} cannot be combined", "use one of the two")
     return _Total(flavor.gpus, flavor.cores, flavor.memory_mib)
 
 
@@ -173,11 +176,11 @@ def _node_count(asked: ResourceRequest, gpus: int) -> int | None:
     if not asked.gpus_per_node:
         return asked.nodes
     if gpus % asked.gpus_per_node:
-        raise UsageError(f"{gpus} GPUs are not a multiple of --gpus-per-node {asked.gpus_per_node}")
+        raise UsageError(f"{count_of(gpus, 'GPU')} is not a multiple of --gpus-per-node {asked.gpus_per_node}")
     count = gpus // asked.gpus_per_node
     if asked.nodes is not None and asked.nodes != count:
         raise UsageError(
-            f"{gpus} GPUs with --gpus-per-node {asked.gpus_per_node} are {count} nodes, but -N says {asked.nodes}"
+            f"{count_of(gpus, 'GPU')} with --gpus-per-node {asked.gpus_per_node} need -N {count}, not -N {asked.nodes}"
         )
     return count
 
@@ -185,7 +188,10 @@ def _node_count(asked: ResourceRequest, gpus: int) -> int | None:
 def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, total: _Total) -> Size:
     count = _node_count(asked, total.gpus)
     if count is not None and total.gpus % count:
-        raise UsageError(f"{total.gpus} GPUs cannot be split into {count} equal parts", "choose another -N")
+        raise UsageError(
+            f"{count_of(total.gpus, 'GPU')} cannot be split evenly across {count_of(count, 'node')}",
+            "choose another -N",
+        )
     nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
     counts = [count] if count is not None else range(1, len(nodes) + 1)
     lean = total
@@ -205,12 +211,13 @@ def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, 
                 memory_mib_per_node=part.memory_mib,
                 time_limit_s=_time_limit(asked, partition, flavor),
             )
+    most = (max(amounts, default=0) for amounts in ([n.gpus for n in nodes], [n.cores for n in nodes],
+                                                    [n.memory_mib for n in nodes]))  # fmt: skip
     raise UsageError(
-        f"{total.gpus} GPUs, {total.cores} cores, {format_memory(total.memory_mib)} of memory fit on no number "
-        f"of equal nodes of partition {partition.name}",
-        f"its {len(nodes)} usable nodes have at most {max((n.gpus for n in nodes), default=0)} GPUs, "
-        f"{max((n.cores for n in nodes), default=0)} cores, "
-        f"{format_memory(max((n.memory_mib for n in nodes), default=0))} of memory",
+        f"{amounts_of(total.gpus, total.cores, total.memory_mib)} of memory cannot be split evenly across "
+        f"any number of nodes of partition {partition.name}",
+        f"its {count_of(len(nodes), 'usable node')} {'has' if len(nodes) == 1 else 'have'} at most "
+        f"{amounts_of(*most)} of memory",
     )
 
 
@@ -233,7 +240,9 @@ def whole_nodes(sized: Size, asked: ResourceRequest, inventory: Inventory) -> Si
     kinds = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
     enough = [of for of, count in kinds.items() if count >= sized.nodes and covers(of, needs)]
     if not enough:
-        raise UsageError(f"--exclusive: partition {sized.partition} has no {sized.nodes} nodes of one size for that")
+        raise UsageError(
+            f"--exclusive: partition {sized.partition} lacks {count_of(sized.nodes, 'large enough node')} of one size"
+        )
     gpus, cores, memory = min(enough)
     return msgspec.structs.replace(sized, gpus_per_node=gpus, cores_per_node=cores, memory_mib_per_node=memory)
 
@@ -244,7 +253,7 @@ def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | N
     largest = flavor or partition.largest_flavor
     limits = [t for t in (largest.time_limit_s if largest else None, max_time(partition)) if t is not None]
     if not limits:
-        raise UsageError(f"partition {partition.name} has no default time limit", "say one with -t")
+        raise UsageError(f"partition {partition.name} has no default time limit", "set one with -t")
     return min(limits)
 
 

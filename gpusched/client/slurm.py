@@ -22,6 +22,9 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
     "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
 }  # fmt: skip
 
+_GIVES_WAY_S = 300.0
+"""The lease is at an end on nodes that are reserved from then on."""
+
 _NOT_OF_RUN: dict[str, Any] = {
     **dict.fromkeys(("array", "output_file", "error", "wrap", *_UNLIKE)),
     "requeue": True, "hold": False, "wait": False, "dry_run": False,
@@ -36,9 +39,9 @@ def in_charge() -> bool:
             return True
         if not re.search(_ENGINE, text):
             return False
-        from gpusched.config.inventory import load_inventory
+        from gpusched.client.context import Client
 
-        return load_inventory().engine == "slurm"
+        return Client().inventory.engine == "slurm"
     except (GpuschedError, OSError):
         return False
 
@@ -59,10 +62,12 @@ def modes_line(client: Client) -> str:
     try:
         modes = live_modes(client.inventory, client.reader)
     except GpuschedError:
-        return "jobs are Slurm's"
-    words = {SlurmMode.DECIDE: "decides", SlurmMode.ADVISE: "advises", SlurmMode.OBSERVE: "looks on"}
+        return "jobs are managed by Slurm"
+    words = {SlurmMode.DECIDE: "decides", SlurmMode.ADVISE: "advises", SlurmMode.OBSERVE: "observes"}
     told = ((word, [name for name, own in modes.items() if own is mode]) for mode, word in words.items())
-    return "jobs are Slurm's; gpusched " + ", ".join(f"{word} in {', '.join(names)}" for word, names in told if names)
+    return "jobs are managed by Slurm; gpusched " + ", ".join(
+        f"{word} in {', '.join(names)}" for word, names in told if names
+    )
 
 
 def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
@@ -72,8 +77,8 @@ def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
         UsageError: Always.
     """
     argv, unlike = _INSTEAD[name](given)
-    but = f", and Slurm has nothing like {', '.join(unlike)}" if unlike else ""
-    raise UsageError(f"jobs here are Slurm's{but}: {' '.join(argv)}")
+    but = f", which has no equivalent of {', '.join(unlike)}" if unlike else ""
+    raise UsageError(f"use Slurm's command{but}: {' '.join(argv)}")
 
 
 _BY_TASK = (
@@ -328,21 +333,51 @@ def _escaped(character: str) -> str:
 
 def _reserve(maintenance: bool) -> Callable[[Mapping[str, Any]], Said]:
     def words(given: Mapping[str, Any]) -> Said:
-        flags = ["Flags=MAINT,IGNORE_JOBS"] if maintenance else []
+        own = "MAINT" if maintenance else "OVERLAP" if _begins_in_lease(given) else ""
+        flags = [f"Flags={','.join(filter(None, (own, 'IGNORE_JOBS')))}"]
         name = [f"ReservationName={_quoted(given['name'])}"] if given["name"] else []
         nodes = ",".join(given["nodes"] or ())
-        if not nodes:
+        if given.get("gpus"):
+            nodes = _nodes_of(given)  # Slurm reserves no GPUs
+        elif not nodes:
             nodes = "ALL"
             flags += [f"PartitionName={_quoted(given['partition'])}"] if given["partition"] else []
         times = _times(given["begin"] or "now", given["until"], given["lasts"])
         whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
         whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
         whose = whose or ["Users=root"]
-        gpus = given.get("gpus")
-        what = [f"TRES=gres/gpu={gpus}"] if gpus else [f"Nodes={_quoted(nodes)}"]
-        return ["scontrol", "create", "reservation", *name, *times, *whose, *what, *flags], []
+        what = f"Nodes={_quoted(nodes)}"
+        return ["scontrol", "create", "reservation", *name, *times, *whose, what, *flags], []
 
     return words
+
+
+def _begins_in_lease(given: Mapping[str, Any]) -> bool:
+    """Whether it begins so soon that the lease of mode decide has not given way yet: Slurm would refuse it."""
+    from gpusched.client import options
+    from gpusched.client.context import Client
+    from gpusched.model.slurm import SlurmMode
+    from gpusched.promotion.live import live_modes
+
+    now = time.time()
+    if given["begin"] and options.moment("--from", given["begin"], now) > now + _GIVES_WAY_S:
+        return False
+    client = Client()
+    return SlurmMode.DECIDE in live_modes(client.inventory, client.reader).values()
+
+
+def _nodes_of(given: Mapping[str, Any]) -> str:
+    """The fewest nodes with so many GPUs that nobody has reserved then."""
+    from gpusched.client import options
+    from gpusched.client.context import Client
+    from gpusched.config.reservations import fewest_nodes
+
+    client, now = Client(), time.time()
+    begin = options.moment("--from", given["begin"], now) if given["begin"] else now
+    lasts_s = options.duration("--for", given["lasts"])
+    end = options.moment("--to", given["until"], now) if given["until"] else begin + (lasts_s or 0)
+    taken = client.reader.reservations(now) if client.reader is not None else ()
+    return ",".join(fewest_nodes(client.inventory, given["partition"], given["gpus"], taken, (), (), begin, end))
 
 
 def _times(begin: str | None, until: str | None, lasts: str | None) -> list[str]:

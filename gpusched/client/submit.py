@@ -16,7 +16,16 @@ from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_
 from gpusched.client.tasks import Tasks, size_by_tasks
 from gpusched.config.accounts import accounted, longest
 from gpusched.config.users import user_name
-from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
+from gpusched.config.validate import (
+    MAX_NAME,
+    MAX_SIZES,
+    known_partition,
+    max_time,
+    nodes_that_hold,
+    shape_on,
+    usable_nodes,
+    validate_spec,
+)
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
@@ -83,6 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     mem_per_cpu: str | None = None
     error: str | None = None
     slurm_env: bool | None = None
+    open_mode: str | None = None
     script: str | None = None
 
 
@@ -107,25 +117,15 @@ def prepare(
     """
     now = time.time()
     inventory = client.inventory
-    tasks = _tasks(request)
-    may = _resizing(request, tasks, inventory)
-    asked = _resources(request, tasks, may)
-    if tasks == Tasks():
-        sized, tasks_per_node = size(asked, inventory), 1
-    elif may.resizable:
-        raise UsageError(
-            "a resizable job has one task on each node", "leave out --resizable, or tasks and what each has"
-        )
-    else:
-        sized, tasks_per_node = size_by_tasks(asked, tasks, inventory)
-    if request.exclusive and not may.resizable:
-        sized = whole_nodes(sized, asked, inventory)
+    request = _in_one_partition(request, inventory)
+    shape = _shape(request, inventory)
+    tasks, may, asked, sized, tasks_per_node = shape
     array, max_running = options.array(request.array)
     if links := options.chain(request.chain, request.array):
         array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
-        raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
+        raise UsageError("--signal B: needs a job script", "omit B:")
     secrets = options.secrets(request.secret, environ)
     cwd = folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
@@ -141,6 +141,7 @@ def prepare(
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
+        append=options.appends(request.open_mode),
         dependencies=(
             *options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
             *([Dependency(DependencyKind.CHAIN)] if links else []),
@@ -172,6 +173,7 @@ def prepare(
         submit_dir=cwd if request.script is not None else "",
         tasks_per_node=tasks_per_node,
         gpus_per_task=request.gpus_per_task or 0,
+        memory_mib_per_cpu=tasks.mem_per_cpu_mib or 0,
         slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
         function=program.function if program is not None else "",
     )
@@ -193,8 +195,8 @@ def prepare(
     )  # fmt: skip
     length = len(msgspec.json.encode(prepared))
     if length > MAX_COMMAND_BYTES:
-        hint = "use a file" if program is None else "pass the paths of files that the job can read, not what is in them"
-        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", hint)
+        hint = "use a file" if program is None else "pass file paths that the job can read, not file contents"
+        raise UsageError(f"the request has {length} bytes; the maximum is {MAX_COMMAND_BYTES}", hint)
     return prepared
 
 
@@ -215,6 +217,62 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
         from gpusched.queue.quotas import Queued
 
         Queued(client.reader, quotas).check(user, spec, count)
+
+
+class _Shape(NamedTuple):
+    """What was asked for, and the equal parts that it makes in one partition."""
+
+    tasks: Tasks
+    may: _Resizing
+    asked: ResourceRequest
+    sized: Size
+    tasks_per_node: int
+
+
+def _shape(request: Request, inventory: Inventory) -> _Shape:
+    tasks = _tasks(request)
+    may = _resizing(request, tasks, inventory)
+    asked = _resources(request, tasks, may)
+    if tasks == Tasks():
+        sized, tasks_per_node = size(asked, inventory), 1
+    elif may.resizable:
+        raise UsageError("a resizable job has one task per node", "omit --resizable, or the task options")
+    else:
+        sized, tasks_per_node = size_by_tasks(asked, tasks, inventory)
+    if request.exclusive and not may.resizable:
+        sized = whole_nodes(sized, asked, inventory)
+    return _Shape(tasks, may, asked, sized, tasks_per_node)
+
+
+def _in_one_partition(request: Request, inventory: Inventory) -> Request:
+    """Return the request in the first of the partitions that it names whose nodes, when free, can hold the job.
+
+    Raises:
+        UsageError: There is no such partition, or none of them can; it says what is wrong in the first.
+    """
+    names = [name.strip() for name in (request.partition or "").split(",")]
+    if len(names) < 2:
+        return request
+    wrong = None
+    for partition in [known_partition(inventory, name) for name in names]:
+        here = msgspec.structs.replace(request, partition=partition.name)
+        try:
+            sized = _shape(here, inventory).sized
+            held = nodes_that_hold(
+                usable_nodes(partition, options.names(request.nodelist), options.names(request.exclude),
+                             options.names(request.gpu_type)),
+                sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node,
+            )  # fmt: skip
+            if held < sized.nodes:
+                raise UsageError(f"partition {partition.name} has no {sized.nodes} nodes that can hold the job")
+            most = max_time(partition)
+            if most is not None and sized.time_limit_s > most:
+                raise UsageError(f"partition {partition.name} allows no job to run so long")
+            return here
+        except UsageError as error:
+            wrong = wrong or error
+    assert wrong is not None
+    raise wrong
 
 
 class _Resizing(NamedTuple):
@@ -249,7 +307,7 @@ def _resizing(request: Request, tasks: Tasks, inventory: Inventory) -> _Resizing
     if len(sizes) > 1 or (sizes and request.resizable):
         return _Resizing(True, sizes, options.base_size(sizes, request.base), rules)
     if partition is None or (rules.most is None and not rules.default):
-        raise UsageError("--resizable: say which sizes it may have", "--gpus 1-8, or --sizes 1,2,4,8")
+        raise UsageError("--resizable: no sizes given", "--gpus 1-8, or --sizes 1,2,4,8")
     largest = partition.largest_flavor
     has = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
     most = min(has, has if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
@@ -293,7 +351,7 @@ def _placement(request: Request, tasks: Tasks, sized: Size, resizable: bool, inv
 
 def _resources(request: Request, tasks: Tasks, may: _Resizing) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
-        raise UsageError(f"--flavor {request.flavor} is a part of a node, --exclusive whole ones", "use one of the two")
+        raise UsageError(f"--flavor {request.flavor} and --exclusive cannot be combined", "use one of the two")
     cores = options.cores(request.cpus, may.resizable)
     memory = options.memory(request.mem, may.resizable)
     said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
@@ -376,7 +434,7 @@ def folder() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        raise UsageError(f"the current folder cannot be told: {error.strerror}", "use absolute paths") from None
+        raise UsageError(f"cannot determine the current directory: {error.strerror}", "use absolute paths") from None
 
 
 def _whole_id(client: Client, text: str) -> str:

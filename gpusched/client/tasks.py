@@ -10,6 +10,7 @@ from gpusched.client.sizing import ResourceRequest, Size, partition_of, size
 from gpusched.config.validate import MAX_COUNT, nodes_that_hold, usable_nodes
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
+from gpusched.model.units import count_of
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +61,10 @@ def size_by_tasks(asked: ResourceRequest, tasks: Tasks, inventory: Inventory) ->
     if len(wrong) == max(1, len(nodes)):  # the first had nothing to split
         raise wrong[0]
     raise UsageError(
-        f"{_said(asked, tasks)} fit on no number of equal nodes of partition {partition.name}",
-        f"its {len(nodes)} usable nodes have at most {max((n.gpus for n in nodes), default=0)} GPUs and "
-        f"{max((n.cores for n in nodes), default=0)} cores",
+        f"{_said(asked, tasks)} cannot be split evenly across any number of nodes of partition {partition.name}",
+        f"its {count_of(len(nodes), 'usable node')} {'has' if len(nodes) == 1 else 'have'} at most "
+        f"{count_of(max((n.gpus for n in nodes), default=0), 'GPU')} and "
+        f"{count_of(max((n.cores for n in nodes), default=0), 'core')}",
     )
 
 
@@ -70,16 +72,14 @@ def _check(asked: ResourceRequest, tasks: Tasks) -> None:
     given = {name: value for name, value in msgspec.structs.asdict(tasks).items() if value is not None}
     for name, value in given.items():
         if not (0 if name in ("gpus_per_task", "mem_per_node_mib") else 1) <= value <= MAX_COUNT and "mib" not in name:
-            raise UsageError(f"{_option(name)} is 1 to {MAX_COUNT}, found {value}")
+            raise UsageError(f"{_option(name)} must be 1 to {MAX_COUNT}, found {value}")
     memory, cores = [n for n in _MEMORY if n in given], [n for n in _CORES if n in given]
     for names, total, option in ((cores, asked.cores, "--cpus"), (memory, asked.memory_mib, "--mem")):
         both = [*map(_option, names), *([option] if total is not None else [])]
         if len(both) > 1:
-            raise UsageError(f"{both[0]} and {both[1]} both say how much it is", "use one of the two")
+            raise UsageError(f"{both[0]} and {both[1]} cannot be combined", "use one of the two")
     if asked.flavor is not None and (said := [n for n in (*_CORES, "gpus_per_task", *_MEMORY) if n in given]):
-        raise UsageError(
-            f"--flavor {asked.flavor} already says it, so {_option(said[0])} has no place", "use one of the two"
-        )
+        raise UsageError(f"--flavor {asked.flavor} and {_option(said[0])} cannot be combined", "use one of the two")
 
 
 def _node_count(asked: ResourceRequest, tasks: Tasks) -> int | None:
@@ -101,25 +101,28 @@ def _over(
     on_each = _on_each(ntasks, count)
     if tasks.ntasks_per_node is not None and on_each > tasks.ntasks_per_node:
         raise UsageError(
-            f"--ntasks {ntasks} over {count} nodes are more than --ntasks-per-node {tasks.ntasks_per_node} allows"
+            f"--ntasks {ntasks} on {count_of(count, 'node')} exceeds --ntasks-per-node {tasks.ntasks_per_node}"
         )
     by_task = None if tasks.gpus_per_task is None else tasks.gpus_per_task * ntasks
     if by_task is not None and (gpus is not None and by_task > gpus):
-        raise UsageError(f"{ntasks} tasks with --gpus-per-task {tasks.gpus_per_task} need {by_task} GPUs, not {gpus}")
+        raise UsageError(
+            f"{count_of(ntasks, 'task')} with --gpus-per-task {tasks.gpus_per_task} need "
+            f"{count_of(by_task, 'GPU')}, not {gpus}"
+        )
     gpus = by_task if gpus is None else gpus
     cores = asked.cores
     if tasks.cpus_per_task is not None:
         cores = tasks.cpus_per_task * ntasks
     elif tasks.cpus_per_gpu is not None:
         if not gpus:
-            raise UsageError("--cpus-per-gpu: the job asks for no GPU", "say --gpus, or use --cpus-per-task")
+            raise UsageError("--cpus-per-gpu: the job requests no GPU", "use --gpus, or --cpus-per-task")
         cores = max(ntasks, tasks.cpus_per_gpu * gpus)
     elif cores is None and (not gpus or tasks.mem_per_cpu_mib is not None):
         cores = ntasks
     memory = asked.memory_mib
     if tasks.mem_per_gpu_mib is not None:
         if not gpus:
-            raise UsageError("--mem-per-gpu: the job asks for no GPU", "say --gpus, or use --mem-per-node")
+            raise UsageError("--mem-per-gpu: the job requests no GPU", "use --gpus, or --mem-per-node")
         memory = tasks.mem_per_gpu_mib * gpus
     elif tasks.mem_per_node_mib:
         memory = tasks.mem_per_node_mib * count
@@ -147,7 +150,9 @@ def _count(asked: ResourceRequest, tasks: Tasks, nodes: int, gpus: int | None) -
 
 def _on_each(ntasks: int, nodes: int) -> int:
     if ntasks % nodes:
-        raise UsageError(f"--ntasks {ntasks} cannot be split equally over {nodes} nodes", "choose another -N")
+        raise UsageError(
+            f"--ntasks {ntasks} cannot be split evenly across {count_of(nodes, 'node')}", "choose another -N"
+        )
     return ntasks // nodes
 
 

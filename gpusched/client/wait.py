@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from gpusched.client.context import Client
-from gpusched.client.resolve import Resolver, refusal, stored_jobs
+from gpusched.client.resolve import Resolver, refusal, stored_jobs, surplus_refusal
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, Job, JobState
 
@@ -63,7 +63,7 @@ def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) ->
         if len(ended) == len(targets):
             return [job for target in targets for job in ended[target]]
     left = [t for t in targets if t not in ended]
-    raise GpuschedError(f"not ended within {timeout_s:g} s: {', '.join(left[:8])}")
+    raise GpuschedError(f"still running after {timeout_s:g} s: {', '.join(left[:8])}")
 
 
 def _changes(client: Client, timeout_s: float) -> Iterator[None]:
@@ -89,12 +89,13 @@ def _ended(client: Client, target: str) -> list[Job] | None:
     Raises:
         GpuschedError: The controller refused the submission.
     """
+    waits = client.inbox.holds(target.partition("_")[0])  # before the store: what is folded meanwhile is seen there
     reader = client.reader
     if reader is None or reader.has_unended(target):  # a look that costs the same for any array
         return None
     jobs = stored_jobs(reader, target)
     if not jobs:
-        if (why := refusal(reader, target)) is not None:
+        if (why := refusal(reader, target) or (None if waits else surplus_refusal(reader))) is not None:
             raise GpuschedError(f"job {target} was refused: {why}")
         return None
     return jobs if all(j.state in ENDED for j in jobs) else None

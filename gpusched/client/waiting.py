@@ -13,7 +13,7 @@ from gpusched.model.jobs import Job, JobState
 from gpusched.queue.inbox import Received
 
 IN_INBOX = "InInbox"
-_MESSAGE = "submitted; the controller has not taken it from the inbox yet"
+_MESSAGE = "submitted; not yet queued by the controller"
 
 
 def inbox_jobs(client: Client) -> list[Job]:

@@ -20,6 +20,7 @@ from gpusched.model import ids
 from gpusched.model.arrays import chosen, first_of, part_of, wanted
 from gpusched.model.indices import both, without
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.model.units import count_of
 from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
 
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from gpusched.sched.sizing.explain import SizesNow
 
 _ENDED_STEPS = {
-    JobState.TIMEOUT: "ask for a longer limit with -t, or let the job save its work (--signal USR1@300)",
-    JobState.OUT_OF_MEMORY: "ask for more with --mem, or take a larger flavor",
+    JobState.TIMEOUT: "ask for a longer limit with -t, or have the job save its work (--signal USR1@300)",
+    JobState.OUT_OF_MEMORY: "ask for more with --mem, or use a larger flavor",
     JobState.NODE_FAIL: "see 'gpusched nodes' for what is wrong there, then 'gpusched requeue {id}'",
     JobState.FAILED: "see 'gpusched logs {id}' for what it printed",
     JobState.PREEMPTED: "'gpusched requeue {id}' queues it again",
     JobState.CANCELLED: "'gpusched requeue {id}' queues it again",
-    JobState.COMPLETING: "'gpusched show {id}' tells what was tried, and what could not be ended",
+    JobState.COMPLETING: "'gpusched show {id}' shows what was tried and what is still running",
 }
 
 
@@ -68,7 +69,7 @@ def _why(client: Client, job: Job) -> Why:
     return Why(
         job=job,
         reason=job.reason,
-        message="; shares ".join(filter(None, (_message(job), shared))),
+        message="; ".join(filter(None, (_message(job), shared and f"shares {shared}"))),
         partner=partner,
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,
@@ -78,26 +79,25 @@ def _why(client: Client, job: Job) -> Why:
 
 def _message(job: Job) -> str:
     if job.state is JobState.COMPLETING:
-        return f"it is being ended ({job.message})" if job.message else "it is being ended"
+        return f"ending ({job.message})" if job.message else "ending"
     if job.message:
         return job.message
     if job.state is JobState.COMPLETED:
-        return "it ran to its end"
+        return "completed normally"
     if job.state is JobState.RUNNING and job.resizes is not None:
-        return f"it runs with {job.spec.gpus} GPUs; resized {resizes_line(job)}"
+        return f"has {count_of(job.spec.gpus, 'GPU')}; resized {resizes_line(job)}"
     if job.state is JobState.FAILED and job.exit_code is not None:
         return f"its command exited with code {job.exit_code}"
     return {
-        JobState.STARTING: "its container is being prepared (an image may be on its way)"
+        JobState.STARTING: "preparing its container (the image may still be downloading)"
         if job.slurm is None
-        else f"{job.policy or 'its policy'} decided on it; Slurm starts it",
-        JobState.RUNNING: "it runs",
+        else f"{job.policy or 'its policy'} chose it; Slurm is starting it",
     }.get(job.state, "")
 
 
 def _steps(job: Job) -> tuple[str, ...]:
     if job.reason == "LaunchFailed":
-        return ("correct what the message names and submit it again; nothing has run",)
+        return ("correct the error and submit it again; nothing has run",)
     step = _ENDED_STEPS.get(job.state)
     return (step.format(id=job.id),) if step else ()
 
@@ -128,8 +128,8 @@ def explain_pending(client: Client, job: Job) -> Why:
     explanation = explain(snapshot, job.id)
     ahead = look_ahead(client, snapshot, job, explanation)
     told = (
-        explanation.reason.message, _cost_of(client, job, explanation.racks), *_cleared_for(client, job),
-        _sharing_of(client, snapshot, job),
+        explanation.reason.message, explanation.beside, _cost_of(client, job, explanation.racks),
+        *_cleared_for(client, job), _sharing_of(client, snapshot, job),
     )  # fmt: skip
     return Why(
         job=job,

@@ -34,12 +34,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
             output into ``destination`` (or finish ``rank.output``) and what a function left into ``result``,
-            ``remove`` container and folder, ``forget`` the job's own folder.
+            ``remove`` container and folder, ``forget`` the job's own folder, ``answer`` what it asked (with ``note``).
         note: With a signal: what is first written into resize.json.
         readers: User ids that may read the collected output, the job's first.
     """
 
-    verb: Literal["launch", "start", "signal", "collect", "remove", "forget"]
+    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer"]
     node: str
     rank: RankRecord
     request: LaunchRequest | None = None

@@ -79,7 +79,7 @@ def _fetch(transport: Transport, script: Script, file: BinaryIO, cap: int) -> No
             dropped += len(tail) - most
             del tail[:-most]
     if ending.exit_code is None:
-        raise TransportError("ssh", "the output broke off", "it is asked for again")
+        raise TransportError("ssh", "the output was cut off", "retrying")
     if ending.exit_code:
         file.write(tail)
         file.seek(max(0, file.tell() - 2000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -10,12 +9,12 @@ from gpusched.cluster.slurmenv import slurm_variables
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
 from gpusched.model.jobs import Job, NodeAllocation, container_name
+from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.resources import Inventory, Node, RuntimeName, Sharing
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files, step_ports
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
-_PATTERN = re.compile("%([jAaxunNt%])")  # of output paths
 _OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
 
 
@@ -70,6 +69,7 @@ def launch_request(
         hold=gang or session != "",
         output=expand_output(job, part.rank, part.node),
         error=expand_error(job, part.rank, part.node),
+        append=job.spec.append,
         spool=_spool(job, part, inventory, steps_key),
         hostfile=hostfile(job, inventory) if gang else None,
         run_as=run_as,
@@ -185,43 +185,6 @@ def hostfile(job: Job, inventory: Inventory) -> str:
     assert job.allocation is not None
     nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]
     return "".join(f"{_reached_at(node)} slots={slots}\n" for node, slots in nodes)
-
-
-def expand_output(job: Job, rank: int, node: str) -> str | None:
-    """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added.
-
-    A script runs on the first node only, so its output is one file.
-    """
-    return _expand(job.spec.output, job, rank, node)
-
-
-def expand_error(job: Job, rank: int, node: str) -> str | None:
-    """The same for ``--error``; None: stderr goes where stdout does."""
-    path = _expand(job.spec.error, job, rank, node)
-    return path if path != expand_output(job, rank, node) else None
-
-
-def _expand(path: str | None, job: Job, rank: int, node: str) -> str | None:
-    if path is None or (job.spec.script is not None and rank > 0):
-        return None
-    patterns = {
-        "j": job.id,
-        "A": job.array_id or job.id,
-        "a": str(job.array_index) if job.array_index is not None else "0",
-        "x": job.spec.name.replace("/", "_"),
-        "u": job.user,
-        "n": str(rank),
-        "N": node,
-        "t": str(rank),
-        "%": "%",
-    }
-    used = re.findall(_PATTERN, path)
-    expanded = re.sub(_PATTERN, lambda match: patterns[match[1]], path)
-    return (
-        expanded
-        if job.spec.nodes == 1 or job.spec.script is not None or {"n", "N", "t"} & set(used)
-        else f"{expanded}.{rank}"
-    )
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:

@@ -21,7 +21,9 @@ def slurm_variables(job: Job, part: NodeAllocation) -> dict[str, str]:
         "SLURM_TASKS_PER_NODE": per_node,
         "SLURM_JOB_CPUS_PER_NODE": _times(part.cores, nodes),
         "SLURM_CPUS_PER_TASK": str(max(1, part.cores // tasks)),
-        "SLURM_MEM_PER_NODE": str(part.memory_mib),
+        # As in Slurm one of the two: srun of Slurm's takes both for a contradiction.
+        "SLURM_MEM_PER_NODE": "" if spec.memory_mib_per_cpu else str(part.memory_mib),
+        "SLURM_MEM_PER_CPU": str(spec.memory_mib_per_cpu or ""),
         "SLURM_GPUS": str(nodes * gpus),
         "SLURM_GPUS_PER_NODE": str(gpus),
         "SLURM_JOB_GPUS": ",".join(map(str, part.gpus)),

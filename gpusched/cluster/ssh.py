@@ -6,14 +6,19 @@ cycle goes on without it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+import contextlib
+import time
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from gpusched.cluster.base import REFUSED, Observation, Operation, Outcome, RankKey
 from gpusched.cluster.collecting import collect_log
+from gpusched.cluster.ends import EndWatch
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
@@ -22,8 +27,8 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, Runtime
-from gpusched.nodes.runtimes.shell import forget_job, result
-from gpusched.nodes.transport import Script, Transport, TransportError
+from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
+from gpusched.nodes.transport import Script, SessionRefused, Transport, TransportError
 from gpusched.queue.clock import Clock
 
 OPERATION_TIMEOUT_S = 60.0
@@ -31,7 +36,10 @@ REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _REWIRED_S = 3600.0
-OPERATIONS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
+OPERATIONS_PER_NODE = 6
+"""sshd allows 10 sessions on a connection by default (MaxSessions); the probe and the channel of `_ends` are two."""
+ROOM_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
+T = TypeVar("T")
 
 
 class SshCluster:
@@ -54,6 +62,7 @@ class SshCluster:
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
         self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._ends = EndWatch(cluster_id)
 
     def use_inventory(self, inventory: Inventory) -> None:
         """Go on with the settings of a changed inventory."""
@@ -64,6 +73,7 @@ class SshCluster:
         self._nodes = {node.name: node for node in nodes}
         for name, (node, transport) in list(self._transports.items()):
             if self._nodes.get(name) != node:
+                self._ends.drop(name)
                 transport.close()
                 del self._transports[name]
                 self._wired.pop(name, None)
@@ -78,6 +88,7 @@ class SshCluster:
         self._use_nodes(nodes)
         for node in self._nodes.values():
             if node.name not in self._probes and node.name not in known:
+                self._ends.asked(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
         wait([future for name, future in self._probes.items() if name not in self._slow], timeout=patience_s)
@@ -109,6 +120,8 @@ class SshCluster:
                 reading, wanted = self._read(node, want_links=True), True
             if wanted:
                 self._wired[node.name] = reading.boot_id, began
+            with contextlib.suppress(Exception):  # the reading stands; what has ended is seen at the next tick
+                self._ends.update(node.name, self._transport(node), reading)
             return Observation(began=began, result=reading)
         except Exception as error:  # a probe must never end the cycle of the others
             told = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
@@ -116,8 +129,23 @@ class SshCluster:
         return Observation(began=began, result=failure)
 
     def _read(self, node: Node, want_links: bool = False) -> NodeReading:
-        transport = self._transport(node)
-        return probe(transport, node, self._cluster_id, self._inventory.settings, self._clock, want_links=want_links)
+        transport, settings = self._transport(node), self._inventory.settings
+        return self._with_room(
+            node.name, lambda: probe(transport, node, self._cluster_id, settings, self._clock, want_links=want_links)
+        )
+
+    def _with_room(self, node: str, ask: Callable[[], T]) -> T:
+        """The node's answer; where its sshd has no session for it, our waiting channel is what goes."""
+        try:
+            return ask()
+        except SessionRefused:
+            if not self._ends.give_way(node):
+                raise
+        for pause_s in ROOM_S:
+            time.sleep(pause_s)
+            with contextlib.suppress(SessionRefused):
+                return ask()
+        return ask()
 
     def _transport(self, node: Node) -> Transport:
         known = self._transports.get(node.name)
@@ -143,7 +171,7 @@ class SshCluster:
             if (node := self._nodes.get(operation.node)) is None:
                 error, transient = f"node {operation.node} is not in the inventory", True
             else:
-                error = self._carry_out(operation, node)
+                error = self._with_room(node.name, partial(self._carry_out, operation, node))
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:
@@ -175,6 +203,8 @@ class SshCluster:
                 )
             case "forget":
                 return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
+            case "answer":
+                return _run(transport, write_answer(ref, operation.note or ""), OPERATION_TIMEOUT_S)
             case "remove":
                 return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
@@ -200,9 +230,15 @@ class SshCluster:
         """See `Cluster.busy`."""
         return frozenset(self._operations)
 
+    def watch_ends(self) -> None:
+        """Have nodes tell at once when jobs end, from now on; see `has_news`."""
+        self._ends.begin()
+
     def has_news(self) -> bool:
-        """Whether an operation has ended that `finished` has not told of yet."""
-        return any(future.done() for future in self._operations.values())
+        """Whether an operation has ended that `finished` has not told of yet, or a node told of a job's end."""
+        if any(future.done() for future in self._operations.values()):
+            return True
+        return self._ends.is_due({name for name, future in self._probes.items() if not future.done()})
 
     def wait_for_operations(self, timeout_s: float) -> None:
         """Wait until the operations under way have ended, at most so long (for ``tick``, which exits afterwards)."""
@@ -210,6 +246,7 @@ class SshCluster:
 
     def close(self) -> None:
         """Drop the connections. What still hangs is left to its own timeout."""
+        self._ends.close()
         for pool in (self._probe_pool, self._slow_pool, *self._pools.values()):
             pool.shutdown(wait=False, cancel_futures=True)
         for _, transport in self._transports.values():

@@ -94,13 +94,17 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     return len(list(folder.glob(pattern))) >= versions
 
 
+def _privately(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)  # whoever can open it can lock it
+
+
 @contextmanager
 def _one_at_a_time(folder: Path | None) -> Iterator[None]:
     """Processes that begin side by side compile the same: one does, the others wait for it and find it on disk."""
     with ExitStack() as held:
         if folder is not None:
             with suppress(OSError):  # no room, or a filesystem without locks: then each compiles for itself
-                file = held.enter_context(open(folder / "lock", "a"))
+                file = held.enter_context(open(folder / "lock", "a", opener=_privately))
                 until = time.monotonic() + _PATIENCE_S
                 while time.monotonic() < until:
                     with suppress(BlockingIOError):

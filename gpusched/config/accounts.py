@@ -10,7 +10,7 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import Rule, takes
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import format_duration
+from gpusched.model.units import count_of, format_duration
 
 
 def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
@@ -22,14 +22,14 @@ def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
     groups, quotas = inventory.groups, inventory.quotas
     for option, name in (("--group", spec.group), ("--qos", spec.qos)):
         if name and not is_name(name):  # it goes into messages
-            raise UsageError(f"{option} {name[:80]!r} is no name of one")
+            raise UsageError(f"{option} {name[:80]!r} is not a valid name")
     if spec.group:
         _check_group(spec.group, user, inventory)
     if spec.qos:
         qos = quotas.of_class(spec.qos)
         known = [one.name for one in quotas.qos]
         if qos is None:
-            has = f"there are {', '.join(known)}" if known else "the inventory declares none"
+            has = f"known: {', '.join(known)}" if known else "the inventory declares none"
             raise UsageError(f"there is no class '{spec.qos}'{did_you_mean(spec.qos, known)}", has)
         if not qos.may_use(user, groups):
             usable = [one.name for one in quotas.qos if one.may_use(user, groups)]
@@ -63,7 +63,7 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
     if groups.get(name) is None:
         raise UsageError(f"there is no group '{name}'{did_you_mean(name, [g.name for g in groups.groups])}")
     if name not in own:
-        raise UsageError(f"--group {name}: {user} is no member of it", f"{user} is a member of: {_listed(own)}")
+        raise UsageError(f"--group {name}: {user} is not a member", f"{user} is a member of: {_listed(own)}")
 
 
 def _never(rule: Rule, spec: JobSpec) -> str:
@@ -72,16 +72,16 @@ def _never(rule: Rule, spec: JobSpec) -> str:
     if rule.unit == "time_s":
         if spec.time_limit_s > rule.most:
             asked, most = format_duration(spec.time_limit_s), format_duration(rule.most)
-            return f"--time {asked} is longer than {rule.whose} may ask for ({most})"
+            return f"--time {asked} exceeds the limit of {rule.whose} ({most})"
     elif rule.unit == "gpus" and gpus > rule.most:
-        return f"{gpus} GPUs are more than {rule.whose} may have at once ({rule.most})"
+        return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.whose} ({rule.most} at once)"
     elif rule.unit == "gpu_s" and (needs := takes("gpu_s", gpus, spec.time_limit_s)) > rule.most:
         return (
-            f"{gpus} GPUs for {format_duration(spec.time_limit_s)} may take {needs / 3600:.1f} GPU hours, and "
-            f"{rule.whose} may use {rule.most / 3600:.1f} in seven days"
+            f"{count_of(gpus, 'GPU')} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
+            f"the limit of {rule.whose} is {rule.most / 3600:.1f} in seven days"
         )
     elif rule.unit in ("jobs", "queued") and rule.most < 1:
-        return f"{rule.whose} may have no job"
+        return f"{rule.whose} may not run jobs"
     return ""
 
 

@@ -14,7 +14,7 @@ from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
 from gpusched.model.resources import Node, RuntimeName, Sharing
-from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
+from gpusched.model.units import amounts_of, count_of, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
 Fields = Mapping[str, tuple[str, Reader]]
@@ -83,7 +83,7 @@ def complete_node(entry: Value, own: dict[str, Any], defaults: Mapping[str, Any]
 def describe(nodes: tuple[Node, ...]) -> str:
     """The room of a partition, for errors: ``2 nodes of at most 8 GPUs, 256 cores, 1024G``."""
     gpus, cores, mib = max(n.gpus for n in nodes), max(n.cores for n in nodes), max(n.memory_mib for n in nodes)
-    return f"{len(nodes)} node{'s' * (len(nodes) != 1)} of at most {gpus} GPUs, {cores} cores, {format_memory(mib)}"
+    return f"{count_of(len(nodes), 'node')} of at most {amounts_of(gpus, cores, mib)}"
 
 
 # Readers of one value
@@ -411,7 +411,7 @@ QOS: Fields = {
     "exempt": ("exempt", Value.flag),
 }
 INVENTORY = ("engine", "settings", "defaults", "groups", "limits", "notices", "partitions", "qos", "topology")
-PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
+PARTITION = ("auto_promote", "default", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
              "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),

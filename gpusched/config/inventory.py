@@ -33,7 +33,7 @@ from gpusched.model.resources import (
     Settings,
 )
 from gpusched.model.topology import Topology
-from gpusched.model.units import format_memory
+from gpusched.model.units import amounts_of
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -86,6 +86,7 @@ class _Reader:
         self._errors = errors
         self._engine: Literal["ssh", "slurm"] = "ssh"
         self._names: dict[str, Value] = {}
+        self._default: str | None = None
         self._addresses: dict[tuple[str, int | None], str] = {}
 
     def inventory(self) -> Inventory:
@@ -170,11 +171,20 @@ class _Reader:
             auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
             preemptible=known["preemptible"].flag() if "preemptible" in known else False,
             slurm_env=known["slurm_env"].flag() if "slurm_env" in known else False,
+            default="default" in known and self._is_default(name, known["default"]),
             placement=PlacementRules(
                 **fields.read(known.get("placement"), fields.PLACEMENT, "a mapping with max_spread, wait")
             ),
             resizable=_resize_rules(known["resizable"], nodes) if "resizable" in known else ResizeRules(),
         )
+
+    def _is_default(self, name: str, value: Value) -> bool:
+        if not value.flag():
+            return False
+        if self._default is not None:
+            raise value.error("one default partition", f"{name} besides {self._default}")
+        self._default = name
+        return True
 
     def _nodes(self, partition: str, entry: Value, defaults: Mapping[str, Any]) -> list[Node]:
         own: dict[str, Any] = {"name": fields.host_range(entry)} if entry.is_text else {}
@@ -221,7 +231,7 @@ class _Reader:
         if max_time_s is not None and flavor.time_limit_s > max_time_s:
             raise entry.error("a time within the partition's max_time", "a longer time limit")
         if nodes and not self._errors and flavor_nodes(flavor, nodes) is None:
-            asked = f"{flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}"
+            asked = amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib)
             raise entry.error(f"what fits, in whole equal parts, on {fields.describe(nodes)}", asked)
         return flavor
 

@@ -14,7 +14,7 @@ from gpusched.model.commands import ChangeReservation
 from gpusched.model.jobs import JobSpec
 from gpusched.model.reservations import MAX_RESERVATION_NAME, MAX_RESERVATIONS, Reservation, overlapping
 from gpusched.model.resources import Inventory, Node
-from gpusched.model.units import local_time
+from gpusched.model.units import count_of, local_time
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RESERVATION_NAME - 1}}}")
 _MAX_S = 10 * 365 * 86400.0
@@ -42,30 +42,33 @@ def check_reservation(wanted: Reservation, inventory: Inventory, others: Iterabl
     if wanted.reason and not wanted.reason.isprintable():
         raise UsageError("the reason is one line of text", f"found {wanted.reason[:80]!r}")
     if len(others) >= MAX_RESERVATIONS:
-        raise UsageError(f"there are {len(others)} reservations already, more than {MAX_RESERVATIONS} are not kept")
+        raise UsageError(f"there are already {len(others)} reservations; the maximum is {MAX_RESERVATIONS}")
     if found := overlapping(wanted, others):
         other, node = found
         span = f"{local_time(other.begin)} to {local_time(other.end)}"
         raise UsageError(
-            f"node {node} is reserved then ({other.what}, {span})",
+            f"node {node} is already reserved ({other.what}, {span})",
             f"gpusched reservations change or cancel {other.name}",
         )
 
 
 def _check_time(wanted: Reservation, now: float) -> None:
     if not (math.isfinite(wanted.begin) and math.isfinite(wanted.end)) or abs(wanted.begin - now) > _MAX_S:
-        raise UsageError("--from and --to are times within ten years")
+        raise UsageError("--from and --to must be within ten years")
     if wanted.end <= wanted.begin:
         raise UsageError(f"--to ({local_time(wanted.end)}) is not after --from ({local_time(wanted.begin)})")
     if wanted.end <= now:
-        raise UsageError(f"--to ({local_time(wanted.end)}) is over already")
+        raise UsageError(f"--to ({local_time(wanted.end)}) is in the past")
     if wanted.end - wanted.begin > _MAX_S:
-        raise UsageError("a reservation lasts ten years at the most", "take nodes out with 'gpusched drain'")
+        raise UsageError("a reservation lasts at most ten years", "take nodes out with 'gpusched drain'")
 
 
 def _check_users(wanted: Reservation, inventory: Inventory) -> None:
     if not wanted.maintenance and not wanted.users and not wanted.groups:
-        raise UsageError("a reservation is for somebody", "--users, --groups; for nobody: gpusched maintenance")
+        raise UsageError(
+            "a reservation needs users or groups",
+            "use --users or --groups; to reserve for nobody: gpusched maintenance",
+        )
     if len(wanted.users) + len(wanted.groups) > _MAX_USERS:
         raise UsageError(f"at most {_MAX_USERS} users and groups", "declare a group of them (groups of inventory.yaml)")
     for user in wanted.users:
@@ -73,7 +76,7 @@ def _check_users(wanted: Reservation, inventory: Inventory) -> None:
             raise UsageError(f"--users: found {user[:80]!r}, expected a login name")
     for group in wanted.groups:
         if inventory.groups.get(group) is None:
-            raise UsageError(f"there is no group '{group[:80]}'", "groups of inventory.yaml declares them")
+            raise UsageError(f"there is no group '{group[:80]}'", "groups are declared in inventory.yaml")
 
 
 def check_use(spec: JobSpec, user: str, there: Iterable[Reservation], inventory: Inventory) -> None:
@@ -91,13 +94,13 @@ def check_use(spec: JobSpec, user: str, there: Iterable[Reservation], inventory:
 def unusable(limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> str:
     """Why a job can never run in the reservation it asks for, as things are; "": it can."""
     if found is None:
-        return f"there is no reservation {name[:80]}, or it is over; gpusched reservations lists them"
+        return f"no current reservation {name[:80]}; see gpusched reservations"
     if not found.serves(user, inventory.groups):
         whose = ", ".join((*found.users, *found.groups)) or "nobody"
         return f"{found.what} is for {whose}, not for {user}"
     lasts = found.end - found.begin
     if limit_s > lasts:
-        return f"{found.what} lasts {lasts / 3600:.4g} h, less than its limit of {limit_s / 3600:.4g} h (--time)"
+        return f"{found.what} lasts {lasts / 3600:.4g} h, less than its time limit of {limit_s / 3600:.4g} h (--time)"
     return ""
 
 
@@ -131,7 +134,7 @@ def fewest_nodes(
     if gpus < 1 or sum(node.gpus for node in chosen) < gpus:
         there = sum(node.gpus for node in free)
         where = f" in partition {partition}" if partition is not None else ""
-        raise UsageError(f"--gpus {gpus}: {there} GPUs{where} are on nodes that are not reserved then")
+        raise UsageError(f"--gpus {gpus}: only {count_of(there, 'GPU')}{where} not reserved then")
     names = {node.name for node in chosen}
     return tuple(node.name for node in nodes if node.name in names)
 
@@ -145,7 +148,7 @@ def named(name: str, reservations: Iterable[Reservation]) -> Reservation:
     for one in reservations:
         if one.name == name:
             return one
-    raise GpuschedError(f"there is no reservation {name[:80]}, or it is over")
+    raise GpuschedError(f"no current reservation {name[:80]}")
 
 
 def changed_by(command: ChangeReservation, before: Reservation, now: float) -> Reservation:
@@ -155,7 +158,7 @@ def changed_by(command: ChangeReservation, before: Reservation, now: float) -> R
         GpuschedError: It has begun, and cannot begin at another time.
     """
     if before.begin <= now and command.begin is not None and command.begin != before.begin:
-        raise GpuschedError(f"{before.what} has begun; only what is to come of it can be changed")
+        raise GpuschedError(f"{before.what} has begun; only its end can be changed")
     names = ("nodes", "begin", "end", "users", "groups", "reason")
     given = {name: value for name in names if (value := getattr(command, name)) is not None}
     return msgspec.structs.replace(before, **given)

@@ -15,7 +15,7 @@ from gpusched.model.notices import is_address, kinds_of
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
-from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, format_duration, format_memory
+from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, amounts_of, count_of, format_duration, format_memory
 
 MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
 MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
@@ -68,7 +68,7 @@ def _check_notices(spec: JobSpec) -> None:
     try:
         kinds_of(spec.notify)
     except ValueError as error:
-        raise UsageError(f"notify: there is no notice {str(error)[:40]!r}") from None
+        raise UsageError(f"notify: unknown notice {str(error)[:40]!r}") from None
 
 
 def known_partition(inventory: Inventory, name: str) -> Partition:
@@ -107,7 +107,7 @@ def check_gpu_types(partition: Partition, names: Iterable[str]) -> None:
     known = list(dict.fromkeys(node.gpu_type for node in partition.nodes if node.gpu_type))
     for name in names:
         if name not in known:
-            has = f"it has {', '.join(known)}" if known else "its nodes name no gpu_type"
+            has = f"it has {', '.join(known)}" if known else "its nodes have no gpu_type"
             raise UsageError(f"partition {partition.name} has no GPUs of type '{name}'{did_you_mean(name, known)}", has)
 
 
@@ -118,13 +118,13 @@ def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
         UsageError: It cannot.
     """
     if "\0" in text:
-        raise UsageError(f"{what} holds a NUL character, which no program can be given")
+        raise UsageError(f"{what} contains a NUL character")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(f"{what} is not valid UTF-8") from None
     if size > limit:
-        raise UsageError(f"{what} is {size} bytes long, at most {limit} are possible", "put it into a file")
+        raise UsageError(f"{what} has {size} bytes; the maximum is {limit}", "put it into a file")
 
 
 def usable_nodes(
@@ -158,12 +158,12 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
 def script_error(text: str) -> str | None:
     """``LINE: what`` is wrong with the text of a job script, or None."""
     if not text.startswith("#!"):
-        return '1: this is no job script, as its first line does not begin with "#!"; say #!/bin/bash there'
+        return '1: not a job script: its first line must begin with "#!", such as #!/bin/bash'
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_SCRIPT_BYTES:
-        return f"1: the script has more than {MAX_SCRIPT_BYTES} bytes; put data into files of their own"
+        return f"1: the script has more than {MAX_SCRIPT_BYTES} bytes; put data into separate files"
     for what, name, hint in (
-        ("\r\n", "a DOS line break", "; dos2unix makes it a script"),
+        ("\r\n", "a DOS line break", "; convert it with dos2unix"),
         ("\0", "a NUL character", ""),
     ):
         if (at := text.find(what)) >= 0:
@@ -187,13 +187,13 @@ def _check_texts(spec: JobSpec) -> None:
         total += len(name) + len(value.encode())
     if total > MAX_TOTAL_BYTES:
         raise UsageError(
-            f"command and environment are {total} bytes together, at most {MAX_TOTAL_BYTES} are possible",
+            f"command and environment have {total} bytes together; the maximum is {MAX_TOTAL_BYTES}",
             "put them into a file",
         )
     check_text("--comment", spec.comment)
     check_text("the function's name", spec.function, MAX_NAME)
     if not spec.function.isprintable():
-        raise UsageError("the function's name holds what cannot be printed")
+        raise UsageError("the function's name contains unprintable characters")
     if spec.script is not None:
         check_text("the job script", spec.script, MAX_SCRIPT_BYTES)
         if error := script_error(spec.script):
@@ -205,7 +205,7 @@ def _check_texts(spec: JobSpec) -> None:
         if path is not None:
             check_text(option, path, 4000)
             if not path.startswith("/") or "\n" in path or "\r" in path:
-                raise UsageError(f"{option} must be an absolute path in one line", f"found {path[:80]!r}")
+                raise UsageError(f"{option} must be an absolute path on one line", f"found {path[:80]!r}")
 
 
 def _check_environment(spec: JobSpec) -> None:
@@ -224,9 +224,9 @@ def _check_mounts(spec: JobSpec) -> None:
         for path in (mount.source, mount.target):
             check_text("--mount", path, 4000)
             if not path.startswith("/") or any(c in path for c in ':,"') or not path.isprintable():
-                raise UsageError("--mount takes absolute paths without ':', ',' and quotes", f"found {path[:80]!r}")
+                raise UsageError("--mount needs absolute paths without ':', ',' and quotes", f"found {path[:80]!r}")
             if ".." in path.split("/"):
-                raise UsageError("--mount takes paths without '..'", f"found {path[:80]!r}")
+                raise UsageError("--mount needs paths without '..'", f"found {path[:80]!r}")
         if mount.target in targets:
             raise UsageError(f"--mount: two mounts at {mount.target}")
         targets.add(mount.target)
@@ -242,6 +242,7 @@ def _check_numbers(spec: JobSpec) -> None:
         ("--time (s)", spec.time_limit_s, MAX_DURATION_S),
         ("--ntasks-per-node", spec.tasks_per_node, MAX_COUNT),
         ("--gpus-per-task", spec.gpus_per_task, MAX_COUNT),
+        ("--mem-per-cpu (MiB)", spec.memory_mib_per_cpu, MAX_MEMORY_MIB),
         ("--signal NAME@SECONDS", spec.signal_before_s or 0, MAX_DURATION_S),
         ("the number of --dependency", len(spec.dependencies), MAX_DEPENDENCIES),
         ("the number of --nodelist", len(spec.nodelist), MAX_NAMES),
@@ -255,13 +256,13 @@ def _check_numbers(spec: JobSpec) -> None:
     if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
         raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
     if spec.session is not None and spec.session < 1:
-        raise UsageError("what people work in is kept for a second at least")
+        raise UsageError("an interactive job must be kept for at least a second")
     if spec.tasks_per_node < 1 or spec.gpus_per_task < 0:
         raise UsageError("--ntasks-per-node must be at least 1")
     if spec.time_limit_s < 1:
         raise UsageError("--time must be greater than zero")
     if abs(spec.priority) > MAX_PRIORITY or abs(spec.nice) > MAX_PRIORITY:
-        raise UsageError(f"--priority and --nice are at most {MAX_PRIORITY} either way")
+        raise UsageError(f"--priority and --nice must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     if spec.signal not in SIGNALS:
         raise UsageError(f"there is no signal {spec.signal!r}{did_you_mean(spec.signal, sorted(SIGNALS))}")
     if spec.signal_before_s is not None and not 0 < spec.signal_before_s:
@@ -280,15 +281,17 @@ def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
         if not IMAGE.fullmatch(spec.image):
-            raise UsageError("--image is one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}")
+            raise UsageError(
+                "--image must be one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}"
+            )
         if runtimes == {RuntimeName.PROCESS}:
-            raise UsageError(f"{here} runs jobs without containers, so --image has no meaning", "leave it out")
+            raise UsageError(f"{here} runs jobs without containers; --image does not apply", "omit it")
         if error := image_error(spec.image, runtimes, transports):
             raise UsageError(error)
     elif runtimes == {RuntimeName.PROCESS} and spec.mounts:
-        raise UsageError(f"{here} runs jobs without containers, so --mount has no meaning", "leave it out")
+        raise UsageError(f"{here} runs jobs without containers; --mount does not apply", "omit it")
     elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
-        raise UsageError(f"{here} runs containers and has no default image", "say which one with --image")
+        raise UsageError(f"{here} runs containers and has no default image", "choose one with --image")
     if not spec.command and spec.script is None and RuntimeName.PROCESS in runtimes:
         raise UsageError(
             "nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG..., or a job script"
@@ -305,8 +308,8 @@ def _check_flavor(spec: JobSpec, partition: Partition) -> None:
     cores, memory_mib = spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node
     if spec.gpus != flavor.gpus or cores > flavor.cores or memory_mib > flavor.memory_mib:
         raise UsageError(
-            f"flavor {flavor.name} is {flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}; "
-            f"asked were {spec.gpus} GPUs, {cores} cores, {format_memory(memory_mib)}"
+            f"flavor {flavor.name} has {amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib)}; "
+            f"requested: {amounts_of(spec.gpus, cores, memory_mib)}"
         )
     _check_time(spec, flavor.time_limit_s, f"flavor {flavor.name}")
 
@@ -314,7 +317,7 @@ def _check_flavor(spec: JobSpec, partition: Partition) -> None:
 def _check_time(spec: JobSpec, most: int, of: str) -> None:
     if spec.time_limit_s > most:
         asked = format_duration(spec.time_limit_s)
-        raise UsageError(f"--time {asked} is longer than {of} allows ({format_duration(most)})")
+        raise UsageError(f"--time {asked} exceeds the maximum of {of} ({format_duration(most)})")
 
 
 def _check_bounds(spec: JobSpec, partition: Partition) -> None:
@@ -350,10 +353,11 @@ def _check_fits(spec: JobSpec, partition: Partition) -> None:
     nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
     room = nodes_that_hold(nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
     if room < spec.nodes:
+        of = "allowed" if len(nodes) < len(partition.nodes) else f"of partition {partition.name}"
         raise UsageError(
-            f"{spec.nodes} x ({spec.gpus_per_node} GPUs, {spec.cores_per_node} cores, "
-            f"{format_memory(spec.memory_mib_per_node)}) does not fit: {room} of the {len(nodes)} nodes "
-            f"{'allowed' if len(nodes) < len(partition.nodes) else 'of partition ' + partition.name} are large enough"
+            f"{spec.nodes} x ({amounts_of(spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)}) "
+            f"does not fit: {room} of the {count_of(len(nodes), 'node')} {of} "
+            f"{'is' if room == 1 else 'are'} large enough"
         )
 
 
@@ -365,7 +369,7 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
     if not sizes or len(sizes) > MAX_SIZES or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= MAX_COUNT:
         raise UsageError(f"--resizable takes 1 to {MAX_SIZES} sizes of at least one GPU, ascending")
     if elastic.base_gpus not in sizes or elastic.base_gpus != spec.gpus:
-        raise UsageError(f"--base {elastic.base_gpus} is none of the sizes that it may have")
+        raise UsageError(f"--base {elastic.base_gpus} is not one of its sizes")
     for option, value, most in (
         *(("--cpus", cores, MAX_COUNT) for cores in (elastic.base_cores, *(elastic.cores or ()))),
         *(("--mem (MiB)", mib, MAX_MEMORY_MIB) for mib in (elastic.base_memory_mib, *(elastic.memory_mib or ()))),
@@ -375,9 +379,9 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(f"{option} is at most {most}")
     for option, span in (("--cpus", elastic.cores), ("--mem", elastic.memory_mib)):
         if span is not None and not 1 <= span[0] <= span[1]:
-            raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "the smaller number first, at least 1")
+            raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "write the smaller number first, at least 1")
     if spec.flavor is not None:
-        raise UsageError(f"flavor {spec.flavor} is of one size, so --resizable has no place", "say --gpus 1-8")
+        raise UsageError(f"flavor {spec.flavor} has a fixed size; --resizable does not apply", "say --gpus 1-8")
     nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
     rules = partition.resizable
     found = next((gpus for gpus in sizes if not rules.allow(gpus)), None)
@@ -385,13 +389,14 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
         bounds = f"{rules.least} to {rules.most}" if rules.most is not None else f"{rules.least} or more"
         raise UsageError(
             f"--resizable: partition {partition.name} resizes jobs to {bounds} GPUs, not to {found}",
-            "its bounds stand in the inventory: resizable: min, max",
+            "the limits are set in the inventory: resizable: min, max",
         )
     for gpus in sizes:
         if shape_on(nodes, spec, gpus) is None:
             raise UsageError(
-                f"--resizable: {gpus} GPUs fit on no number of equal nodes of partition {partition.name}",
-                "name the sizes that do with --sizes",
+                f"--resizable: {count_of(gpus, 'GPU')} cannot be split evenly across any number of nodes "
+                f"of partition {partition.name}",
+                "choose sizes with --sizes",
             )
     largest = partition.largest_flavor
     if largest is not None:
@@ -419,36 +424,38 @@ def _check_placement(spec: JobSpec, partition: Partition) -> None:
     if most is not None and not 1 <= most <= MAX_SIZES:
         raise UsageError(f"--max-spread: over at most {MAX_SIZES} nodes")
     if spec.max_spread == "server" and (spec.nodes > 1 or most is not None):
-        raise UsageError(f"--max-spread server: the job needs {spec.nodes} nodes of partition {partition.name}")
+        raise UsageError(
+            f"--max-spread server: the job needs {count_of(spec.nodes, 'node')} of partition {partition.name}"
+        )
     if spec.elastic is not None and (spec.max_spread or spec.exclusive or most is not None):
         option = "--exclusive" if spec.exclusive else "--max-spread"
-        raise UsageError(f"{option} has no place with --resizable, whose nodes its policy chooses", "leave one out")
+        raise UsageError(f"{option} and --resizable cannot be combined: the policy chooses the nodes", "omit one")
     if spec.exclusive:
         whole = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
         nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
         if most is not None or sum((n.gpus, n.cores, n.memory_mib) == whole for n in nodes) < spec.nodes:
-            raise UsageError(f"--exclusive: there are no {spec.nodes} nodes of exactly that size")
+            raise UsageError(f"--exclusive: no {count_of(spec.nodes, 'node')} of exactly that size")
 
 
 def _check_share(spec: JobSpec) -> None:
     memory_mib = spec.gpu_memory_mib
     if not spec.share:
         if memory_mib is not None:
-            raise UsageError("--gpu-mem is for jobs that may share a GPU", "add --share pairs, or leave it out")
+            raise UsageError("--gpu-mem needs --share", "add --share pairs, or omit it")
         return
     if memory_mib is None:
-        hint = "--gpu-mem 20G: the most that it takes of each GPU"
-        raise UsageError("--share: say how much GPU memory the job needs, so that both fit", hint)
+        hint = "--gpu-mem 20G: its maximum use of each GPU's memory"
+        raise UsageError("--share needs the job's GPU memory", hint)
     if not 1 <= memory_mib <= MAX_MEMORY_MIB:
-        raise UsageError(f"--gpu-mem (MiB) is 1 to {MAX_MEMORY_MIB}")
+        raise UsageError(f"--gpu-mem (MiB) must be 1 to {MAX_MEMORY_MIB}")
     if spec.exclusive:
-        raise UsageError("--exclusive asks for nodes of its own, so --share has no place", "use one of the two")
+        raise UsageError("--exclusive and --share cannot be combined", "use one of the two")
     if spec.elastic is not None:
-        raise UsageError("--resizable has no place with --share: a shared GPU is not free to grow on", "leave one out")
+        raise UsageError("--resizable and --share cannot be combined", "omit one")
     if spec.nodes != 1 or spec.max_nodes is not None:
-        raise UsageError("--share is for jobs on one node", "-N 1, or leave --share out")
+        raise UsageError("--share is only for jobs on one node", "use -N 1, or omit --share")
     if not spec.gpus_per_node:
-        raise UsageError("--share: the job asks for no GPU", "say --gpus")
+        raise UsageError("--share: the job requests no GPU", "say --gpus")
 
 
 def may_share(spec: JobSpec, partition: Partition) -> bool:
@@ -466,9 +473,9 @@ def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None
     most = max((nodes_that_hold(nodes, *parts) for nodes in by_rack.values()), default=0)
     if most < spec.nodes:
         raise UsageError(
-            f"--max-spread rack: no rack has {spec.nodes} nodes of partition {partition.name} that are large enough"
+            f"--max-spread rack: no rack has {count_of(spec.nodes, 'large enough node')} of partition {partition.name}"
             f" (at most {most})",
-            "fewer nodes with -N, or --max-spread any",
+            "use fewer nodes (-N), or --max-spread any",
         )
 
 

@@ -66,8 +66,8 @@ def load_model(folder: Path, partition: str, agent: str) -> Model:
     path = weights_file(folder, partition)
     if not path.is_file():
         how = f"gpusched reproduce {agent} --out {path}" if _drawn(agent) else "gpusched train"
-        told = f": '{how}' learns some" if _drawn(agent) else ""
-        raise ModelError(f"{path}: there are no weights for {partition}{told}", f"train them: {how}")
+        told = f": '{how}' trains them" if _drawn(agent) else ""
+        raise ModelError(f"{path}: no weights for {partition}{told}", f"train them: {how}")
     return load_file(path, agent)
 
 
@@ -94,14 +94,14 @@ def load_file(path: Path, agent: str) -> Model:
             about = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}
     except FileNotFoundError:
-        raise ModelError(f"{path}: there is no such file") from None
+        raise ModelError(f"{path}: no such file") from None
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: these weights cannot be read: {error}", "train them again") from None
     if about.get("agent") != agent:
-        raise ModelError(f"{path}: these are weights of {about.get('agent', 'something else')}, not of {agent}")
+        raise ModelError(f"{path}: these weights belong to {about.get('agent', 'something else')}, not to {agent}")
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ModelError(f"{path}: {name} holds numbers that are not finite", "train them again")
+            raise ModelError(f"{path}: {name} contains non-finite numbers", "train them again")
     return Model(agent, arrays, about, digest_of(content), str(path))
 
 

@@ -27,7 +27,7 @@ def given_up(job: Job, seen: list[Seen], world: ReconcileInput) -> str:
     alone = _alone_s(first, world) if first is not None and first.phase in ("ready", "running") else None
     if alone is None or alone < kept:
         return ""
-    return f"nobody has been attached to it for {kept} s (settings.session_keep)"
+    return f"nobody attached for {kept} s (settings.session_keep)"
 
 
 def _alone_s(first: Seen, world: ReconcileInput) -> float | None:

@@ -62,7 +62,7 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
         ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None, resize=None
     )
     step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
-    data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
+    data = {"outcome": outcome, "message": message or "it had already ended"}
     step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
     return own
 
@@ -131,7 +131,7 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
         step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < world.settings.max_retries:
         wait = retry_delay_s(job.retries)
-        fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); tried again after {wait} s")
+        fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")
         fields |= again | {"retries": job.retries + 1, "eligible_time": now + wait}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
     else:
@@ -165,12 +165,12 @@ def failure_of(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
     where = f"rank {rank.rank} on {rank.node}"
     if rank.oom_killed:
         memory = format_memory(job.spec.memory_mib_per_node)
-        message = f"{where} ran out of memory ({memory} asked for): the kernel ended a process of it"
+        message = f"{where} ran out of memory ({memory} requested): the kernel killed one of its processes"
         return JobState.OUT_OF_MEMORY, "OutOfMemory", message
     if rank.exit_code == 137 and rank.signalled not in ("KILL", "9"):
         # Only containers have a limit on memory whose crossing is known.
-        also = "" if rank.runtime in ("podman", "docker") else ", by hand or for want of the node's memory"
-        return JobState.FAILED, "NonZeroExitCode", f"{where} was killed by signal KILL from outside{also} (137)"
+        also = "" if rank.runtime in ("podman", "docker") else ", manually or because the node ran out of memory"
+        return JobState.FAILED, "NonZeroExitCode", f"{where} was killed by an external SIGKILL{also} (137)"
     code = rank.exit_code if rank.exit_code is not None else "an unknown code"
     return JobState.FAILED, "NonZeroExitCode", f"{where} exited with {code}"
 

@@ -10,12 +10,13 @@ import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Operation, RankKey
 from gpusched.config.paths import log_path, result_path
+from gpusched.controller.asking import Asking
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_on
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import CommandApplier
 from gpusched.controller.launcher import Launcher
-from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
+from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
@@ -70,9 +71,14 @@ class Cycle:
         self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
         self._ledger = Ledger(store)
-        self._launcher = Launcher(store, self._secrets, cluster_id)
+        self._asking = Asking(store, self.inbox)
+        self._launcher = Launcher(store, self._secrets, cluster_id, say)
         self._settling = Settling(store, self._collecting, self._launcher.errors)
         self._planner = Planner(store, self._launcher, self._decider, Estimator(store, state, say), say)
+
+    def follow(self, before: Cycle) -> None:
+        """Go on for a cycle that could not be recorded, with the ends of operations that it was told of."""
+        self._settling.unsettled = before._settling.unsettled
 
     def run(self, patience_s: float) -> None:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``.
@@ -107,6 +113,7 @@ class Cycle:
         self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
         operations = self._record(observations, now)
         self._cluster.perform(operations)
+        self._cluster.perform(self._asking.answers(observations, now))
         decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
         if decided is not None and decided.unread:
             return decided.unread
@@ -217,8 +224,8 @@ class Cycle:
         one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
         why = ""
         if step.launch_failed is not None:
-            node, error = step.launch_failed
-            failures = with_failure(failures, node, one)
+            node, error, fault = step.launch_failed
+            failures = with_failure(failures, node, msgspec.structs.replace(one, own=fault is Fault.OWN))
             why = f"the last, of job {job.id}: {' '.join(error.split())}"
         elif any(failures.values()):
             for part in job.allocation.parts if job.allocation else ():

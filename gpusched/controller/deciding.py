@@ -52,7 +52,7 @@ def _load(partition: str, spec: PolicySpec, digest: str) -> Model | str:
     try:
         model = load_model(Path(spec.folder), partition, spec.agent)
         if digest and model.digest != digest:
-            return f"{model.path}: these are not the weights that were put in charge"
+            return f"{model.path}: these are not the weights that were promoted"
         prepared(model)
     except (ModelError, OSError) as error:
         return error.message if isinstance(error, ModelError) else str(error)
@@ -118,7 +118,7 @@ class Asked:
 def late_line(budget_s: float) -> str:
     """Why the answer of a late agent does not count; the same every time, so that it is told once."""
     budget = f"{budget_s * 1000:g} ms" if budget_s < 1 else f"{budget_s:g} s"
-    return f"no answer within its budget of {budget}"
+    return f"no answer within its time budget of {budget}"
 
 
 class Decider:

@@ -59,7 +59,7 @@ class Estimator:
             self._predictor = self._stamp = None
             trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
         if trouble and trouble != self._said:
-            self._say(f"order sjf-estimate goes by time limits: {trouble}")
+            self._say(f"order sjf-estimate uses time limits: {trouble}")
         self._said = trouble or ("" if self._predictor is not None else self._said)
         return self._predictor
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +25,9 @@ from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, Job, JobSpec, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Settings
+from gpusched.model.units import count_of
+from gpusched.queue.arrivals import MAX_WAITING
+from gpusched.queue.damage import STORE_FAULTS, Damaged
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.quotas import Queued
@@ -33,8 +37,12 @@ MAX_ARRAY_INDEX = 9_999_999
 REMEMBER_FOLDED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # of one round: on a full disk all will fail
+EARLY_S = 2.0
+MOST_TOLD = 20  # files of one user and cycle that were no commands, one by one
 TASK_BYTES = 300  # about what a waiting job takes besides its spec
-OUR_DISK = (sqlite3.OperationalError, OSError)  # what no command and no job is to blame for
+OUR_DISK = (sqlite3.OperationalError, OSError)  # what passes, and no command is to blame for
+
+_OF_VALUES = (sqlite3.IntegrityError, sqlite3.DataError)  # the store is well, and cannot take what was asked for
 
 _OF_POLICIES = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
 
@@ -69,58 +77,114 @@ class CommandApplier:
         self._by_class = Queued(store, inventory.quotas)
 
     def fold(self, now: float) -> int:
-        """Fold all that waits, in order, in one transaction; returns how many files were taken.
+        """Fold what this cycle takes of the inbox, in order, in one transaction; returns how many files were taken.
 
         The files are removed after the commit. A crash in between leaves files that were folded; they are recognised
         by name and change nothing the second time. Where all together cannot be written, each is tried for itself:
         what does not fit on the disk stays in the inbox and is tried again later, and what is behind it goes on.
         """
-        try:
-            with self._store.transaction():
-                taken = [self._take(item, now) for item in self._inbox.waiting()]
-        except OUR_DISK:
-            taken = self._one_by_one(now)
+        names = self._inbox.turn()
+        taken: list[tuple[str, bool]] = []
+        if names:
+            try:
+                with self._store.transaction():
+                    told = Counter[int]()
+                    taken = [self._take(item, now, told) for item in self._items(names)]
+                    self._refuse_many(told, now)
+            except OUR_DISK:
+                taken = self._one_by_one(names, now)
         for file_name, good in taken:
             (self._inbox.remove if good else self._inbox.refuse)(file_name)
         if taken:
             self._store.forget_folded(now - REMEMBER_FOLDED_S)
         if not all(good for _, good in taken):
-            self._inbox.tidy()
+            self._inbox.tidy_refused()
+        self._refuse_surplus(now)
         return len(taken)
 
-    def _take(self, item: Received | Malformed, now: float) -> tuple[str, bool]:
+    def _items(self, names: list[str]) -> Iterator[Received | Malformed]:
+        """Read the files; one that is about another which has not been folded yet waits for that."""
+        for item in self._inbox.read(names):
+            if isinstance(item, Received) and self._is_early(item):
+                self._inbox.put_off(item.file_name, EARLY_S)
+            else:
+                yield item
+
+    def _is_early(self, item: Received) -> bool:
+        """Whether it names a submission that still lies in the inbox, or its user's orders before it do."""
+        command = item.command
+        named: Iterable[str] = ()
+        if isinstance(command, commands.Submit):
+            named = (one.job_id for one in command.spec.dependencies)
+        elif isinstance(command, commands.JobCommand):
+            named = command.job_ids
+        before = [file for name in named if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
+        if not isinstance(command, commands.Submit):
+            before += self._inbox.put_off_of(item.uid)
+        # Only what is older: two that name each other must not wait for ever.
+        return any(file < item.file_name and not self._store.was_folded(_storable(file)) for file in before)
+
+    def _take(self, item: Received | Malformed, now: float, told: Counter[int]) -> tuple[str, bool]:
         """Fold one file unless it was before; its name, and whether it is good."""
         known = _storable(item.file_name)
         good = not isinstance(item, Malformed)
         if not self._store.was_folded(known):
-            good = self._fold_one(item, now)
-            self._store.mark_folded(known, now)
+            good = self._fold_one(item, now, told)
+        self._store.mark_folded(known, now)  # anew where its file is still there: it must not be forgotten before that
         return item.file_name, good
 
-    def _one_by_one(self, now: float) -> list[tuple[str, bool]]:
+    def _one_by_one(self, names: list[str], now: float) -> list[tuple[str, bool]]:
         taken, left = [], []
         self._forget_counts()  # what was rolled back counts no more
-        for item in self._inbox.waiting():
+        for item in self._items(names):
             try:
                 with self._store.transaction():
-                    taken.append(self._take(item, now))
+                    done = self._take(item, now, Counter())
+                taken.append(done)  # not before the commit: its file is removed
             except OUR_DISK as error:
                 self._forget_counts()
                 self._inbox.put_off(item.file_name)
                 left.append(error)
-                if len(left) == MAX_FAILURES:
+                if len(left) == MAX_FAILURES:  # the others of this cycle wait, too
+                    for name in names[names.index(item.file_name) :]:
+                        self._inbox.put_off(name)
                     break
         if left:
             self._say(
-                f"commands that cannot be recorded wait in the inbox ({len(left)}): {left[0]}; tried again every "
+                f"{count_of(len(left), 'command')} in the inbox cannot be recorded: {left[0]}; retried every "
                 f"{PUT_OFF_S:g} s, see 'gpusched check'"
             )
         return taken
 
-    def _fold_one(self, item: Received | Malformed, now: float) -> bool:
+    def _refuse_surplus(self, now: float) -> None:
+        """Refuse the latest files of whoever has too many there, by their number; nothing of them is read."""
+        surplus = self._inbox.surplus()
+        if not surplus:
+            return
+        try:
+            with self._store.transaction():
+                for uid, names in surplus.items():
+                    why = f"{user_name(uid)} has more than {MAX_WAITING} commands in the inbox"
+                    data = {"file": f"{len(names)} files", "why": why, "surplus": len(names)}
+                    self._store.append([Event(time=now, kind="refused_command", user=user_name(uid), data=data)])
+        except OUR_DISK:
+            return  # they stay until it can be recorded
+        for uid, names in surplus.items():
+            self._inbox.discard(names)
+            self._say(f"refused {len(names)} commands of {user_name(uid)}: more than {MAX_WAITING} in the inbox")
+
+    def _refuse_many(self, told: Counter[int], now: float) -> None:
+        """Record how many more files of a user were no commands than were recorded one by one."""
+        for uid, count in told.items():
+            if count > MOST_TOLD:
+                self._refuse(f"{count - MOST_TOLD} more files", user_name(uid), "not commands either", now)
+
+    def _fold_one(self, item: Received | Malformed, now: float, told: Counter[int]) -> bool:
         """Fold one file; False where it is to be set aside for a person to look at."""
         if isinstance(item, Malformed):
-            self._refuse(item.file_name, user_name(item.uid), item.why, now)
+            told[item.uid] += 1
+            if told[item.uid] <= MOST_TOLD:
+                self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
         command = item.command
@@ -131,11 +195,13 @@ class CommandApplier:
             with self._store.savepoint():
                 try:
                     self._apply(command, caller, now)
+                except Damaged:
+                    raise
                 except (Refused, GpuschedError) as error:  # what was done before it counts
                     self._refuse(item.file_name, caller.name, str(error), now)
-        except OUR_DISK:
-            raise  # not the command
         except Exception as error:  # one command that nobody thought of must not stop all others for ever
+            if isinstance(error, STORE_FAULTS) and not isinstance(error, _OF_VALUES):
+                raise  # not the command
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True
@@ -151,7 +217,7 @@ class CommandApplier:
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
         if self._inventory.engine == "slurm" and not isinstance(command, _OF_POLICIES):
-            raise Refused("Slurm is the engine here: only its own commands do that")
+            raise Refused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
                 self._submit(command, caller, now)
@@ -163,6 +229,8 @@ class CommandApplier:
                 self._each(command, caller, lambda job: self._release(job, caller, now), now)
             case commands.Requeue():
                 self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
+            case commands.Asked():
+                self._asked(command, caller, now)
             case commands.SetPriority():
                 self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
             case commands.Drain():
@@ -195,9 +263,9 @@ class CommandApplier:
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
-            raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
+            raise Refused(f"secrets named and secrets passed differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):
-            raise Refused(f"job {command.id} is there already")
+            raise Refused(f"job {command.id} already exists")
         _check_program(command)
         job = self._job(_within(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
@@ -226,6 +294,7 @@ class CommandApplier:
 
     def _forget_counts(self) -> None:
         self._waiting = None
+        self._programs_size.clear()
         self._by_class = Queued(self._store, self._inventory.quotas)
 
     @property
@@ -244,7 +313,7 @@ class CommandApplier:
         most = settings.max_queued_jobs_per_user
         if count + job.count > most:
             raise Refused(
-                f"{caller.name} has {count} jobs waiting and may have {most}: {job.count} more are too many "
+                f"{caller.name} has {count} of {count_of(most, 'pending job')}; {job.count} more exceed the limit "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
@@ -253,8 +322,8 @@ class CommandApplier:
         whole = size + program + self._programs_size.get(caller.uid, 0)
         if whole > settings.max_queued_mib_per_user << 20:
             raise Refused(
-                f"the waiting jobs of {caller.name} would take {whole >> 20} MiB with this one, and may take "
-                f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
+                f"the pending jobs of {caller.name} would take {whole >> 20} MiB, more than the allowed "
+                f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
@@ -313,7 +382,7 @@ class CommandApplier:
         for job_id in command.job_ids:
             found = self._store.rows_of(job_id)
             if not found:
-                problems.append(f"job {job_id}: there is no such job")
+                problems.append(f"job {job_id}: no such job")
             for job in found:
                 try:
                     if job.uid != caller.uid and not caller.admin:
@@ -344,9 +413,9 @@ class CommandApplier:
             return None
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
-                raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
+                raise Refused(f"job {job.id}: its secrets were deleted when it ended; submit it again")
             if job.spec.function and not self._programs.of(job.uid).has(job.id):
-                raise Refused(f"job {job.id}: its function was forgotten when it ended; submit it again")
+                raise Refused(f"job {job.id}: its function was deleted when it ended; submit it again")
             own = job.spec.group in self._inventory.groups.of(job.user)  # else it counts for whom its user is with now
             spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
             again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
@@ -362,6 +431,28 @@ class CommandApplier:
             }  # it begins from the beginning
             return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
+
+    def _asked(self, command: commands.Asked, caller: Caller, now: float) -> None:
+        """Do what a job asked for from inside: as its user, whose powers over others' jobs it does not have."""
+        if caller.uid != os.getuid():
+            raise Refused("only the controller passes on what jobs ask for")
+        job = self._store.job(command.job_id)
+        if job is None or job.attempt != command.attempt:
+            return
+        inside = Caller(job.uid, job.user, admin=False)
+        if command.act == "cancel":
+            cancel = commands.Cancel(time=command.time, job_ids=command.job_ids)
+            self._each(cancel, inside, lambda one: self._cancel(one, inside, False, now), now)
+        else:
+            requeue = commands.Requeue(time=command.time, job_ids=command.job_ids)
+            self._each(requeue, inside, lambda one: self._requeue_from_inside(one, job, inside, now), now)
+
+    def _requeue_from_inside(self, job: Job, asking: Job, inside: Caller, now: float) -> tuple[Job, Event] | None:
+        """As `_requeue`, but a job that somebody cancelled does not bring itself back, in the trap of its signal."""
+        outcome = job.ending.outcome if job.ending is not None else job.state
+        if job.id == asking.id and outcome is JobState.CANCELLED:
+            raise Refused(f"job {job.id} was cancelled")
+        return self._requeue(job, inside, now)
 
     def _end(
         self, job: Job, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
@@ -384,7 +475,7 @@ class CommandApplier:
         self._must_be_pending(job)
         if job.held_by == "admin" and not caller.admin:
             # A hold of one's own would make it one to release.
-            raise Refused(f"job {job.id} is held by an admin already")
+            raise Refused(f"job {job.id} is already held by an admin")
         by = "admin" if caller.admin and caller.uid != job.uid else "user"
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 
@@ -397,7 +488,7 @@ class CommandApplier:
     def _priority(self, job: Job, caller: Caller, priority: int, now: float) -> tuple[Job, Event]:
         self._must_be_pending(job)
         if abs(priority) > MAX_PRIORITY:
-            raise Refused(f"a priority is at most {MAX_PRIORITY} either way")
+            raise Refused(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}")
         if priority > job.priority and not caller.admin:
             raise Refused(f"job {job.id}: raising a priority (from {job.priority} to {priority}) needs an admin")
         event = self._event("priority", job, caller, now, {"from": job.priority, "to": priority})
@@ -417,21 +508,23 @@ class CommandApplier:
 
     def _policies(self, caller: Caller) -> PolicyDesk:
         if not caller.admin:
-            raise Refused(f"{caller.name} is no admin; promoting needs one (settings.admins of inventory.yaml)")
+            raise Refused(f"{caller.name} is not an admin; only admins may promote (settings.admins of inventory.yaml)")
         return PolicyDesk(self._store, self._inbox.tmp.parents[1], self._inventory)
 
     # -- commands on reservations --------------------------------------------------------------------------------
 
     def _reservations(self, caller: Caller) -> ReservationDesk:
         if not caller.admin:
-            raise Refused(f"{caller.name} is no admin; reserving needs one (settings.admins of inventory.yaml)")
+            raise Refused(f"{caller.name} is not an admin; only admins may reserve (settings.admins of inventory.yaml)")
         return ReservationDesk(self._store, self._inventory)
 
     # -- commands on nodes ---------------------------------------------------------------------------------------
 
     def _nodes(self, names: tuple[str, ...], caller: Caller, now: float, *, drain: str | None) -> None:
         if not caller.admin:
-            raise Refused(f"{caller.name} is no admin; drain and resume need one (settings.admins of inventory.yaml)")
+            raise Refused(
+                f"{caller.name} is not an admin; only admins may drain and resume (settings.admins of inventory.yaml)"
+            )
         records = self._store.node_records()
         unknown = [name for name in names if self._inventory.node(name) is None]
         resumed = drain is None
@@ -442,7 +535,7 @@ class CommandApplier:
             record = records.get(name, NodeRecord(name=name))
             record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, failed_launches=())
             if resumed and record.state in (NodeState.DRAINED, NodeState.DRAINING):
-                record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not read since")
+                record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not probed since")
             self._store.put_nodes([record])
             data = {"reason": drain} if drain else {}
             self._store.append([Event(time=now, kind=kind, node=name, user=caller.name, data=data)])
@@ -467,7 +560,7 @@ def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
 def _check_program(command: commands.Submit) -> None:
     """That a function and its program come together."""
     if bool(command.spec.function) != bool(command.program) or (command.task_programs and not command.program):
-        raise Refused("a job with a function needs its program, and no other job has one")
+        raise Refused("a job with a function needs its program; other jobs must not have one")
     if command.task_programs and len(command.task_programs) != len(set(command.array or ())):
         raise Refused(f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
-from gpusched.cluster.requests import expand_output, has_steps, launch_request, master_port
+from gpusched.cluster.requests import has_steps, launch_request, master_port
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.queue.lifecycle import move
@@ -21,8 +22,10 @@ from gpusched.queue.store import RankRecord, Store
 class Launcher:
     """Starts jobs. ``errors``: why launches were refused, by us or by the node, until their attempt is over."""
 
-    def __init__(self, store: Store, secrets: SecretFiles, cluster_id: str) -> None:
-        self._store, self._secrets, self._cluster_id = store, secrets, cluster_id
+    def __init__(
+        self, store: Store, secrets: SecretFiles, cluster_id: str, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._store, self._secrets, self._cluster_id, self._say = store, secrets, cluster_id, say
         self.errors: dict[RankKey, str] = {}
 
     def forget_errors(self, current: set[RankKey]) -> None:
@@ -68,6 +71,8 @@ class Launcher:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {error.line()}"
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
+            except OSError as error:  # our own disk: no job is to blame, and the next cycle tries it again
+                self._say(f"job {job.id} cannot be launched yet: {error}")
             except Exception as error:  # no node is to blame for it, and the other jobs go on
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return operations
@@ -76,10 +81,10 @@ class Launcher:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
-            raise GpuschedError(f"{REFUSED}: its secrets are not there any more")
+            raise GpuschedError(f"{REFUSED}: its secrets are no longer stored")
         program = self._secrets.programs.read(job) if job.spec.function else ""
         if program is None:
-            raise GpuschedError(f"{REFUSED}: its function is not there any more")
+            raise GpuschedError(f"{REFUSED}: its function is no longer stored")
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
@@ -114,4 +119,4 @@ def _run_as(job: Job) -> tuple[int, int] | None:
     try:
         return job.uid, pwd.getpwuid(job.uid).pw_gid
     except KeyError:
-        raise GpuschedError(f"{REFUSED}: user id {job.uid} has no name here, so its group is not known") from None
+        raise GpuschedError(f"{REFUSED}: user id {job.uid} has no name here, so its group is unknown") from None

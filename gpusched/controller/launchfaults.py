@@ -18,6 +18,7 @@ from gpusched.cluster.base import REFUSED
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.resources import Inventory
+from gpusched.model.units import count_of
 from gpusched.queue.store import SUSPENDED_BY, FailedLaunch, NodeRecord
 
 Failures = Mapping[str, tuple[FailedLaunch, ...]]
@@ -39,10 +40,19 @@ class Fault(StrEnum):
     NODE = "node"  # by all signs the node
 
 
+_OWN = "\0"
+"""Stands in an error for a path that the job named: nothing that a user wrote is to be taken for the engine's word."""
 _INIT = r"(?!/dev/init|/run/podman-init|/sbin/docker-init)"  # the engine's own program, before the job's
 _WORDS: tuple[tuple[Fault, str], ...] = (
     (Fault.JOB, rf"^{REFUSED}:"),
-    (Fault.NODE, r"no space left|input/output error|read-only file system|cannot allocate memory"),
+    (
+        Fault.OWN,
+        r"cannot write the output file|cannot write the file of --error|cannot enter the workdir|"
+        r"destination can't be|memory limit|range of cpus is from",
+    ),
+    # Of a file of the job's it says nothing about the node: anybody can have a file system that is full, or broken.
+    (Fault.NODE, rf'(?<!{_OWN}: )(?<!{_OWN}": )(no space left|input/output error|cannot allocate memory)'),
+    (Fault.NODE, rf"\A[^{_OWN}]*read-only file system[^{_OWN}]*\Z"),
     (
         Fault.JOB,
         r"manifest unknown|manifest for \S+ not found|no such image|image not known|repository does not exist|"
@@ -57,31 +67,26 @@ _WORDS: tuple[tuple[Fault, str], ...] = (
     ),
     (
         Fault.OWN,
-        r"cannot write the output file|cannot enter the workdir|unauthorized|authentication required|access denied|"
-        r"access to the resource is denied|unable to find user",
+        r"unauthorized|authentication required|access denied|access to the resource is denied|unable to find user",
     ),
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
+    (Fault.OWN, _OWN),
 )
 _TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _WORDS)
 
 
 def fault_of(error: str, spec: JobSpec) -> Fault:
     """What an error of the engine or the launcher says; the job's own paths in it are the job's."""
-    for fault, words in _TABLE:
-        if words.search(error):
-            return fault
-    return Fault.OWN if any(_names(error, path) for path in _own_paths(spec)) else Fault.NODE
+    for path in sorted(_own_paths(spec), key=len, reverse=True):
+        # Exactly this path, not one that begins or ends with it.
+        error = re.sub(rf"(?<![\w./-]){re.escape(path.rstrip('/'))}/?(?![\w/-]|\.\w)", _OWN, error)
+    return next((fault for fault, words in _TABLE if words.search(error)), Fault.NODE)
 
 
 def _own_paths(spec: JobSpec) -> list[str]:
     paths = [p for mount in spec.mounts for p in (mount.source, mount.target)]
-    paths += [p for p in (spec.workdir, spec.image, *spec.command[:1]) if p is not None]
+    paths += [p for p in (spec.workdir, spec.image, spec.output, spec.error, *spec.command[:1]) if p is not None]
     return [path for path in paths if path.startswith("/") and path.rstrip("/")]
-
-
-def _names(error: str, path: str) -> bool:
-    """Whether the error speaks of exactly this path, not of one that begins or ends with it."""
-    return re.search(rf"(?<![\w./-]){re.escape(path.rstrip('/'))}/?(?![\w/-]|\.\w)", error) is not None
 
 
 def image_of(job: Job) -> str:
@@ -138,23 +143,26 @@ def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, 
 
 
 def _alike(one: FailedLaunch, other: FailedLaunch) -> bool:
-    return one.job == other.job or (one.user, one.image) == (other.user, other.image)
+    return one.job == other.job or (one.user, one.image, one.own) == (other.user, other.image, other.own)
 
 
 def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
     """Whether these failed launches of one node, none of the like having worked since, are the node's fault.
 
-    ``spare``: its partition has another node in service, or never had one. One user's images alone do not take away
-    the last node.
+    What failed over something that the job itself names (``own``) is not: it may lie on one node only, as its user
+    likes. Nor are one user's failures, until one of these jobs ran elsewhere.
+
+    ``spare``: its partition has another node in service, or never had one. One user's jobs alone do not take away the
+    last node.
     """
-    open_ones = [f for f in failures if f.verdict != "job"]
+    open_ones = [f for f in failures if f.verdict != "job" and not f.own]
     proved = {f.job for f in open_ones if f.verdict == "node"}
     if len(proved) >= 2:
         return True
     if len(open_ones) < FAILURES_TO_SUSPEND or len({f.job for f in open_ones}) < 2:
         return False
     several = len({f.user for f in open_ones}) > 1
-    return several or (spare and (bool(proved) or len({f.image for f in open_ones}) > 1))
+    return several or (spare and bool(proved))
 
 
 def judge_nodes(
@@ -178,7 +186,7 @@ def judge_nodes(
             events.append(Event(time=now, kind="drained", node=name, user=SUSPENDED_BY, data={"reason": reason}))
         elif record.drained_by == SUSPENDED_BY and record.failed_launches and not suspicious:
             after = msgspec.structs.replace(after, drain_reason=None, drained_by=None)
-            data = {"reason": "its failed launches turned out not to be its fault"}
+            data = {"reason": "its failed launches were not its fault"}
             events.append(Event(time=now, kind="resumed", node=name, user=SUSPENDED_BY, data=data))
         changed[name] = after
     return changed, events
@@ -192,9 +200,11 @@ def _has_spare(inventory: Inventory, records: Mapping[str, NodeRecord], name: st
 
 
 def _reason(name: str, failures: tuple[FailedLaunch, ...], why: str) -> str:
+    failures = tuple(f for f in failures if not f.own)
     users, jobs = len({f.user for f in failures}), len({f.job for f in failures})
-    of = f"{jobs} jobs of {users} users" if users > 1 else f"{jobs} jobs"
+    of = f"{count_of(jobs, 'job')} of {users} users" if users > 1 else count_of(jobs, "job")
+    because = f"; {why[:300]}" if why else ""
     return (
-        f"suspended: {len(failures)} launches of {of} failed here; {why[:300]}; "
-        f"mend it ('gpusched check {name}' tries a container), then 'gpusched resume {name}'"
+        f"suspended: {count_of(len(failures), 'launch', 'launches')} of {of} failed here{because}; "
+        f"fix it ('gpusched check {name}' tries a container), then 'gpusched resume {name}'"
     )

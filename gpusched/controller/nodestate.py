@@ -75,7 +75,10 @@ def update_record(
         record = with_news(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
     if left and record.down_since is None:
-        state, reason = NodeState.DRAINING, f"{LEFT}; {'its jobs run on' if has_jobs else 'it is being tidied up'}"
+        state, reason = (
+            NodeState.DRAINING,
+            f"{LEFT}; {'its jobs keep running' if has_jobs else 'it is being cleaned up'}",
+        )
     elif left and LEFT not in reason:
         reason = f"{reason}; {LEFT}"
     if stuck and record.down_since is None:
@@ -110,7 +113,7 @@ def _state(
     if record.down_since is not None:
         return _silent(record, node, observation, settings, now)
     if record.last_seen is None:
-        return NodeState.UNKNOWN, "not read yet"
+        return NodeState.UNKNOWN, "not probed yet"
     if record.drain_reason is not None:
         state = NodeState.DRAINING if has_jobs else NodeState.DRAINED
         return state, f"{record.drain_reason} (by {record.drained_by})"
@@ -141,11 +144,11 @@ def _silent(
         return record.state, record.reason
     result, seconds = observation.result, now - record.down_since
     if isinstance(result, NodeReading):
-        return NodeState.DOWN, f"{node.runtime} does not answer: {result.runtime_error}"
+        return NodeState.DOWN, f"{node.runtime} does not respond: {result.runtime_error}"
     reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
     if result.kind in _DEFINITE_FAILURES or seconds >= settings.down_after_s or record.last_seen is None:
         return NodeState.DOWN, reason
-    return NodeState.UNKNOWN, f"not answering for {seconds:.0f} s: {reason}"
+    return NodeState.UNKNOWN, f"not responding for {seconds:.0f} s: {reason}"
 
 
 def node_events(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import threading
@@ -17,6 +18,7 @@ from gpusched.nodes.transport import Session
 REQUEST_S = 10.0  # from the connection to the whole request
 UNREAD_S = 3600.0  # a client that does not read
 LOOK_S = 30.0
+HANG_UP_S = 5.0  # a session that takes no more input is left after a second
 _REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
 _MOST_BEFORE = 1 << 16  # of what a node's start-up files print
 
@@ -28,6 +30,7 @@ class Peer:
         self._sock, self._frames = sock, wire.Frames()
         self.last = time.monotonic()
         self.sending_since: float | None = None
+        self._listener: threading.Thread | None = None
 
     def request(self) -> wire.Request:
         """The first frame.
@@ -53,8 +56,20 @@ class Peer:
         self._sock.sendall(data)
         self.last, self.sending_since = time.monotonic(), None
 
+    def start_listening(self, session: Session, with_input: bool, limit_s: float | None) -> None:
+        """Pass on what the client sends, in a thread, until it goes, or says what it must not; then hang up."""
+        self._listener = threading.Thread(target=self.listen, args=(session, with_input, limit_s), daemon=True)
+        self._listener.start()
+
+    def hang_up(self) -> None:
+        """End the connection, and the thread that listens there: then the socket may be closed."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._listener is not None:
+            self._listener.join(HANG_UP_S)
+
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Pass on what the client sends until it goes, or says what it must not; then hang up."""
+        """Do what `start_listening` does, and return at its end."""
         try:
             with contextlib.suppress(OSError, wire.Garbled):
                 self._hear(session, with_input, limit_s)
@@ -74,8 +89,7 @@ class Peer:
 
     def _has_news(self, limit_s: float | None) -> bool:
         """Wait for something to read; False where the client has had its time."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
+        poll = self._poll(select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
             now, since = time.monotonic(), self.sending_since
             if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
@@ -95,13 +109,20 @@ class Peer:
             session.end_input()
             return True
         else:
-            raise wire.Garbled("a frame that has no place here")
+            raise wire.Garbled("an unexpected frame")
         return False
 
     def _is_gone(self) -> bool:
+        return bool(self._poll(select.POLLRDHUP).poll(0))
+
+    def _poll(self, events: int) -> select.poll:
+        """A poll object for the socket; OSError where it was closed meanwhile, as of every other call."""
         poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        try:
+            poll.register(self._sock, events)
+        except ValueError:
+            raise OSError(errno.EBADF, "the socket is closed") from None
+        return poll
 
 
 def talk(
@@ -117,7 +138,7 @@ def talk(
     Where there is a ``mark``, all output before it is left out, and `BEGAN` said in its place.
     """
     kinds = {1: wire.OUTPUT, 2: errors}
-    threading.Thread(target=peer.listen, args=(session, with_input, limit_s), daemon=True).start()
+    peer.start_listening(session, with_input, limit_s)
 
     def send(stream: int, chunk: bytes) -> None:
         peer.send(wire.frame(kinds[stream], chunk))

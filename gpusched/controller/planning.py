@@ -10,7 +10,6 @@ import msgspec
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
-from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
@@ -22,6 +21,7 @@ from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Re
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
+from gpusched.queue.damage import STORE_FAULTS
 from gpusched.queue.lifecycle import move, set_aside
 from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
@@ -108,7 +108,7 @@ class Planner:
             return None
         try:
             decided = self._decide_on(inventory, pending, active, charge, unread, now)
-        except OUR_DISK:
+        except STORE_FAULTS:
             raise
         except Exception as error:
             self._set_aside([*active, *pending], inventory, charge, error, now)
@@ -130,7 +130,7 @@ class Planner:
                 )
                 # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
                 self._shared(check(decide(snapshot), snapshot)[0], snapshot)
-            except OUR_DISK:
+            except STORE_FAULTS:
                 raise
             except Exception as error:
                 why[some[0].id] = error
@@ -145,7 +145,7 @@ class Planner:
                 self._store.close_run(job.id, job.attempt, now, job.state)
         what = f"{type(error).__name__}: {error}"[:500]
         if not found and what != self._undecided:
-            self._say(f"nothing was decided, and no job alone is to blame: {what}")
+            self._say(f"no decision was made, and no single job is the cause: {what}")
         self._undecided = "" if found else what
 
     def _decide_on(
@@ -236,7 +236,7 @@ class Planner:
             policy = deciders[job.spec.partition]
             earlier = job.preemptions or Preemptions()
             preemptions = earlier.once_more(now, policy.name, policy.version, action.for_job)
-            message = f"stopped by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
+            message = f"preempted by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
             why: dict[str, Any] = {"reason": "Preempted", "message": message}
             ending = Ending(outcome=JobState.PENDING, kill_at=now + grace_s, preemptions=preemptions, **why)
             data = {"policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count}

@@ -67,7 +67,7 @@ class PolicyDesk:
             and (last.spec.name, last.spec.version) == (spec.name, spec.version)
             and mode == last.mode
         ):
-            raise GpuschedError(f"{spec.name} ({spec.version}) is in charge of {partition.name} already")
+            raise GpuschedError(f"{spec.name} ({spec.version}) is already live in {partition.name}")
         record_change(
             self._store,
             PolicyChange(
@@ -110,7 +110,7 @@ class PolicyDesk:
         """Have it asked no more; what it would have done stays on record."""
         shadow = self._store.shadows().get(command.partition)
         if shadow is None or shadow.until is not None:
-            raise GpuschedError(f"there is no shadow in {command.partition}")
+            raise GpuschedError(f"no shadow policy in {command.partition}")
         self._put_shadow(msgspec.structs.replace(shadow, until=now), "shadow_ended", user, now)
 
     def _put_shadow(self, shadow: Shadow, kind: str, user: str, now: float) -> None:
@@ -126,7 +126,7 @@ class PolicyDesk:
         except OSError as error:  # of another user, say
             raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
         if spec.version != command.version:
-            raise GpuschedError(f"{path} is {spec.version} now and was {command.version}: it changed meanwhile")
+            raise GpuschedError(f"{path} is {spec.version} now, but was {command.version}: it has changed")
         digest = usable_digest(spec, partition.name)
         return freeze(path, spec, self._state, folders), digest
 
@@ -135,7 +135,7 @@ class PolicyDesk:
         if self._inventory.engine == "slurm":
             return asked or mode_of(partition, last)
         if asked is not None:
-            raise GpuschedError(f"{partition.name} is no partition of Slurm, so it has no mode")
+            raise GpuschedError(f"{partition.name} is not a partition of Slurm, so it has no mode")
         return None
 
     def _last(self, partition: Partition, now: float) -> PolicyChange:
@@ -166,7 +166,7 @@ class PolicyDesk:
                 return target, target.digest
             except GpuschedError:
                 back = target.back_to
-        raise GpuschedError(f"{partition.name}: there is no earlier policy", "inventory.yaml names the one in charge")
+        raise GpuschedError(f"{partition.name}: there is no earlier policy", "the live one is set in inventory.yaml")
 
 
 def record_change(store: Store, change: PolicyChange) -> None:

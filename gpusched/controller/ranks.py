@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpusched.cluster.base import Observation, Operation, RankKey
-from gpusched.controller.launchfaults import Failures
+from gpusched.controller.launchfaults import Failures, Fault
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.readings import ContainerReading, NodeReading
@@ -47,7 +47,8 @@ class Step(msgspec.Struct, kw_only=True):
         ranks: Rank records that changed, by rank.
         operations: Things to do on nodes.
         to_launch: Ranks whose launch has not arrived and is to be sent (again).
-        launch_failed: (node, error) where it could not be launched, not plainly by its own fault.
+        launch_failed: (node, error, what it says by itself) where it could not be launched, not plainly by its own
+            fault.
         began: The job as it began to run, where it did in this step; it may have ended in the same one.
         ended_attempt: (when, outcome) when the attempt is over and had begun to run.
         worked_until: Of one that was stopped to be resized, up to when what it did counts; None: to its end.
@@ -58,7 +59,7 @@ class Step(msgspec.Struct, kw_only=True):
     ranks: dict[int, RankRecord] = msgspec.field(default_factory=dict)
     operations: list[Operation] = msgspec.field(default_factory=list)
     to_launch: list[RankRecord] = msgspec.field(default_factory=list)
-    launch_failed: tuple[str, str] | None = None
+    launch_failed: tuple[str, str, Fault] | None = None
     began: Job | None = None
     ended_attempt: tuple[float, JobState] | None = None
     worked_until: float | None = None

@@ -40,7 +40,7 @@ def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
             _launch_failed(step, s, world)
             return
         if s.phase in ("lost", "absent"):
-            why = "the launcher died" if s.phase == "lost" else "the node has nothing of the launch"
+            why = "the launcher died" if s.phase == "lost" else "the node has no trace of the launch"
             _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node}: {why.removeprefix(f'{s.rank.node}: ')}", world)
             return
     if step.job.spec.nodes > len(seen) or "gone" in phases:
@@ -55,7 +55,7 @@ def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     elif phases <= {"ready", "running", "exited"}:
         for s in seen:
             if s.phase == "ready" and gives_up(s.rank, world.now):
-                reason = s.rank.trouble or "the node gave no reason"
+                reason = s.rank.trouble or "no reason given by the node"
                 _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {reason}", world)
                 return
         ready = [s for s in seen if s.phase == "ready" and is_idle(s, world) and is_due(s.rank, world.now)]
@@ -85,14 +85,14 @@ def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
 
 def _launch_failed(step: Step, s: Seen, world: ReconcileInput) -> None:
     assert s.container is not None
-    error = s.container.error or "the launcher gave no reason"
+    error = s.container.error or "no reason given by the launcher"
     message = f"rank {s.rank.rank} on {s.rank.node} could not be launched: {error}"
     fault = fault_of(error, step.job.spec)
     if fault in (Fault.NODE, Fault.OWN):
-        step.launch_failed = (s.rank.node, error)
+        step.launch_failed = (s.rank.node, error, fault)
     if is_jobs_fault(fault, step.job, s.rank.node, world.failed_launches):
         if earlier := [n for n in dict.fromkeys(step.job.unlaunched_on) if n != s.rank.node]:
-            message += f" (as on {', '.join(earlier)} before)"
+            message += f" (as earlier on {', '.join(earlier)})"
         _end(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
         return
     if fault is not Fault.REGISTRY:
@@ -128,7 +128,7 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
     elif _ran_s(job, seen, world) >= job.limit_s and any(s.phase == "running" for s in seen):
         # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
-        message = f"ran into its limit of {job.spec.time_limit_s} s"
+        message = f"exceeded its {job.spec.time_limit_s} s time limit"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
     elif message := attendance.given_up(job, seen, world):
         _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=settings.grace_s)

@@ -25,7 +25,6 @@ import msgspec
 from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
 from gpusched.controller.joining import Tunnels, join
-from gpusched.controller.lastgood import declared_or_kept
 from gpusched.controller.outputs import may_see
 from gpusched.controller.peers import Peer, talk
 from gpusched.errors import GpuschedError, UsageError
@@ -35,9 +34,10 @@ from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
 from gpusched.nodes.transport import Transport, TransportError, stream_argv
+from gpusched.queue.lastgood import declared_or_kept
 from gpusched.queue.store import Reader
 
-NO_SESSION = "nobody can be attached to job {}: 'gpusched run' did not make it"
+NO_SESSION = "cannot attach to job {}: it was not started with 'gpusched run'"
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
 IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
 
@@ -82,10 +82,9 @@ def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None])
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
     except Exception as error:  # one client's trouble stays its own
         say(f"relay: a request of {user_name(uid)} failed: {error!r}")
-        _fail(peer, wire.Failure("internal error of the controller; its output has more"))
+        _fail(peer, wire.Failure("internal error of the controller; see its output"))
     finally:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)  # a thread that listens there comes free
+        peer.hang_up()
 
 
 def _fail(peer: Peer, failure: wire.Failure) -> None:
@@ -104,7 +103,7 @@ def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
         if job is None:
             raise UsageError(f"there is no job {request.job[:60]!r}")
         if not may_see(uid, job, inventory):
-            raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and its inside are private")
+            raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
         if isinstance(request, wire.KeptLog):
             return _kept(peer, site.state, job, request)
         node, runtime, ref = _place(reader, inventory, job, request)
@@ -137,7 +136,7 @@ def _place(
             raise GpuschedError(f"job {job.id} is {job.state}")
     record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
     if record is None:
-        raise GpuschedError(f"nothing of job {job.id}, attempt {attempt}, rank {request.rank} is on a node")
+        raise GpuschedError(f"job {job.id}, attempt {attempt}, rank {request.rank} is not on a node")
     node = inventory.node(record.node)
     if node is None:
         raise GpuschedError(f"job {job.id} is on {record.node}, which is no longer in the inventory")
@@ -147,7 +146,7 @@ def _place(
 
 def _exec(peer: Peer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
     if any("\0" in word for word in request.argv):
-        raise UsageError("a word of the command holds a null character")
+        raise UsageError("a word of the command contains a null character")
     if request.stdin or request.terminal is not None:
         return talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
     return talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
@@ -160,7 +159,7 @@ def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:
             while chunk := file.read(wire.CHUNK):
                 peer.send(wire.frame(wire.OUTPUT, chunk))
     except FileNotFoundError:
-        raise GpuschedError(f"there is no output of job {job.id}, attempt {request.attempt}") from None
+        raise GpuschedError(f"no output of job {job.id}, attempt {request.attempt}") from None
     return wire.exit_frame(0)
 
 
@@ -181,7 +180,7 @@ class Door:
         try:
             if full:
                 raise GpuschedError(
-                    f"too many sessions (at most {MAX_SESSIONS_PER_USER} of a user, {MAX_SESSIONS} in all)"
+                    f"too many sessions (at most {MAX_SESSIONS_PER_USER} per user, {MAX_SESSIONS} in all)"
                 )
             threading.Thread(target=self._serve, args=(sock, uid), daemon=True).start()
         except (GpuschedError, RuntimeError) as error:  # RuntimeError: no more threads
@@ -189,7 +188,7 @@ class Door:
                 self._leave(uid)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
-                failure = wire.Failure(str(error), "end some of them", transient=True)
+                failure = wire.Failure(str(error), "close some of them", transient=True)
                 sock.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
     def _serve(self, sock: socket.socket, uid: int) -> None:

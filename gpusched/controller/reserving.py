@@ -27,7 +27,7 @@ class ReservationDesk:
         wanted = msgspec.structs.replace(command.reservation, by=user, made=now)
         there = self._store.reservations(now)
         if any(one.name == wanted.name for one in there):
-            raise GpuschedError(f"there is a reservation {wanted.name} already")
+            raise GpuschedError(f"reservation {wanted.name} already exists")
         self._put(wanted, there, "reserved", user, now)
 
     def change(self, command: ChangeReservation, user: str, now: float) -> None:

@@ -18,9 +18,10 @@ from gpusched.model.jobs import Ending, Job, JobState, Resizes, ResizeTo
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
+from gpusched.model.units import count_of
 from gpusched.queue.lifecycle import move
 
-NOT_SAVED = "it did not save its work when it was asked to"
+NOT_SAVED = "it did not save its work when asked"
 _COMES_UP_S = 30.0  # a job that tells nothing has come up if it runs for that long
 
 
@@ -100,10 +101,10 @@ def requeue_resized(step: Step, seen: list[Seen], ending: Ending, end: float, wo
         step.worked_until = min(max(kept, began), end)
         lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
-        data["message"] = f"{lost:.0f} s of work are lost"
+        data["message"] = f"{lost:.0f} s of work lost"
         if all(s.rank.finished_at is not None for s in seen):  # else its node is to blame
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
-            data["message"] = f"{NOT_SAVED}: {data['message']}, and it is not resized again"
+            data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
     fields = back_in_queue(ending.message) | {"resizes": resizes}
     step.job, event = move(job, JobState.PENDING, world.now, event="requeued", data=data, **fields)
     step.events.append(event)
@@ -136,8 +137,8 @@ def look_after_resize(step: Step, seen: list[Seen], failure: str, world: Reconci
         return False
     if not failure and ran_s < resizes.start_timeout_s:
         return False
-    what = failure or f"it made no step within {resizes.start_timeout_s:.0f} s"
-    why = f"back to {resizes.before} GPUs, as it did not come up with {job.spec.gpus}: {what}"
+    what = failure or f"no step within {resizes.start_timeout_s:.0f} s"
+    why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {what}"
     changed = msgspec.structs.replace(
         resizes, before=None, unusable=(*resizes.unusable, job.spec.gpus), count=resizes.count + 1, why=why
     )

@@ -53,10 +53,14 @@ class SecretFiles:
         os.replace(draft, path)
 
     def read(self, job_id: str) -> dict[str, str] | None:
-        """The values for a job or a task of an array; None where they are gone."""
+        """The values for a job or a task of an array; None where they are gone.
+
+        Raises:
+            OSError: They cannot be read now.
+        """
         try:
             return msgspec.json.decode(self._path(job_id).read_bytes(), type=dict[str, str])
-        except (OSError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
     def has(self, job_id: str) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,31 +21,41 @@ from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.lastgood import Declared, declared_or_kept, keep
+from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.notices.desk import NoticeDesk
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
+from gpusched.controller.publishing import Publisher
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.relay import SOCKET
 from gpusched.model.resources import Inventory
+from gpusched.model.units import count_of
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
+from gpusched.queue.damage import STORE_FAULTS, Damaged, Row
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.lastgood import Declared, declared_or_kept, keep
+from gpusched.queue.locks import PATIENCE_S as LOCK_PATIENCE_S
+from gpusched.queue.locks import holders
+from gpusched.queue.mending import set_aside_damaged
 from gpusched.queue.presence import COMPILING, announce, present
-from gpusched.queue.store import INVENTORY_TROUBLE, Store
+from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
 
 if TYPE_CHECKING:
     from gpusched.controller.slurm.cycle import SlurmCycle
+    from gpusched.controller.slurm.deadman import DeadMan
 
 POLL_S = 0.2
+LOCK_NAMED_S = 0.4
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
 TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
 TICK_TELLING_S = 20.0  # a tick that ends ends its sending; what was not sent is sent by the next
 RELAY_RESTART_S = 10.0
+MOST_SAID = 20
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -72,7 +82,7 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise GpuschedError(
-            f"{path} cannot be opened: {error.strerror}", "it must be a file of the controller's user"
+            f"{path} cannot be opened: {error.strerror}", "it must belong to the controller's user"
         ) from None
     with open(descriptor, "r+") as file:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
@@ -82,9 +92,7 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read(20).strip() or "unknown"
-            raise AlreadyRunning(
-                f"a controller (pid {holder}) already runs on {state}", "one is enough; it does all the work"
-            ) from None
+            raise AlreadyRunning(f"a controller (pid {holder}) already runs on {state}", "only one may run") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -95,8 +103,8 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
                 if os.path.samestat(os.stat(path), own):
                     return
             raise GpuschedError(
-                f"{state} was removed or replaced while this controller ran on it; it stops, its jobs run on",
-                "start a controller on the folder that is there now, and see 'gpusched check'",
+                f"{state} was removed or replaced while this controller used it; it stops, jobs keep running",
+                "start a controller on the new folder, and run 'gpusched check'",
             )
 
         yield still_held
@@ -106,18 +114,25 @@ class Service:
     """A controller with its store, inventory and connections."""
 
     def __init__(
-        self, inventory_path: Path, state: Path, say: Callable[[str], None], clock: Clock | None = None
+        self,
+        inventory_path: Path,
+        state: Path,
+        say: Callable[[str], None],
+        clock: Clock | None = None,
+        lock_wait: LockWait | None = None,
     ) -> None:
         self._path, self._state, self._say = inventory_path, state, say
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
-        self.is_shared = inventory.settings.shared or state == SHARED_STATE
-        Inbox(state).create(shared=self.is_shared)
-        self.store = Store.create_or_open(state)
+        Inbox(state).create()
+        self.store = Store.create_or_open(state, lock_wait or LockWait(state, say))
+        self._publisher = Publisher(state, say)
+        self.is_shared = False
+        self._share(inventory)  # before anything that takes long: readers have what was last recorded
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
         self.clock = clock or Clock()
-        self.clock.resume(self.store.meta(ANCHOR), float(self.store.meta("heartbeat") or 0.0))
+        self.clock.resume(self.store.meta(ANCHOR), self.store.number("heartbeat", 0.0))
         self.store.set_meta(ANCHOR, self.clock.anchor())
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = self._new_cycle(inventory, policies)
@@ -133,7 +148,7 @@ class Service:
         try:
             secure_logs(state, self.store, inventory)
         except OSError as error:
-            say(f"output of earlier versions cannot be taken back: {error}; look at {state / 'logs'}")
+            say(f"output of earlier versions cannot be reclaimed: {error}; see {state / 'logs'}")
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -143,10 +158,23 @@ class Service:
 
         if not kept_on_disk(schedule):
             announce(self._state, COMPILING)
-            self._say("compiling the scheduling passes, this once; it takes some ten seconds")
+            self._say("compiling the scheduling passes (once only, about ten seconds)")
         warm_up(self.cycle.policies.values())
         self.cycle.warm_up()
         announce(self._state)
+
+    def _share(self, inventory: Inventory) -> None:
+        """Open the state folder to the machine's other users, or close it, as the inventory says."""
+        before, self.is_shared = self.is_shared, inventory.settings.shared or self._state == SHARED_STATE
+        inbox = Inbox(self._state)
+        if not self.is_shared:
+            inbox.make_private()
+            self._publisher.withdraw()
+            return
+        inbox.create(shared=True)
+        self._publisher.start()
+        if not before and not self._state.stat().st_mode & stat.S_IXOTH:
+            self._say(f"settings.shared: other users cannot enter {self._state}; as its owner: chmod 755 {self._state}")
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
@@ -156,7 +184,9 @@ class Service:
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
             self._begin_anew()
-            self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
+            self._say(
+                f"this machine's clock was set by {step:+.0f} s; limits, retries and grace periods are unaffected"
+            )
         self.cycle.run(patience_s)
         self.tell()
         if time.monotonic() - self._housekept > HOUSEKEEPING_S:
@@ -176,12 +206,12 @@ class Service:
             return
         try:
             self._predictor.step(self.cycle.inventory, self.clock(), budget_s)
-        except (sqlite3.OperationalError, OSError):
+        except STORE_FAULTS:
             raise
         except Exception as error:
             self._predictor.close()
             self._predictor = None
-            self._say(f"no more starts are predicted until the next start: {type(error).__name__}: {error}")
+            self._say(f"start predictions are off until the controller restarts: {type(error).__name__}: {error}")
             self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
 
     def recover(self, error: Exception) -> None:
@@ -189,14 +219,32 @@ class Service:
 
         Jobs run on meanwhile; commands wait in the inbox.
         """
-        self._say(f"this cycle could not be recorded in {self._state}: {error}; tried again, see 'gpusched check'")
+        self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
+        self._begin_anew()
+
+    def set_aside(self, error: Damaged) -> None:
+        """Set aside the rows that cannot be read, and go on without them.
+
+        Raises:
+            Damaged: There is none: it is more than a row.
+        """
+        try:
+            rows = set_aside_damaged(self.store, self.clock())
+        except OUR_DISK as problem:
+            self.recover(problem)
+            return
+        if not rows:
+            raise error
+        _say_set_aside(rows, self._say)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Forget what the cycle remembers besides the store."""
-        inbox = self.cycle.inbox
-        self.cycle = self._new_cycle(self.cycle.inventory, self.cycle.policies)
-        self.cycle.inbox = inbox  # it knows what was put off
+        before = self.cycle
+        self.cycle = self._new_cycle(before.inventory, before.policies)
+        if isinstance(self.cycle, Cycle) and isinstance(before, Cycle):
+            self.cycle.follow(before)
+        self.cycle.inbox = before.inbox  # it knows what was put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
@@ -236,8 +284,9 @@ class Service:
         if other_engine:
             self._begin_anew()
         self.cluster.use_inventory(inventory)
+        self._share(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
-        self._say(f"took up the changed {self._path}")
+        self._say(f"reloaded {self._path}")
         self._event("inventory_reloaded")
 
     def _take_note(self, declared: Declared) -> None:
@@ -252,16 +301,18 @@ class Service:
         """Wait for the next tick, or for news: a command in the inbox, an operation that ended."""
         until = time.monotonic() + self.cycle.inventory.settings.tick_s
         while time.monotonic() < until and not stop.wait(POLL_S):
-            if self.cluster.has_news() or next(self.cycle.inbox.waiting(), None) is not None:
+            if self.cluster.has_news() or self.cycle.inbox.has_any():
                 return
 
     def close(self) -> None:
         """Let go of everything; what runs on the nodes goes on."""
-        with contextlib.suppress(sqlite3.OperationalError):  # a full disk must not keep us from ending
+        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not keep us from ending
             self._event("controller_stopped")
         if self._predictor is not None:
             self._predictor.close()
+        self.cycle.inbox.close()
         self.cluster.close()
+        self._publisher.stop()
         self.store.close()
 
 
@@ -289,6 +340,38 @@ class Stop:
         return self._asked
 
 
+class LockWait:
+    """How long the store's locks are waited for, and what is said meanwhile.
+
+    Args:
+        state: The state folder.
+        say: Told within a second which file is locked, and by whom.
+        stop: Ends the waiting.
+        patience_s: The longest wait.
+    """
+
+    def __init__(
+        self, state: Path, say: Callable[[str], None], stop: Stop | None = None, patience_s: float = LOCK_PATIENCE_S
+    ) -> None:
+        self._database, self._say, self._stop, self.patience_s = state / DATABASE, say, stop, patience_s
+        self._told = ""
+
+    def __call__(self, waited_s: float) -> bool:
+        """Whether to go on waiting after so long; -1.0: it is over."""
+        if waited_s < 0:
+            if self._told:
+                self._say("the store is free again")
+            self._told = ""
+            return True
+        if waited_s >= LOCK_NAMED_S:
+            unknown = f"a process that cannot be told (try: fuser {self._database}-shm)"
+            who = ", ".join(holders(self._database)) or unknown
+            if who != self._told:
+                self._told = who
+                self._say(f"waiting for a lock on the store, held by {who}")
+        return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
+
+
 class Relaying:
     """Keeps the relay's process (`gpusched.controller.relay`) running beside the controller of a shared installation.
 
@@ -305,7 +388,7 @@ class Relaying:
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); it is started again")
+            self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); restarting it")
             self._forget()
         if time.monotonic() - self._started < RELAY_RESTART_S:
             return
@@ -334,6 +417,28 @@ class Relaying:
         self._process = None
 
 
+def open_service(
+    inventory_path: Path, state: Path, say: Callable[[str], None], lock_wait: LockWait | None = None
+) -> Service:
+    """Return the controller, where need be after rows that cannot be read were set aside."""
+    try:
+        return Service(inventory_path, state, say, None, lock_wait)
+    except Damaged:
+        with contextlib.closing(Store.create_or_open(state, lock_wait)) as store:
+            rows = set_aside_damaged(store, time.time())
+        if not rows:
+            raise
+        _say_set_aside(rows, say)
+        return Service(inventory_path, state, say, None, lock_wait)
+
+
+def _say_set_aside(rows: Sequence[Row], say: Callable[[str], None]) -> None:
+    for row in rows[:MOST_SAID]:
+        say(f"the database is damaged: {row.line}; set aside")
+    if len(rows) > MOST_SAID:
+        say(f"and {len(rows) - MOST_SAID} more rows, see the events row_set_aside")
+
+
 def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
     """``gpusched controller``: cycles until SIGTERM or SIGINT.
 
@@ -342,25 +447,51 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     """
     stop = Stop()
     with controller_lock(state) as still_held, present(state):
-        service = Service(inventory_path, state, say)
-        relaying = Relaying(state, inventory_path, say)
+        lock_wait = LockWait(state, say, stop, math.inf)  # to start again later would find the same lock
+        service = open_service(inventory_path, state, say, lock_wait)
+        lock_wait.patience_s = LOCK_PATIENCE_S
+        service.cluster.watch_ends()
+        relaying, relayed = Relaying(state, inventory_path, say), False
+        outliving = _outliving(service, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        say(f"controller {os.getpid()} on {state}: {len(service.cycle.inventory.nodes)} nodes, state is kept there")
+        say(f"controller {os.getpid()} on {state}: {count_of(len(service.cycle.inventory.nodes), 'node')}")
         try:
             while not stop.is_set():
                 if service.is_shared:
                     relaying.watch()
+                elif relayed:
+                    relaying.close()
+                relayed = service.is_shared
                 still_held()
+                outliving()
                 try:
                     service.run(PATIENCE_S)
                     service.predict_starts()
-                except (sqlite3.OperationalError, OSError) as error:
+                except OUR_DISK as error:
                     service.recover(error)
+                except Damaged as error:
+                    service.set_aside(error)
                 service.pause(stop)
         finally:
             relaying.close()
             service.close()
+
+
+def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
+    """What keeps running beside a controller that decides for Slurm, to let go of its jobs there when it has died."""
+    dead_man: DeadMan | None = None
+
+    def watch() -> None:
+        nonlocal dead_man
+        if service.cycle.inventory.engine == "slurm":
+            from gpusched.controller.slurm.deadman import DeadMan
+            from gpusched.promotion.live import live_modes
+
+            dead_man = dead_man or DeadMan(state, say)
+            dead_man.watch(live_modes(service.cycle.inventory, service.store))
+
+    return watch
 
 
 def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
@@ -370,11 +501,15 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
         GpuschedError: As for `run_forever`.
     """
     with controller_lock(state), present(state):
-        service = Service(inventory_path, state, say)
+        service = open_service(inventory_path, state, say)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):
-                service.run(service.cycle.inventory.settings.probe_timeout_s + 1)
+                try:
+                    service.run(service.cycle.inventory.settings.probe_timeout_s + 1)
+                except Damaged as error:
+                    service.set_aside(error)
+                    continue
                 if not service.cluster.busy():
                     break
                 service.cluster.wait_for_operations(60.0)

@@ -22,6 +22,7 @@ class Settling:
         self._store, self._collecting, self._launch_errors = store, collecting, launch_errors
         self._removed: dict[RankKey, float] = {}
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
+        self.unsettled: list[Outcome] = []  # not written down yet: an operation is told of once
 
     def removed_since(self, moment: float) -> dict[RankKey, float]:
         """When ranks' remains were removed: a node asked before that may still speak of them. Earlier ones go."""
@@ -29,17 +30,19 @@ class Settling:
         return self._removed
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
-        """Write down how the operations ended."""
-        if not outcomes:
+        """Write down how the operations ended, those too that could not be written down before."""
+        self.unsettled += outcomes
+        if not self.unsettled:
             return
         ranks = {rank_key(r): r for r in self._store.ranks()}
         with self._store.transaction():
-            for outcome in outcomes:
+            for outcome in self.unsettled:
                 rank = ranks.get(outcome.operation.key)
                 if outcome.error:
                     self._settle_error(outcome, rank)
                 elif rank is not None:
                     self._settle_done(outcome, rank)
+        self.unsettled = []
 
     def _settle_done(self, outcome: Outcome, rank: RankRecord) -> None:
         operation = outcome.operation

@@ -93,7 +93,7 @@ def _chosen(inventory: Inventory | None, names: Collection[str]) -> list[Node]:
         return []
     unknown = [n for n in names if inventory.node(n) is None]
     if unknown:
-        raise UsageError(f"no node is called {unknown[0]}", f"{os.fspath(inventory.path)} has {_some(inventory.nodes)}")
+        raise UsageError(f"no node named {unknown[0]}", f"{os.fspath(inventory.path)} has {_some(inventory.nodes)}")
     return [n for n in inventory.nodes if not names or n.name in names]
 
 

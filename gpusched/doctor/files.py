@@ -15,6 +15,7 @@ from gpusched.doctor.findings import Finding, failed
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
+from gpusched.model.units import count_of
 from gpusched.promotion.live import overrides
 from gpusched.queue.store import Reader
 
@@ -29,11 +30,14 @@ def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory
     except GpuschedError as error:
         return [failed("inventory", "file", error)], None
     if errors := inventory_errors(path):
-        hint = "correct the line and run check again"
+        hint = "fix the line and run check again"
         return [Finding(str(path), "file", "fail", error.message, hint) for error in errors], None
     inventory = load_inventory(path)
     flavors = sum(len(p.flavors) for p in inventory.partitions)
-    counts = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, {flavors} flavors"
+    found = ((len(inventory.partitions), "partition"), (len(inventory.nodes), "node"), (flavors, "flavor"))
+    counts = ", ".join(count_of(number, noun) for number, noun in found)
+    if inventory.default_partition is not None:
+        counts += f", default partition {inventory.default_partition}"
     return [Finding(str(path), "file", "ok", counts), *_omissions(inventory)], inventory
 
 
@@ -42,14 +46,12 @@ def _omissions(inventory: Inventory) -> list[Finding]:
     unrated = [n.name for n in inventory.nodes if n.rated_power_w is None]
     if unrated:
         message = f"no rated power for {', '.join(unrated[:8])}{' ...' if len(unrated) > 8 else ''}"
-        hint = (
-            "add rated_power: 6.5kW (the server's, from its data sheet); without it its inefficient energy is unknown"
-        )
+        hint = "add rated_power: 6.5kW (from the server's data sheet); without it its inefficient energy is unknown"
         found.append(Finding(inventory.path, "rated power", "warn", message, hint))
     for partition in inventory.partitions:
         if not partition.flavors and inventory.engine == "ssh":
             message = f"partition {partition.name} has no flavors"
-            hint = "add flavors: the largest one bounds what a job may ask for"
+            hint = "add flavors: the largest one limits what a job may request"
             found.append(Finding(inventory.path, "flavors", "warn", message, hint))
     return found + _unreadable_keys(inventory)
 
@@ -64,7 +66,7 @@ def _unreadable_keys(inventory: Inventory) -> list[Finding]:
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error)
             message = f"the key {key} of {node.name} cannot be read: {why}"
-            hint = "correct key: in the inventory, or make one with ssh-keygen"
+            hint = "fix key: in the inventory, or create one with ssh-keygen"
             found.append(Finding(inventory.path, "key", "fail", message, hint))
     return found
 
@@ -85,8 +87,8 @@ def _promoted(inventory: Inventory, state: Path) -> tuple[dict[str, PolicySpec],
         last = changes.get(partition.name)
         if last is not None and last.override and partition.name not in promoted:
             name = last.spec.name
-            message = f"{partition.name}: inventory.yaml was edited after the promotion of {name}, and goes before it"
-            hint = f"to have {name} back: gpusched policy promote {name} -p {partition.name}"
+            message = f"{partition.name}: inventory.yaml was edited after the promotion of {name} and overrides it"
+            hint = f"to restore {name}: gpusched policy promote {name} -p {partition.name}"
             found.append(Finding("policies", "policy", "warn", message, hint))
     return promoted, found
 
@@ -109,7 +111,7 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
         try:
             load_policy(file)
         except GpuschedError as error:
-            hint = "no partition uses it yet; correct it before one does"
+            hint = "no partition uses it yet; fix it before one does"
             found.append(Finding("policies", "policy", "warn", error.message, hint))
     return found
 
@@ -122,7 +124,7 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
             message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
             yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
         if spec.by_estimate and not (state / PREDICTOR).is_file():
-            message = f"{partition}: order: sjf-estimate has no predictor: jobs go by their time limits"
+            message = f"{partition}: order: sjf-estimate has no predictor and uses time limits"
             yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
         if spec.agent is not None:
             fallback = spec.fallback.name if spec.fallback is not None else "fifo"
@@ -131,15 +133,13 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
 
 def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -> Iterator[Finding]:
     if not _importable("safetensors"):
-        message = (
-            f"{partition}: {agent}'s weights cannot be read, since safetensors is not installed: {fallback} decides"
-        )
-        yield Finding("policies", "weights", "fail", message, "install gpusched anew with its dependencies")
+        message = f"{partition}: {agent}'s weights need safetensors, which is not installed: {fallback} decides"
+        yield Finding("policies", "weights", "fail", message, "reinstall gpusched with its dependencies")
     declared = inventory.partition(partition)
     own = declared.auto_promote if declared is not None else None
     wanted = inventory.settings.auto_promote if own is None else own
     if wanted and find_spec("torch") is None:
-        message = f"{partition}: auto_promote waits for agents that nobody can train here: torch is not installed"
+        message = f"{partition}: auto_promote needs agents, which cannot be trained here: torch is not installed"
         yield Finding("policies", "training", "warn", message, f"{_LEARN}, or copy trained policies here")
 
 

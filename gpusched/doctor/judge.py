@@ -9,7 +9,7 @@ from gpusched.doctor.findings import Finding, Status
 from gpusched.model.gpustates import foreign_processes
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
-from gpusched.model.units import format_memory
+from gpusched.model.units import count_of, format_memory
 from gpusched.nodes.inspection import Inspection, RuntimeFacts
 
 _SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
@@ -45,7 +45,7 @@ def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> 
     name = node.runtime.value
     facts = seen.runtime(name)
     if facts is None:
-        hint = f"install {name} there, or declare another runtime (podman, docker, apptainer, process)"
+        hint = f"install {name} on the node, or declare another runtime (podman, docker, apptainer, process)"
         return [_finding(node, "runtime", "fail", f"{name} is not installed", hint)]
     if facts.error:
         return [_finding(node, "runtime", "fail", f"{name} does not work: {facts.error}", _works_hint(node, seen))]
@@ -62,17 +62,17 @@ def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> 
 
 def _shell(node: Node, seen: Inspection) -> Iterator[Finding]:
     if seen.noise:
-        hint = "make the account's start-up files silent where there is no terminal (~/.bashrc, ~/.profile)"
+        hint = "make the account's start-up files print nothing without a terminal (~/.bashrc, ~/.profile)"
         yield _finding(node, "shell", "warn", f'logging in prints "{seen.noise.splitlines()[0]}"', hint)
     if seen.python3 is None and node.gpus and not node.simulated_gpus:
-        hint = "install python3 (Debian: python3-minimal): the figures then come from NVML itself"
-        yield _finding(node, "python3", "warn", "there is none, GPUs are read by parsing nvidia-smi", hint)
+        hint = "install python3 (Debian: python3-minimal) to read NVML directly"
+        yield _finding(node, "python3", "warn", "not installed; GPUs are read by parsing nvidia-smi", hint)
 
 
 def _home(node: Node, seen: Inspection) -> Iterator[Finding]:
     where = f"the home {seen.home or 'folder'}"
     if seen.home_error:
-        hint = "give the account a home it can write: gpusched keeps a few small files of each job there"
+        hint = "give the account a writable home: gpusched keeps a few small files per job there"
         yield _finding(node, "home", "fail", f"{where} cannot be written: {seen.home_error}", hint)
     elif seen.home_free_mib is not None:
         yield _disk(node, "disk", where, seen.home_free_mib)
@@ -94,20 +94,20 @@ def _clock(node: Node, reading: NodeReading) -> Iterator[Finding]:
     if skew is None:
         return
     status: Status = "fail" if abs(skew) > _SKEW_FAIL_S else "warn" if abs(skew) > _SKEW_WARN_S else "ok"
-    message = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
+    message = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine"
     hint = "" if status == "ok" else "run a time service on both (chrony or systemd-timesyncd)"
     yield _finding(node, "clock", status, message, hint)
 
 
 def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
     if reading.cores is not None and reading.cores < node.cores:
-        message = f"{node.cores} cores are declared, {reading.cores} are there"
-        yield _finding(node, "cores", "fail", message, f"write cores: {reading.cores} in the inventory")
+        message = f"{count_of(node.cores, 'core')} declared, {reading.cores} found"
+        yield _finding(node, "cores", "fail", message, f"set cores: {reading.cores} in the inventory")
     total = reading.memory_total_mib
     if total is not None and total < node.memory_mib:
         status: Status = "fail" if total < node.memory_mib * _MEMORY_SLACK else "warn"
-        message = f"{format_memory(node.memory_mib)} of memory are declared, {format_memory(total)} are there"
-        yield _finding(node, "memory", status, message, f"write memory: {total >> 10 or 1}G in the inventory")
+        message = f"{format_memory(node.memory_mib)} of memory declared, {format_memory(total)} found"
+        yield _finding(node, "memory", status, message, f"set memory: {total >> 10 or 1}G in the inventory")
 
 
 def _mps(node: Node, seen: Inspection) -> Iterator[Finding]:
@@ -117,7 +117,7 @@ def _mps(node: Node, seen: Inspection) -> Iterator[Finding]:
     if seen.mps:
         yield _finding(node, "mps", "ok", f"the control daemon's pipe is in {pipe}")
     else:
-        message = f"GPUs are to be shared by MPS, and there is no control daemon's pipe in {pipe}"
+        message = f"sharing mode is MPS, but there is no control daemon's pipe in {pipe}"
         hint = f"on the node: CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control -d, or sharing: mode: time-slicing"
         yield _finding(node, "mps", "fail", message, hint)
 
@@ -127,17 +127,17 @@ def _mps(node: Node, seen: Inspection) -> Iterator[Finding]:
 
 def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
     if reading.source == "simulated":
-        hint = "remove simulated_gpus for real ones"
+        hint = "remove simulated_gpus to use real GPUs"
         yield _finding(node, "nvml", "warn", "figures are simulated, as declared", hint)
     elif reading.source == "none" and node.gpus:
-        why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi is there"
+        why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi found"
         missing = reading.gpu_error is None or "Library Not Found" in why
-        hint = "install the NVIDIA driver; it brings both" if missing else "see what nvidia-smi says on the node"
+        hint = "install the NVIDIA driver; it brings both" if missing else "run nvidia-smi on the node"
         yield _finding(node, "nvml", "fail", why, hint)
     elif reading.source == "nvidia-smi":
         why = f" ({reading.gpu_error})" if reading.gpu_error else ""
         hint = "" if seen.python3 is None else "check libnvidia-ml.so.1 on the node: it comes with the NVIDIA driver"
-        yield _finding(node, "nvml", "warn", f"NVML cannot be used{why}; nvidia-smi's text is parsed instead", hint)
+        yield _finding(node, "nvml", "warn", f"NVML cannot be used{why}; parsing nvidia-smi instead", hint)
     elif reading.source == "nvml":
         yield _finding(node, "nvml", "ok", f"driver {reading.driver_version or 'of unknown version'}")
 
@@ -147,18 +147,18 @@ def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
     missing = [i for i in node.indices() if i not in there]
     if missing:
         numbers, are = ", ".join(map(str, missing)), "is" if len(missing) == 1 else "are"
-        message = f"GPU {numbers} {are} declared but not there ({len(there)} found)"
-        hint = "write gpus: or gpu_indices: as found, or look why the driver does not see it: dmesg | grep -i nvrm"
+        message = f"GPU {numbers} {are} declared but missing ({len(there)} found)"
+        hint = "set gpus: or gpu_indices: as found, or find out why the driver does not see it: dmesg | grep -i nvrm"
         yield _finding(node, "gpus", "fail", message, hint)
     elif len(there) > node.gpus and node.gpu_indices is None:
-        message = f"{node.gpus} are declared, {len(there)} are there"
-        hint = f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
+        message = f"{node.gpus} declared, {len(there)} found"
+        hint = f"set gpus: {len(there)}, or gpu_indices: with those to use"
         yield _finding(node, "gpus", "warn", message, hint)
     names = {g.name for g in reading.gpus if g.name}
     wanted = re.split(r"[\s_-]", node.gpu_type.lower())[0]  # A100 of A100-80GB
     if names and not any(wanted in re.sub(r"[\s-]+", "", n).lower() for n in names):
-        message = f"gpu_type is {node.gpu_type}, the driver says {', '.join(sorted(names))}"
-        yield _finding(node, "gpu type", "warn", message, "correct gpu_type in the inventory")
+        message = f"gpu_type is {node.gpu_type}, the driver reports {', '.join(sorted(names))}"
+        yield _finding(node, "gpu type", "warn", message, "fix gpu_type in the inventory")
 
 
 def _health(node: Node, reading: NodeReading) -> Iterator[Finding]:
@@ -175,16 +175,16 @@ def _one_gpu(node: Node, gpu: Gpu) -> Iterator[Finding]:
         hint = f"nvidia-smi -r -i {gpu.index} on the node, or reboot it; the other GPUs stay in use"
         yield _finding(node, "gpus", "fail", f"GPU {gpu.index} is lost: {gpu.error}", hint)
     if gpu.mig_mode:
-        hint = f"nvidia-smi -i {gpu.index} -mig 0 on the node, or leave it out with gpu_indices"
-        yield _finding(node, "mig", "fail", f"GPU {gpu.index} is in MIG mode and not handed out whole", hint)
+        hint = f"nvidia-smi -i {gpu.index} -mig 0 on the node, or exclude it with gpu_indices"
+        yield _finding(node, "mig", "fail", f"GPU {gpu.index} is in MIG mode and cannot be allocated whole", hint)
     if gpu.ecc_errors:
-        hint = f"reset it when idle (nvidia-smi -r -i {gpu.index}); if they come back, have it replaced"
+        hint = f"reset it when idle (nvidia-smi -r -i {gpu.index}); if they recur, have it replaced"
         yield _finding(node, "ecc", "fail", f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected memory errors", hint)
     foreign = foreign_processes(gpu, node.sharing is not None and node.sharing.mode == "mps")
     if foreign:
         process = foreign[0]
-        message = f"GPU {gpu.index} is held by pid {process.pid} of {process.user or 'an unknown user'}, not by a job"
-        yield _finding(node, "foreign", "warn", message, "it is not handed out until that process ends")
+        message = f"GPU {gpu.index} is used by pid {process.pid} of {process.user or 'an unknown user'}, not by a job"
+        yield _finding(node, "foreign", "warn", message, "it is not allocated until that process ends")
 
 
 # The runtime
@@ -210,7 +210,7 @@ def _runtime_limits(node: Node, facts: RuntimeFacts, seen: Inspection) -> Iterat
     if seen.uid and missing:
         hint = (
             "on the node, as root: /etc/systemd/system/user@.service.d/delegate.conf with "
-            "[Service] Delegate=cpu cpuset io memory pids, then systemctl daemon-reload and log in anew"
+            "[Service] Delegate=cpu cpuset io memory pids, then systemctl daemon-reload and log in again"
         )
         message = f"rootless podman may not limit {' and '.join(missing)} here, and refuses jobs with such limits"
         yield _finding(node, "limits", "fail", message, hint)
@@ -227,7 +227,7 @@ def _works_hint(node: Node, seen: Inspection) -> str:
 
 def _disk(node: Node, check: str, where: str, free_mib: int) -> Finding:
     status: Status = "fail" if free_mib < _DISK_FAIL_MIB else "warn" if free_mib < _DISK_WARN_MIB else "ok"
-    hint = "" if status == "ok" else f"free some space on the node: {where} has little left for jobs"
+    hint = "" if status == "ok" else f"free some space on the node: {where} has little space left for jobs"
     return _finding(node, check, status, f"{format_memory(free_mib)} free in {where}", hint)
 
 

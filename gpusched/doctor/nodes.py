@@ -67,8 +67,8 @@ def _service(node: Node, known: Known) -> list[Finding]:
     if not by:
         return []
     if by == SUSPENDED_BY:
-        return [Finding(node.name, "service", "fail", reason, f"mend it, then: gpusched resume {node.name}")]
-    hint = f"once it is well: gpusched resume {node.name}"
+        return [Finding(node.name, "service", "fail", reason, f"fix it, then: gpusched resume {node.name}")]
+    hint = f"when it works again: gpusched resume {node.name}"
     return [Finding(node.name, "service", "warn", f"drained by {by}: {reason}", hint)]
 
 

@@ -16,7 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.readings import Wiring
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
-from gpusched.model.units import format_memory
+from gpusched.model.units import amounts_of, count_of
 from gpusched.slurm import records
 from gpusched.slurm.accounts import admin_levels, has_account, may_act
 from gpusched.slurm.commands import Slurm
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config: As slurmctld has it. skew_s: Its clock minus ours.
         levels: User -> admin level; None: slurmdbd did not answer, for the reason in ``silence``.
-        has_root: There is an account root.
+        has_root: There is an account root. has_own: There is an account called as the lease, of which no jobs are.
         script, gres_conf: Texts of job_submit.lua and gres.conf; None: not to be read here, or not there.
     """
 
@@ -49,6 +49,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     levels: Mapping[str, str] | None = None
     silence: str = ""
     has_root: bool = False
+    has_own: bool = False
     script: str | None = None
     gres_conf: str | None = None
 
@@ -71,7 +72,7 @@ def examine_slurm(
     except GpuschedError as error:
         return [failed(_SUBJECT, "answer", error)], None
     if trouble is not None:
-        hint = "as Slurm answers here: does the controller run with the same PATH and SLURM_CONF?"
+        hint = "Slurm responds here: does the controller run with the same PATH and SLURM_CONF?"
         found = [_finding("controller", "warn", trouble.line(now), hint)]
     uid = state.stat().st_uid if state.exists() else os.getuid()
     mode = max(modes.values(), key=_ORDER.index)
@@ -104,7 +105,8 @@ def _ask(slurm: Slurm, now: float) -> Seen:
         gres_conf=read_gres_conf(named),
     )
     try:
-        return msgspec.structs.replace(seen, levels=admin_levels(slurm), has_root=has_account(slurm, "root"))
+        known = {"has_root": has_account(slurm, "root"), "has_own": has_account(slurm, LEASE)}
+        return msgspec.structs.replace(seen, levels=admin_levels(slurm), **known)
     except GpuschedError as error:
         return msgspec.structs.replace(seen, silence=error.message)
 
@@ -126,8 +128,8 @@ def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiri
     """
     readable = [n for n in inventory.nodes if n.gpus and n.transport != "none"]
     if readable and seen.gres_conf is None:
-        message = "gres.conf is not to be read here: Slurm is taken to count GPUs as NVML does"
-        hint = "copy gres.conf beside slurm.conf on this machine; else energy may be charged to the wrong job"
+        message = "gres.conf cannot be read here: assuming that Slurm counts GPUs as NVML does"
+        hint = "copy gres.conf next to slurm.conf on this machine; otherwise energy may be charged to the wrong job"
         yield _finding("gres.conf", "warn", message, hint)
         return
     types = {node.name: tuple(node.gpus) for node in seen.nodes}
@@ -136,22 +138,22 @@ def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiri
         minors = minors_of(seen.gres_conf or "", node.name, types.get(node.name, ()))
         known = {gpu.minor for gpu in (wirings[node.name].gpus if node.name in wirings else ())} - {None}
         if minors is None:
-            message = "gres.conf does not say which device files its GPUs are: Slurm is taken to count as NVML does"
-            yield Finding(node.name, "gres.conf", "warn", message, "give its lines File=, or AutoDetect=nvml")
+            message = "gres.conf names no device files: assuming that Slurm counts GPUs as NVML does"
+            yield Finding(node.name, "gres.conf", "warn", message, "add File= or AutoDetect=nvml to its lines")
         elif minors and len(minors) != node.gpus:
-            message = f"gres.conf names {len(minors)} device files, Slurm has {node.gpus} GPUs"
-            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+            message = f"gres.conf names {count_of(len(minors), 'device file')}, Slurm has {count_of(node.gpus, 'GPU')}"
+            yield Finding(node.name, "gres.conf", "warn", message, "fix File= in gres.conf")
         elif known and (strange := [minor for minor in minors if minor not in known]):
-            message = f"gres.conf names /dev/nvidia{strange[0]}, which is none of its GPUs"
-            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+            message = f"gres.conf names /dev/nvidia{strange[0]}, which is not one of its GPUs"
+            yield Finding(node.name, "gres.conf", "warn", message, "fix File= in gres.conf")
         elif minors and indices_by_position(minors, wirings.get(node.name)) != tuple(range(len(minors))):
             own.append(node.name)
     if readable:
-        where = f"; {compress_names(own)} in an order of their own" if own else ""
-        message = f"Slurm's positions of GPUs are led back to NVML's{where}"
+        where = f"; {compress_names(own)} in a different order" if own else ""
+        message = f"Slurm's GPU positions are mapped to NVML's{where}"
         bound = "task/cgroup" in seen.config.get("TaskPlugin", "") and seen.config.get("ConstrainDevices") == "yes"
         if own and not bound:  # seen with 22.05: CUDA_VISIBLE_DEVICES is the positions, whatever the files are
-            hint = "without ConstrainDevices=yes in cgroup.conf a job takes these positions for CUDA's own"
+            hint = "without ConstrainDevices=yes in cgroup.conf a job uses these positions as CUDA indices"
             yield _finding("gres.conf", "warn", message, hint)
         else:
             yield _finding("gres.conf", "ok", message)
@@ -166,10 +168,10 @@ def _version(seen: Seen, commands: tuple[int, int]) -> Iterator[Finding]:
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     message = f"Slurm {text or 'of unknown version'}"
     if version < _OLDEST:
-        hint = "reservations as mode decide needs them came with 20.11; observe and replays may work"
+        hint = "mode decide needs reservations of 20.11 or later; observe and replays may work"
         yield _finding("version", "warn", message, hint)
     elif version != _TRIED:
-        yield _finding("version", "ok", f"{message}; gpusched was tried with {_TRIED[0]}.{_TRIED[1]:02d}")
+        yield _finding("version", "ok", f"{message}; gpusched was tested with {_TRIED[0]}.{_TRIED[1]:02d}")
     else:
         yield _finding("version", "ok", message)
     if commands != version:
@@ -180,9 +182,9 @@ def _version(seen: Seen, commands: tuple[int, int]) -> Iterator[Finding]:
 def _clock(seen: Seen) -> Finding:
     off = abs(seen.skew_s)
     status: Status = "fail" if off > _SKEW_FAIL_S else "warn" if off > _SKEW_WARN_S else "ok"
-    message = f"slurmctld's is {off:.0f} s {'ahead of' if seen.skew_s > 0 else 'behind'} this machine's"
+    message = f"slurmctld is {off:.0f} s {'ahead of' if seen.skew_s > 0 else 'behind'} this machine"
     hint = "" if status == "ok" else "run a time service on both (chrony or systemd-timesyncd)"
-    return _finding("clock", status, message if off >= 1.5 else "slurmctld's agrees with this machine's", hint)
+    return _finding("clock", status, message if off >= 1.5 else "slurmctld agrees with this machine", hint)
 
 
 def judge_inventory(inventory: Inventory, seen: Seen) -> list[Finding]:
@@ -192,34 +194,36 @@ def judge_inventory(inventory: Inventory, seen: Seen) -> list[Finding]:
     for partition in inventory.partitions:
         told = theirs.get(partition.name)
         if told is None:
-            hint = f"Slurm has {', '.join(theirs) or 'none'}; or write it anew: gpusched init --slurm --force"
+            hint = f"Slurm has {', '.join(theirs) or 'none'}; or rewrite the inventory: gpusched init --slurm --force"
             found.append(_of(inventory, "partitions", "fail", f"Slurm has no partition {partition.name}", hint))
             continue
         strange = [node.name for node in partition.nodes if node.name not in told.nodes]
         if strange:
             message = f"Slurm has {compress_names(strange)} not in {partition.name}"
-            hint = "no job of it goes there; correct the inventory"
+            hint = "no job of it goes there; fix the inventory"
             found.append(_of(inventory, "partitions", "fail", message, hint))
         more = [name for name in told.nodes if inventory.node(name) is None]
         if more:
             message = f"Slurm's {partition.name} has {compress_names(more)}, too"
-            hint = "what runs there is not counted; add them, or write it anew: gpusched init --slurm --force"
+            hint = "jobs there are not counted; add them, or rewrite the inventory: gpusched init --slurm --force"
             found.append(_of(inventory, "partitions", "warn", message, hint))
         for node in (n for n in partition.nodes if n.name in nodes):
             its = nodes[node.name]
             gpus = sum(its.gpus.values())
             if (node.gpus, node.cores, node.memory_mib) != (gpus, its.cpus, its.memory_mib):
-                ours = f"{node.gpus} GPUs, {node.cores} cores, {format_memory(node.memory_mib)}"
+                ours = amounts_of(node.gpus, node.cores, node.memory_mib)
                 message = f"{node.name} is declared with {ours}; Slurm has {gpus}, {its.cpus}, {its.memory_mib}M"
-                found.append(_of(inventory, "sizes", "warn", message, "write what Slurm has: it starts the jobs"))
+                found.append(_of(inventory, "sizes", "warn", message, "declare what Slurm has: it starts the jobs"))
         for other in seen.partitions:
             shared = [n.name for n in partition.nodes if other.name != partition.name and n.name in other.nodes]
             if shared:
-                message = f"{compress_names(shared)} of {partition.name} is in Slurm's {other.name}, too"
-                hint = f"in mode decide jobs of {other.name} wait with it: the lease is of whole nodes"
+                message = f"{compress_names(shared)} of {partition.name} is also in Slurm's {other.name}"
+                hint = f"in mode decide jobs of {other.name} wait too: the lease covers whole nodes"
                 found.append(_of(inventory, "overlap", "warn", message, hint))
     if not found:
-        message = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, as Slurm has them"
+        message = (
+            f"{count_of(len(inventory.partitions), 'partition')}, {count_of(len(inventory.nodes), 'node')}, as in Slurm"
+        )
         return [_finding("partitions", "ok", message)]
     return found
 
@@ -227,10 +231,8 @@ def judge_inventory(inventory: Inventory, seen: Seen) -> list[Finding]:
 def _unread(inventory: Inventory) -> Iterator[Finding]:
     names = [node.name for node in inventory.nodes if node.transport == "none"]
     if names:
-        message = (
-            f"{compress_names(names)}: not read over SSH, so utilization, power, energy, foreign processes unknown"
-        )
-        hint = "where SSH is allowed: leave out transport: none, and see that the controller's account may log in"
+        message = f"{compress_names(names)}: not probed over SSH: utilization, power, energy, foreign processes unknown"
+        hint = "where SSH is allowed: remove transport: none, and let the controller's account log in"
         yield _of(inventory, "transport", "warn", message, hint)
 
 
@@ -238,16 +240,16 @@ def _accounting(seen: Seen) -> Iterator[Finding]:
     kind = seen.config.get("AccountingStorageType", "")
     if "slurmdbd" not in kind:
         message = f"no accounting database (AccountingStorageType={kind or '(null)'})"
-        hint = "replays and training know only what gpusched has seen itself; see accounting in Slurm's documentation"
+        hint = "replays and training use only what gpusched has recorded; see accounting in Slurm's documentation"
         yield _finding("slurmdbd", "warn", message, hint)
         return
     if seen.silence:
-        yield _finding("slurmdbd", "fail", f"it does not answer: {seen.silence}", "see slurmdbd's log")
+        yield _finding("slurmdbd", "fail", f"it does not respond: {seen.silence}", "see slurmdbd's log")
     else:
-        yield _finding("slurmdbd", "ok", "it answers")
+        yield _finding("slurmdbd", "ok", "it responds")
     if "gres/gpu" not in seen.config.get("AccountingStorageTRES", "").split(","):
-        message = "AccountingStorageTRES does not name gres/gpu: the database does not know how many GPUs jobs had"
-        hint = "in slurm.conf: AccountingStorageTRES=gres/gpu, then restart slurmctld; it counts from then on"
+        message = "AccountingStorageTRES does not name gres/gpu: the database does not record the GPUs of jobs"
+        hint = "in slurm.conf: AccountingStorageTRES=gres/gpu, then restart slurmctld; it records from then on"
         yield _finding("gpus in tres", "warn", message, hint)
     else:
         yield _finding("gpus in tres", "ok", "AccountingStorageTRES names gres/gpu")
@@ -263,23 +265,23 @@ def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
         hint = hint if name in seen.levels else f"sacctmgr add user {name} account=root adminlevel=Operator"
         private = {"jobs", "reservations"} & set(seen.config.get("PrivateData", "").split(","))
         if private:
-            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} its own only"
+            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} only its own"
             yield _finding("rights", "fail", said, hint)
             return
-        message = f"{name}, who runs gpusched, may look on; modes advise and decide need an Operator"
+        message = f"{name}, who runs gpusched, can only observe; modes advise and decide need an Operator"
         yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
 
 
 def _priority(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
     kind = seen.config.get("PriorityType", "")
     if kind != "priority/multifactor":
-        message = f"{kind or 'no PriorityType'}: mode advise sets jobs' Priority in place of SiteFactor, and freezes it"
+        message = f"{kind or 'no PriorityType'}: mode advise sets and freezes jobs' Priority instead of SiteFactor"
         hint = "in slurm.conf: PriorityType=priority/multifactor"
         yield _before(SlurmMode.ADVISE, mode, "priority", "warn", message, hint)
     elif seen.config.get("PrioritySiteFactorPlugin", "(null)") not in ("", "(null)", "site_factor/none"):
         plugin = seen.config["PrioritySiteFactorPlugin"]
-        message = f"{plugin} sets SiteFactor, too: it and mode advise undo each other"
-        yield _before(SlurmMode.ADVISE, mode, "priority", "warn", message, "leave advise, or the plugin")
+        message = f"{plugin} also sets SiteFactor: it and mode advise overwrite each other"
+        yield _before(SlurmMode.ADVISE, mode, "priority", "warn", message, "use either advise or the plugin")
     else:
         yield _finding("priority", "ok", kind)
 
@@ -291,17 +293,21 @@ def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
         key: told.get(key, f"{_UNTUNED[key]}") for key in _TUNED if _number(told.get(key), _UNTUNED[key]) > _TUNED[key]
     }
     if kind != "sched/backfill":
-        message = f"SchedulerType is {kind}: a job that is decided on may wait behind others"
+        message = f"SchedulerType is {kind}: a chosen job may wait behind others"
         yield _before(SlurmMode.DECIDE, mode, "scheduler", "warn", message, "use sched/backfill")
     elif slow:
-        message = f"{', '.join(f'{key} is {value}' for key, value in slow.items())} s: decided jobs start late"
+        message = f"{', '.join(f'{key} is {value}' for key, value in slow.items())} s: chosen jobs start late"
         hint = f"in slurm.conf: SchedulerParameters={','.join(f'{k}={v}' for k, v in _TUNED.items())}"
         yield _before(SlurmMode.DECIDE, mode, "scheduler", "warn", message, hint)
     else:
-        yield _finding("scheduler", "ok", "SchedulerParameters let decided jobs start at once")
+        yield _finding("scheduler", "ok", "SchedulerParameters let chosen jobs start at once")
     if seen.levels is not None and enforces_associations(seen.config) and not seen.has_root:
-        message = "associations are enforced, and there is no account root, for whose users the lease is made"
+        message = "associations are enforced, but there is no account root, which the lease needs"
         yield _before(SlurmMode.DECIDE, mode, "accounts", "fail", message, "sacctmgr add account root")
+    elif seen.levels is not None and enforces_associations(seen.config) and not seen.has_own:
+        message = "associations are enforced: idle time of the lease in mode decide is booked on account root"
+        hint = f"sacctmgr add account {LEASE}, without users: idle time of the next lease is booked on nobody"
+        yield _before(SlurmMode.DECIDE, mode, "accounts", "warn", message, hint)
     else:
         how = "enforced" if enforces_associations(seen.config) else "not enforced"
         yield _finding("accounts", "ok", f"associations are {how}; all jobs can be put into the lease of mode decide")
@@ -310,11 +316,11 @@ def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
 def _guard(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
     """Whether users are kept from naming the lease in their own jobs."""
     if "lua" in seen.config.get("JobSubmitPlugins", "") and (seen.script is None or LEASE in seen.script):
-        told = "is at work" if seen.script else "cannot be read here: see that it keeps users from the lease"
+        told = "is active" if seen.script else "cannot be read here: make sure that it keeps users out of the lease"
         yield _finding("guard", "ok" if seen.script else "warn", f"job_submit.lua {told}")
         return
     me = f"uid ~= 0 and uid ~= {uid}" if uid else "uid ~= 0"
-    message = f"users may start their jobs by naming the reservation {LEASE} of mode decide"
+    message = f"users could start jobs by naming the reservation {LEASE} of mode decide"
     hint = (
         "in slurm.conf JobSubmitPlugins=lua, and in job_submit.lua, in slurm_job_submit and slurm_job_modify: "
         f'if {me} and job.reservation == "{LEASE}" then return slurm.ERROR end'

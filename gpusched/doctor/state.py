@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,15 @@ from gpusched.errors import GpuschedError
 from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
-from gpusched.model.units import format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory
+from gpusched.queue.damage import UNREADABLE, unreadable
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange
+from gpusched.queue.reading import DATABASE, file_to_read, open_to_read
 from gpusched.queue.schema import SCHEMA_VERSION
 from gpusched.queue.snapshots import held_gpus, lingering_gpus
-from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
+from gpusched.queue.store import INVENTORY_TROUBLE, Reader
 from gpusched.sched.interference.gpus import slow_gpus
-from gpusched.sched.text import count_of
 
 _SUBJECT = "state"
 _QUICK_CHECK_S = 20.0
@@ -72,7 +72,7 @@ def known_nodes(state: Path) -> Known:
                 reader.slurm_trouble(),
                 reader.live_changes(),
             )
-    except (GpuschedError, sqlite3.Error, OSError):
+    except (GpuschedError, *UNREADABLE, OSError):
         return Known()
 
 
@@ -83,7 +83,7 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
             return [_creatable(state)]
         found = [_writable(state), _disk(state), *_open_to_others(state)]
         if (state / DATABASE).exists():
-            found.append(_database(state / DATABASE))
+            found.append(_database(state))
             if found[-1].status != "fail":
                 found += _controller(state, tick_s, now)
         else:
@@ -99,19 +99,19 @@ def _creatable(state: Path) -> Finding:
         return _finding("folder", "fail", f"{state} is not a folder", "set GPUSCHED_STATE to a folder")
     parent = next(p for p in state.absolute().parents if p.exists())
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return _finding("folder", "ok", f"{state} is not there yet; it is made on first use")
-    message = f"{state} is not there, and you cannot make it below {parent}"
-    hint = f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
+        return _finding("folder", "ok", f"{state} does not exist yet; it is created on first use")
+    message = f"{state} does not exist, and you cannot create it in {parent}"
+    hint = f"create it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
     return _finding("folder", "fail", message, hint)
 
 
 def _writable(state: Path) -> Finding:
     if os.access(state, os.W_OK | os.X_OK):
-        return _finding("folder", "ok", f"{state} can be written")
+        return _finding("folder", "ok", f"{state} is writable")
     if os.access(state / "inbox" / "new", os.W_OK | os.X_OK):
-        return _finding("folder", "ok", f"{state} belongs to another user, and you can put commands into its inbox")
+        return _finding("folder", "ok", f"{state} belongs to another user; you can write to its inbox")
     hint = "ask whoever runs the controller, or set GPUSCHED_STATE to a folder of your own"
-    return _finding("folder", "fail", f"{state} and its inbox cannot be written by you", hint)
+    return _finding("folder", "fail", f"you have no write access to {state} and its inbox", hint)
 
 
 def _disk(state: Path) -> Finding:
@@ -125,7 +125,7 @@ def _open_to_others(state: Path) -> list[Finding]:
     """What others could read or change though they should not."""
     found = []
     if state.stat().st_mode & stat.S_IWOTH:
-        message = f"everybody may write to {state}, and so forge the queue"
+        message = f"{state} is writable by everyone, who could forge the queue"
         found.append(_finding("permissions", "fail", message, f"chmod o-w {state}"))
     programs = state / "programs"
     for folder in (state / "secrets", *(programs.iterdir() if programs.is_dir() else ())):
@@ -137,37 +137,44 @@ def _open_to_others(state: Path) -> list[Finding]:
         if exposed:
             message = f"secrets of jobs can be read by other users: {exposed[0]}"
             found.append(_finding("permissions", "fail", message, f"chmod -R go= {folder}"))
+    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"):
+        file = state / name
+        if file.exists() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            message = f"other users can open {file}, and stop the controller by locking it"
+            found.append(_finding("permissions", "warn", message, "restart the controller, which closes it to them"))
     for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
         mode = folder.stat().st_mode if folder.exists() else 0
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
             message = f"{folder} has mode {stat.S_IMODE(mode):04o}: users could see or remove each other's commands"
             found.append(_finding("permissions", "fail", message, f"chmod 3733 {folder}"))
-    return found or [_finding("permissions", "ok", "nothing is open to others that should not be")]
+    return found or [_finding("permissions", "ok", "no unsafe permissions")]
 
 
-def _database(path: Path) -> Finding:
-    if not os.access(path, os.R_OK):
-        hint = f"ask its owner, or as root: chmod a+r {path}"
-        return _finding("database", "fail", f"{path} cannot be read by you", hint)
+def _database(state: Path) -> Finding:
+    path = file_to_read(state)
     deadline = time.monotonic() + _QUICK_CHECK_S
     try:
-        # A WAL database that nobody has open can be read without write permission only as one that does not change.
-        still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
-        uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * still}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as db:
+        with closing(open_to_read(state).db) as db:
             db.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
             (version,) = db.execute("PRAGMA user_version").fetchone()
             problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
-    except sqlite3.Error as error:
+            row = next(unreadable(db, deadline - time.monotonic()), None)
+    except PermissionError as error:
+        hint = "set settings.shared: true in inventory.yaml, if others may see its queue"
+        return _finding("database", "fail", f"{path} cannot be read by you: {error}", hint)
+    except (*UNREADABLE, OSError) as error:
         if "interrupt" in str(error):
             return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")
         return _finding("database", "fail", f"{path}: {error}", _RESTORE)
     if problems != ["ok"]:
         return _finding("database", "fail", f"{path} is damaged: {problems[0]}", _RESTORE)
     if version != SCHEMA_VERSION:
-        message = f"{path} has version {version}, this gpusched knows {SCHEMA_VERSION}"
+        message = f"{path} has version {version}, this gpusched supports {SCHEMA_VERSION}"
         return _finding("database", "fail", message, "use the gpusched that the controller runs")
-    return _finding("database", "ok", f"{path.name} is whole, {format_memory(max(1, path.stat().st_size >> 20))}")
+    if row is not None:
+        hint = "start the controller anew: it sets such rows aside, and keeps what was in them as events"
+        return _finding("database", "fail", f"{path} is damaged: {row.line}", hint)
+    return _finding("database", "ok", f"{path.name} is intact, {format_memory(max(1, path.stat().st_size >> 20))}")
 
 
 _RESTORE = "stop the controller, keep a copy, then: sqlite3 gpusched.db .recover | sqlite3 new.db"
@@ -179,18 +186,19 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         reader = Reader.open(state)
         assert reader is not None
         with closing(reader):
-            beat, trouble, left = reader.meta("heartbeat"), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
+            tick_s += reader.behind_s()
+            beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
             paces, untold = reader.paces(), reader.failed_notices()
-    except (GpuschedError, sqlite3.Error) as error:
-        return [_finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)]
-    found = [_heartbeat(controller_of(state), None if beat is None else now - float(beat), max(60.0, 6 * tick_s))]
+    except (GpuschedError, *UNREADABLE) as error:
+        return [_finding("controller", "fail", f"its last heartbeat cannot be read: {error}", _RESTORE)]
+    found = [_heartbeat(controller_of(state), now - beat if beat else None, max(60.0, 6 * tick_s))]
     if trouble:
-        message = f"the controller goes on with the last good one: {trouble}"
-        found.append(_finding("inventory", "warn", message, "correct it; a running controller takes it up"))
-    slow = "look on the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or keep it out with gpu_indices"
+        message = f"the controller still uses the last valid one: {trouble}"
+        found.append(_finding("inventory", "warn", message, "fix it; a running controller reloads it"))
+    slow = "check the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or exclude it with gpu_indices"
     found += _untold(untold, now)
     found += [Finding(gpu.node, f"GPU {gpu.index}", "warn", gpu.line, slow) for gpu in slow_gpus(paces)]
-    hint = "put it back, or wait for its jobs; nothing new goes there"
+    hint = "add it back, or wait for its jobs; no new job starts there"
     return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
 
 
@@ -201,23 +209,23 @@ def _untold(notices: Sequence[Notice], now: float) -> list[Finding]:
         some = [notice for notice in notices if notice.error == error]
         given_up = sum(notice.due is None for notice in some)
         due = min((notice.due for notice in some if notice.due is not None), default=None)
-        told = f"{given_up} given up" if due is None else f"tried again in {format_duration(max(0.0, due - now))}"
+        told = f"{given_up} given up" if due is None else f"retry in {format_duration(max(0.0, due - now))}"
         message = f"{count_of(len(some), 'notice')} not sent ({told}): {error}; the latest: {some[0].body['text']}"
-        found.append(_finding("notices", "warn", message, "see notices: in inventory.yaml, and the address"))
+        found.append(_finding("notices", "warn", message, "check notices: in inventory.yaml, and the address"))
     return found
 
 
 def _heartbeat(runs: Presence | None, age: float | None, most: float) -> Finding:
     if age is None and runs is not None:
-        return _finding("controller", "warn", runs.line("is in its first cycle"), "wait for it, then look again")
+        return _finding("controller", "warn", runs.line("is running its first cycle"), "wait, then check again")
     if age is None:
-        return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
+        return _finding("controller", "warn", "it has never completed a cycle here", "start it: gpusched controller")
     if age <= most:
         return _finding("controller", "ok", f"seen {max(0.0, age):.0f} s ago")
     if runs is not None:
         message = runs.line(f"is busy: its last cycle was {age:.0f} s ago")
-        return _finding("controller", "warn", message, "wait for it, or look at what it says: journalctl -u gpusched")
-    hint = "start it: gpusched controller (or look why it stopped: journalctl -u gpusched)"
+        return _finding("controller", "warn", message, "wait, or see its log: journalctl -u gpusched")
+    hint = "start it: gpusched controller (why it stopped: journalctl -u gpusched)"
     return _finding("controller", "warn", f"last seen {age:.0f} s ago", hint)
 
 

@@ -11,10 +11,10 @@ from gpusched.doctor.findings import Finding
 from gpusched.model.readings import Wiring
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import discovered
-from gpusched.model.units import format_gbps
+from gpusched.model.units import count_of, format_gbps
 from gpusched.views.common import compress_names
 
-_HINT = "correct topology: in the inventory, or the cables; 'gpusched nodes --topology' shows both"
+_HINT = "fix topology: in the inventory, or the cables; 'gpusched nodes --topology' shows both"
 
 
 def judge_topology(inventory: Inventory, wirings: Mapping[str, Wiring]) -> list[Finding]:
@@ -25,7 +25,7 @@ def judge_topology(inventory: Inventory, wirings: Mapping[str, Wiring]) -> list[
     findings = [Finding(inventory.path, "topology", "warn", message, hint) for message, hint in found]
     if inventory.topology and not findings:
         told = sum(node in wirings for node in racks)
-        message = f"{len(set(racks.values()))} racks; nothing that {told} of their {len(racks)} nodes tell is otherwise"
+        message = f"{count_of(len(set(racks.values())), 'rack')}; confirmed by {told} of {count_of(len(racks), 'node')}"
         return [Finding(inventory.path, "topology", "ok", message)]
     return findings
 
@@ -34,8 +34,8 @@ def _unnamed(inventory: Inventory, racks: Mapping[str, str]) -> Iterator[tuple[s
     left = [node.name for node in inventory.nodes if node.name not in racks]
     if inventory.topology and left:
         yield (
-            f"no switch names {compress_names(left)}",
-            "name the switch they hang on: as it is, they count as near to no other node",
+            f"not on any switch: {compress_names(left)}",
+            "add them to their switch: until then they count as far from all nodes",
         )
 
 
@@ -49,10 +49,10 @@ def _neighbours(racks: Mapping[str, str], wirings: Mapping[str, Wiring]) -> Iter
         usual[rack] = Counter(seen[node] for node in members).most_common(1)[0][0]
         for switch in dict.fromkeys(seen[node] for node in members if seen[node] != usual[rack]):
             names = compress_names(node for node in members if seen[node] == switch)
-            yield f"{names} should hang on {rack}, whose nodes LLDP sees on {usual[rack]}; it sees {switch}", _HINT
+            yield f"{names} should be on {rack}, whose nodes LLDP sees on {usual[rack]}; it sees {switch}", _HINT
     for switch, together in _groups((switch, rack) for rack, switch in usual.items()).items():
         if len(together) > 1:
-            yield f"{', '.join(together)} are declared as different racks, and LLDP sees all of them on {switch}", _HINT
+            yield f"{', '.join(together)} are declared as different racks, but LLDP sees all of them on {switch}", _HINT
 
 
 def _domains(racks: Mapping[str, str], wirings: Mapping[str, Wiring]) -> Iterator[tuple[str, str]]:
@@ -60,7 +60,7 @@ def _domains(racks: Mapping[str, str], wirings: Mapping[str, Wiring]) -> Iterato
     for domain, nodes in members.items():
         across = list(dict.fromkeys(racks[node] for node in nodes))
         if len(across) > 1:
-            yield f"the NVLink domain {domain} of {compress_names(nodes)} goes across {', '.join(across)}", _HINT
+            yield f"the NVLink domain {domain} of {compress_names(nodes)} spans {', '.join(across)}", _HINT
 
 
 def _uplinks(inventory: Inventory, wirings: Mapping[str, Wiring]) -> Iterator[tuple[str, str]]:
@@ -70,7 +70,7 @@ def _uplinks(inventory: Inventory, wirings: Mapping[str, Wiring]) -> Iterator[tu
         fastest, node = max(nics, default=(0.0, ""))
         if switch.uplink_gbps is not None and switch.uplink_gbps < fastest:
             up, one = format_gbps(switch.uplink_gbps), format_gbps(fastest)
-            hint = "uplink: is all links of the switch together, in bits, such as 8x400G"
+            hint = "uplink: is the total of all uplinks of the switch, in bits, such as 8x400G"
             yield f"the uplink of {switch.name}, {up}, is slower than one NIC of {node} ({one})", hint
 
 
@@ -82,7 +82,7 @@ def _rates(inventory: Inventory, wirings: Mapping[str, Wiring]) -> Iterator[tupl
         for words, names in _groups((words, node) for node, words in has.items() if words != usual).items():
             what = f"{compress_names(names)} has {words or 'no NIC with a link'}"
             others = f"most of {partition.name} have {usual or 'none'}"
-            yield f"{what}, {others}", "a link that came up slower, or not at all? ethtool or ibstat on the node says"
+            yield f"{what}, {others}", "is a link slow or down? check ethtool or ibstat on the node"
 
 
 def _fabric(wiring: Wiring) -> str:

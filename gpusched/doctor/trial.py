@@ -19,7 +19,7 @@ _NOBODY = 65534
 _HINTS = {
     RuntimeName.PODMAN: "no job can start there; after a driver upgrade, as root on the node: "
     "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-    RuntimeName.DOCKER: "no job can start there; is the NVIDIA container toolkit set up for this driver?",
+    RuntimeName.DOCKER: "no job can start there; check that the NVIDIA container toolkit is set up for this driver",
 }
 
 
@@ -59,8 +59,10 @@ def try_container(
         return [_finding(node, "ok", f"started one{with_gpu}")]
     if result.exit_code == NO_IMAGE_EXIT_CODE:
         wanted = image or "IMAGE"
-        return [_finding(node, "ok", f"not tried: no image is there yet; `{node.runtime} pull {wanted}` there first")]
-    return [_finding(node, "fail", f"none can be started{with_gpu}: {result.complaint}", _HINTS[node.runtime])]
+        return [
+            _finding(node, "ok", f"not tried: no image on the node yet; `{node.runtime} pull {wanted}` there first")
+        ]
+    return [_finding(node, "fail", f"cannot start one{with_gpu}: {result.complaint}", _HINTS[node.runtime])]
 
 
 def _finding(node: Node, status: Status, message: str, hint: str = "") -> Finding:

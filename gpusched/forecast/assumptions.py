@@ -8,22 +8,22 @@ from gpusched.model.jobs import DependencyKind
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.model.units import format_duration
-from gpusched.sched.text import count_of, listed
+from gpusched.model.units import count_of, format_duration
+from gpusched.sched.text import listed
 
 _NEVER = {
     ReasonCode.PARTITION_UNKNOWN: "never",
     ReasonCode.BAD_CONSTRAINTS: "never",
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: "never",
     ReasonCode.RESERVATION: "never",
-    ReasonCode.REQ_NODE_NOT_AVAIL: "never as long as nothing comes back",
+    ReasonCode.REQ_NODE_NOT_AVAIL: "never unless nodes become available",
 }
 _OUTCOME = {
-    DependencyKind.AFTEROK: "ends, and taken to end well",
-    DependencyKind.AFTERNOTOK: "ends, and taken to fail",
+    DependencyKind.AFTEROK: "ends (assumed successful)",
+    DependencyKind.AFTERNOTOK: "ends (assumed to fail)",
     DependencyKind.AFTERANY: "ends",
     DependencyKind.AFTER: "starts",
-    DependencyKind.AFTERCORR: "ends, and taken to end well",
+    DependencyKind.AFTERCORR: "ends (assumed successful)",
 }
 
 
@@ -37,10 +37,10 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
     for dependency in job.spec.dependencies if job.dependency else ():
         other = pending.get(dependency.job_id)
         if other is not None and other.held_by:
-            return f"never while job {other.id} is held, for which it waits"
+            return f"never while job {other.id}, on which it depends, is held"
     if job.dependency:
-        return "never as long as what it waits for does not start"
-    return "not within the time that can be predicted"
+        return "never unless its dependency starts"
+    return "too far ahead to predict"
 
 
 def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: bool) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
         *_of_arrays(snapshot),
         *_of_progress(snapshot),
         _of_times(past_runs, known),
-        "nobody submits a job that goes before it",
+        "no job with higher priority is submitted",
     )
 
 
@@ -64,13 +64,13 @@ def _of_job(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         if dependency.kind is DependencyKind.SINGLETON:
             yield "not before all earlier jobs of its user with its name end"
         elif dependency.kind is DependencyKind.CHAIN:
-            yield "not before the link before it ends, and taken not to fail"
+            yield "not before the previous link ends (assumed successful)"
         else:
             yield f"not before job {dependency.job_id} {_OUTCOME[dependency.kind]}"
-    if job.eligible_time is not None and job.eligible_time > snapshot.now:
-        yield f"not before the time set for it, in {format_duration(job.eligible_time - snapshot.now)}"
+    if job.eligible_time is not None and job.eligible_time > snapshot.now and not job.awaits:
+        yield f"not before its begin time, in {format_duration(job.eligible_time - snapshot.now)}"
     if job.array_room is not None:
-        yield "never more tasks of its array at once than its bound allows"
+        yield "its array stays within its limit of running tasks"
     held = sum(1 for j in snapshot.pending if j.held_by and j.spec.partition == job.spec.partition and j.id != job.id)
     if held:
         yield f"{count_of(held, 'held job')} of {job.spec.partition} stay{'s' if held == 1 else ''} held"
@@ -82,38 +82,38 @@ def _of_nodes(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     away += [f"GPU {g} of {n.name} ({why})" for n in own if n.available for g, why in sorted(n.blocked.items())]
     coming = {one.name: one for n in own for one in n.reservations}
     if coming:
-        yield f"what is reserved stays so, and nothing more is: {listed([one.what for one in coming.values()])}"
+        yield f"reservations stay as they are: {listed([one.what for one in coming.values()])}"
     if away:
-        yield f"what is not available now stays so: {listed(away)}"
+        yield f"unavailable now and later: {listed(away)}"
 
 
 def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     policy = snapshot.policies.get(job.spec.partition)
     if policy is not None and policy.agent:
         by = policy.fallback.name if policy.fallback else "its stages"
-        yield f"the trained policy {policy.name} is not run ahead; {by} stands in for it"
+        yield f"the trained policy {policy.name} is approximated by {by}"
     if policy is not None and policy.place in MAPPED:
-        yield f"the placement {policy.place} is not run ahead; best-fit stands in for it"
+        yield f"the placement {policy.place} is approximated by best-fit"
     if policy is not None and policy.place == "contention" and snapshot.beliefs:
-        yield "who waits for a better place waits for one rack, or as long as it may; costs are not run ahead"
+        yield "jobs that wait for a better place wait for one rack or as long as allowed; costs are not projected"
     if policy is not None and policy.place == "naive":
-        yield "the naive placement draws nodes by chance"
+        yield "the naive placement picks nodes at random"
 
 
 def _of_arrays(snapshot: Snapshot) -> Iterator[str]:
     if any(job.behind for job in snapshot.pending):
-        yield "of large arrays many tasks at a time are run ahead as one"
+        yield "tasks of large arrays are projected in groups"
 
 
 def _of_progress(snapshot: Snapshot) -> Iterator[str]:
     telling = sum(1 for job in snapshot.running if job.own_end is not None)
     if telling:
-        end, they = ("ends", "it tells") if telling == 1 else ("end", "they tell")
-        yield f"{count_of(telling, 'running job')} {end} at the pace that {they} of"
+        end, their = ("ends", "its") if telling == 1 else ("end", "their")
+        yield f"{count_of(telling, 'running job')} {end} at {their} reported pace"
 
 
 def _of_times(past_runs: int, known: bool) -> str:
     if not past_runs:
-        return "no past runs are known yet, so every job is taken to use its whole time limit"
+        return "no past runs yet: every job is assumed to use its whole time limit"
     whose = "their users' past runs" if known else "past runs (of all users where one has few)"
-    return f"jobs use as much of their limits as {whose} did ({past_runs} known)"
+    return f"jobs use as much of their time limits as {whose} did ({past_runs} known)"

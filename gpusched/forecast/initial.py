@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.run import FREE, JOB, PART, QUEUE, USER
+from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
@@ -16,7 +17,7 @@ from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
-from gpusched.sched.eligible import id_key, out_of_reach
+from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import Tree, tree_of
 from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, PLACES, Floats, Ints, Records
 from gpusched.sched.topology.spread import knows_racks, waits_until
@@ -255,7 +256,7 @@ def _alone(views: Sequence[PendingView], shift: int, running: Sequence[RunningVi
 
 def _waits_for(dependency: Dependency, view: PendingView) -> str:
     """The job or array whose end, or start, a job or a task of an array waits for."""
-    base, index = id_key(view.id)
+    base, index = split_task(view.id)
     if dependency.kind is DependencyKind.CHAIN:
         return f"{base}_{index - 1}"
     if dependency.kind is DependencyKind.AFTERCORR and index >= 0 and "_" not in dependency.job_id:

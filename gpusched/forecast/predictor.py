@@ -101,7 +101,7 @@ class Predictor:
         """What the result of a replay says of its estimates."""
         notes = [f"estimates by predictor {self.digest or 'in memory'}, learned from {self.about.get('trace', '?')}"]
         if old := int(self.knew(trace).sum()):
-            notes.append(f"{old} of these jobs are older than the end of what the predictor has learned from")
+            notes.append(f"{old} of these jobs are older than the end of the predictor's training data")
         return notes
 
     def knew(self, trace: Trace) -> npt.NDArray[np.bool_]:

@@ -122,6 +122,7 @@ class QueueForecast:
             hourly=initial.hourly,
             frees=initial.frees,
             tree=initial.tree,
+            least=np.zeros((len(initial.links), 3), np.int64),
             turns=np.full(len(self._calendar.base), -np.inf),
             strict=self._strict,
             usable=self._world.usable,

@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched.backfill import schedule
-from gpusched.sched.bounds import exceeds
+from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import Tree, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
@@ -89,6 +89,7 @@ class QueueArrays(NamedTuple):
             then: a reservation is over.
         hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
         tree: Of users.
+        least: ``int64[links, 3]``: see `bounds.room_along`; set anew for each pass.
         turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
             were free, as nodes are reserved. usable: The nodes, empty of jobs.
@@ -110,6 +111,7 @@ class QueueArrays(NamedTuple):
     hourly: Ints
     frees: Records
     tree: Tree
+    least: Ints
     turns: Floats
     strict: Flags
     usable: Resources
@@ -393,7 +395,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
         for part in range(requests.parts[outcome.shape[job]]):
             node = outcome.nodes[outcome.offset[job] + part]
             fit_anew(line.fit, line.fits, resources, requests, jobs.masks, node)
-    _close_up(line, outcome.code, partition, rule == NAIVE)
+    _close_up(line, outcome.started[before : outcome.total[0]], outcome.code, partition, rule == NAIVE)
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         _tell(line, line.jobs[job]["child_begun"], line.jobs[job]["child_stop"])
@@ -416,10 +418,11 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
     count = hopeful = takers = 0  # takers: those of the hopeful that may leave others less of a limit
     headed = False
     shape_of, account_of, feasibility, fits, likely = jobs.shape, jobs.account, jobs.feasibility, line.fits, line.likely
-    links, room = jobs.links, jobs.room
+    least = line.least
+    room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
     for job in queue:
         shape, bounded = shape_of[job], account_of[job, 0] >= 0
-        if feasibility[shape] != OK or (bounded and exceeds(links, room, account_of, job)):
+        if feasibility[shape] != OK or not within_bounds(least, account_of, job):
             continue
         while fits[shape] < parts[shape] and entry(looser, shape, -1) >= 0:
             shape = entry(looser, shape, -1)
@@ -438,10 +441,19 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
 
 
 @jit
-def _close_up(line: QueueArrays, codes: Ints, partition: int, draws: bool) -> None:
+def _close_up(line: QueueArrays, started: Ints, codes: Ints, partition: int, draws: bool) -> None:
     """Takes what has started out of the queue; after an unlucky draw the next cycle draws again."""
     of, order, jobs = line.queues[partition], line.line, line.jobs
+    if started.size == 0 and not draws:
+        return
     kept = of["low"]
+    if started.size == 1 and not draws:  # as most passes do: nothing has to be looked up of the others
+        while order[kept] != started[0]:
+            kept += 1
+        of["waiting"] -= 1
+        for at in range(kept, of["low"] + of["waiting"]):
+            order[at] = order[at + 1]
+        return
     for at in range(kept, kept + of["waiting"]):
         job = order[at]
         if np.isnan(jobs[job]["start"]):

@@ -159,14 +159,14 @@ class StartForecast:
             ends[i] = now
             if self._start(RunTimes(limits.lasts, ends), self._target, until=now) <= now:
                 nodes = tuple(sorted(self.ahead.nodes_of(self._target)))
-                what = f"once job {running[i].id} of {running[i].user} ends"
+                what = f"after job {running[i].id} of {running[i].user} ends"
                 return [Sooner(what=what, start=float(expected[i]), nodes=nodes)]
         return []
 
     def _later(self, alternatives: list[int]) -> list[Sooner]:
         """Of the alternatives that do not start at once, those that are sooner by the same draws."""
         jobs = len(self.ahead.views) + len(self._snapshot.running)
-        runs = min(len(self._starts), max(2, 3000 // max(jobs, 1)))
+        runs = min(len(self._starts), max(1, 3000 // max(jobs, 1)))  # by the same draws, so one can do
         base = np.sort(self._starts[:runs])
         median = float(base[(runs - 1) // 2]) if self._target >= 0 else np.inf
         found = []

@@ -7,9 +7,21 @@ In: GPUSCHED_JOB_DIR. Out: progress.json and saved.json there. May import: the s
 import json
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 _asked = False
+
+
+class Again:
+    """What a callable's ``checkpoint`` method returns: what is called when its job starts again.
+
+    The method is called, with the arguments of the call, when the job is told to end (TERM, USR1 or USR2: before its
+    limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
+    """
+
+    def __init__(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
 
 
 def progress(step: int, of: int | None = None, samples_per_s: float | None = None) -> None:

@@ -6,10 +6,14 @@ words: nothing in it is newer than Python 3.6.
 # ruff: noqa: UP031
 
 import base64
+import hashlib
 import json
 import os
 import pickle
+import shutil
+import signal
 import sys
+import time
 import traceback
 import types
 import zlib
@@ -36,7 +40,10 @@ class Facts:
         cloudpickle: Files of its cloudpickle, of this version; none where it is not needed.
         source: The function's file and its text, for tracebacks.
         result: Where what comes of it is written.
-        most: Bytes that a pickled result may have; with ``kept`` a larger one may stay where it is written.
+        most: Bytes that a pickled result may have; with ``kept`` a larger one stays in the job's folder.
+        folder: Where such a one is put instead, and what a checkpoint returns; "": the job's folder.
+        tasks: How many processes call it on each node; ``gpus``: GPUs of each, 0: all of them.
+        own: The process that the job began with.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,7 +57,11 @@ class Facts:
         self.source = facts["source"]  # type: dict[str, str]
         self.most = facts["most"]  # type: int
         self.kept = facts["kept"]  # type: bool
+        self.folder = facts["folder"]  # type: str
+        self.tasks = facts["tasks"]  # type: int
+        self.gpus = facts["gpus"]  # type: int
         self.result = ""
+        self.own = os.getpid()
 
 
 def run(facts_text: str, function: str, arguments: str) -> None:
@@ -59,16 +70,30 @@ def run(facts_text: str, function: str, arguments: str) -> None:
     ``function`` is a pickled callable, and ``arguments`` its positional and named ones; or nothing, and all three.
     """
     facts = Facts(unpack(facts_text).decode())
-    own, program = os.getpid(), os.path.abspath(__file__)
+    program = os.path.abspath(__file__)
     facts.result = os.path.join(  # now: the function may change the environment
         os.environ["GPUSCHED_JOB_DIR"], "result.%s.%s" % (os.environ["GPUSCHED_ATTEMPT"], os.environ["NODE_RANK"])
     )
     if sys.path[0] == os.path.dirname(program):
         sys.path[0] = ""  # as `python -m` has it, and not the job's folder
-    code = 0
+    tasks = start_tasks(facts) if facts.tasks > 1 else {}
+    try:
+        code = wait_for_tasks(facts, tasks) if tasks else call_once(facts, function, arguments)
+    finally:
+        if os.getpid() == facts.own:
+            os.unlink(program)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def call_once(facts: Facts, function: str, arguments: str) -> int:
+    """Call it in this process and write down what came of it; return the exit code."""
+    own, code = os.getpid(), 0
     try:
         call = load(facts, unpack(function), unpack(arguments))
         lend_source(facts)
+        call = resumed(facts, call)
+        checkpoint_when_told(facts, call)
         try:
             value = [call[0](*each) for each in call[1][0]] if facts.many else call[0](*call[1], **call[2])
         except Exception as error:
@@ -78,6 +103,7 @@ def run(facts_text: str, function: str, arguments: str) -> None:
             write(facts, *raised(facts, error))
         else:
             write(facts, *returned(facts, value))
+        forget_checkpoint(facts, call)
     except NotRun as problem:
         code = 1
         sys.stderr.write("gpusched: %s\n" % problem)
@@ -92,11 +118,203 @@ def run(facts_text: str, function: str, arguments: str) -> None:
             write(facts, {"outcome": "exited", "error": "it called sys.exit(%r)" % (end.code,)}, b"")
         else:  # as the main functions of many a program end
             write(facts, *returned(facts, None))
-    finally:
-        if os.getpid() == own:
-            os.unlink(program)
-    sys.stdout.flush()
-    sys.exit(code)
+    return code
+
+
+# -- tasks: several processes on each node ---------------------------------------------------------------------------
+
+TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LEFT_S = 10  # so long the others have once a task has failed: they may wait for it for ever
+
+
+def start_tasks(facts: Facts) -> "dict[int, int]":
+    """Fork a process for each task; return their numbers here by process, and nothing in a task, which has its rank."""
+    nodes, node = int(os.environ["WORLD_SIZE"]), int(os.environ["NODE_RANK"])
+    found = {}  # type: dict[int, int]
+    for local in range(facts.tasks):
+        pid = os.fork()
+        if pid:
+            found[pid] = local
+            continue
+        rank = str(node * facts.tasks + local)
+        os.environ.update(RANK=rank, LOCAL_RANK=str(local), WORLD_SIZE=str(nodes * facts.tasks))
+        os.environ.update(LOCAL_WORLD_SIZE=str(facts.tasks), SLURM_PROCID=rank, SLURM_LOCALID=str(local))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if facts.gpus:
+            own = visible[local * facts.gpus : (local + 1) * facts.gpus]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        facts.result += ".%d" % local
+        facts.most //= facts.tasks
+        return {}
+    return found
+
+
+def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
+    """Wait for all, pass on what the job is told, and make one result of theirs; return the highest exit code."""
+    left, codes, told = set(tasks), {}, []  # type: set[int], dict[int, int], list[int]
+
+    def to_all(number: int) -> None:
+        for pid in left:
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+
+    def pass_on(number: int, frame: "Any") -> None:
+        told.append(number)
+        to_all(number)
+
+    for number in TOLD:
+        signal.signal(number, pass_on)
+    signal.signal(signal.SIGALRM, lambda number, frame: to_all(signal.SIGKILL))
+    while left:
+        pid, status = os.wait()
+        if pid not in left:
+            continue
+        left.remove(pid)
+        codes[tasks[pid]] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        if codes[tasks[pid]] and not told:
+            to_all(signal.SIGTERM)
+            signal.alarm(LEFT_S)
+    signal.alarm(0)
+    join_results(facts, codes)
+    return max(codes.values())
+
+
+def join_results(facts: Facts, codes: "dict[int, int]") -> None:
+    """Write one result for the node: the tasks' first lines as ``tasks`` of one, then their pickles."""
+    headers, paths = [], ["%s.%d" % (facts.result, local) for local in range(facts.tasks)]
+    for local, path in enumerate(paths):
+        try:
+            with open(path, "rb") as file:
+                file.readline()
+                headers.append(json.loads(file.readline().decode()))
+        except (OSError, ValueError):
+            said = "task %d ended with exit code %d and left no result" % (local, codes[local])
+            headers.append({"outcome": "not run", "error": said, "size": 0})
+    order = {"raised": 0, "exited": 1, "not run": 2, "returned": 3}  # what was first is seldom that it was ended
+    worst = min(headers, key=lambda one: order[one["outcome"]])
+    whole = {"outcome": worst["outcome"], "tasks": headers, "size": sum(one["size"] for one in headers)}
+    whole.update(function=facts.function, python=list(sys.version_info[:3]))
+    with open(facts.result + ".part", "wb") as joined:
+        joined.write(MAGIC + json.dumps(whole).encode() + b"\n")
+        for local, path in enumerate(paths):
+            if headers[local]["size"]:
+                with open(path, "rb") as file:
+                    file.readline()
+                    file.readline()
+                    shutil.copyfileobj(file, joined)
+    os.chmod(facts.result + ".part", 0o644)
+    os.rename(facts.result + ".part", facts.result)
+    for path in paths:
+        if os.path.exists(path):
+            os.unlink(path)
+
+
+# -- checkpoints: what is called when the job starts again -----------------------------------------------------------
+
+ANSWER_S = 90.0
+
+
+def has_checkpoint(function: "Any") -> bool:
+    """Whether it is an object that says itself what is called when its job starts again."""
+    return not isinstance(function, type) and callable(getattr(function, "checkpoint", None))
+
+
+def again_path(facts: Facts) -> str:
+    """Where the call is kept that the job's next start makes."""
+    folder = facts.folder or os.environ["GPUSCHED_JOB_DIR"]
+    return os.path.join(folder, "gpusched-again.%s" % os.environ["GPUSCHED_JOB_ID"])
+
+
+def resumed(facts: Facts, call: "Any") -> "Any":
+    """The call that a checkpoint left, else the one that was sent."""
+    if facts.many or not has_checkpoint(call[0]):
+        return call
+    try:
+        with open(again_path(facts), "rb") as file:
+            return pickle.load(file)
+    except FileNotFoundError:
+        return call
+    except Exception as error:
+        raise NotRun("what its checkpoint returned cannot be read: %s" % describe(error)) from None
+
+
+def checkpoint_when_told(facts: Facts, call: "Any") -> None:
+    """When the job is told to end, have the callable say what is called next, and have the job queued again.
+
+    Rank 0 does; the others wait until the job ends, as they may have a part in saving the work.
+    """
+    if facts.many or not has_checkpoint(call[0]):
+        return
+    own, told = os.getpid(), (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+    def save(number: int, frame: "Any") -> None:
+        if os.getpid() != own:  # a process that the function forked
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        for one in told:
+            signal.signal(one, signal.SIG_IGN)
+        code = 1
+        try:
+            value = call[0].checkpoint(*call[1], **call[2])
+            keep(facts, call if value is None else (value.function, value.args, value.kwargs))
+            sys.stderr.write("gpusched: checkpoint after %s; the job is queued again\n" % number)
+            code = 0 if queue_again() else 128 + number
+        except BaseException:
+            traceback.print_exc()
+        if own == facts.own:
+            os.unlink(os.path.abspath(__file__))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the function is in the middle of something
+
+    for one in told:
+        signal.signal(one, save if os.environ["RANK"] == "0" else signal.SIG_IGN)
+
+
+def keep(facts: Facts, call: "tuple[Any, ...]") -> None:
+    """Keep a call for the job's next start."""
+    path = again_path(facts)
+    data = dumps(facts, tuple(call))
+    with open(path + ".part", "wb") as file:
+        os.chmod(path + ".part", 0o600 if facts.folder else 0o644)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(path + ".part", path)
+
+
+def forget_checkpoint(facts: Facts, call: "Any") -> None:
+    """Remove what an earlier start left, once the call is over."""
+    if not facts.many and has_checkpoint(call[0]) and os.environ["RANK"] == "0" and os.path.exists(again_path(facts)):
+        os.unlink(again_path(facts))
+
+
+def queue_again() -> bool:
+    """Ask the controller, as `scontrol requeue` does inside a job script (nodes/batch/ask.sh); whether it was done."""
+    folder, asked = os.environ["GPUSCHED_JOB_DIR"], "%d-%d" % (os.getpid(), time.time())
+    words = ["scontrol", "requeue", os.environ["GPUSCHED_JOB_ID"]]
+    path = os.path.join(folder, "ask.json")
+    with open(path + ".part", "w") as file:
+        json.dump({"id": asked, "attempt": int(os.environ["GPUSCHED_ATTEMPT"]), "words": words}, file)
+    os.chmod(path + ".part", 0o644)
+    os.rename(path + ".part", path)
+    until = time.monotonic() + ANSWER_S
+    while time.monotonic() < until:
+        try:
+            with open(os.path.join(folder, "answer")) as answer:
+                head, text = answer.readline().split(), answer.read()
+        except OSError:
+            head, text = [], ""
+        if head[:1] == [asked]:
+            os.unlink(path)
+            sys.stderr.write(text)
+            return head[1:] == ["0"]
+        time.sleep(0.2)
+    sys.stderr.write("gpusched: the controller has not answered\n")
+    return False
 
 
 def unpack(text: str) -> bytes:
@@ -200,12 +418,34 @@ def returned(facts: Facts, value: "Any") -> "tuple[dict[str, Any], bytes]":
         data = dumps(facts, value)
     except Exception as error:
         raise NotRun("what %s returned cannot be pickled: %s" % (facts.function, describe(error))) from None
-    if len(data) > facts.most and not facts.kept:
+    if len(data) <= facts.most:
+        return {"outcome": "returned"}, data
+    if not facts.kept and not facts.folder:
         raise NotRun(
-            "what %s returned takes %.1f MiB, and at most %.1f travel back (settings.logs.max_per_job): write it to a "
-            "disk that you can read, and return its path" % (facts.function, len(data) / MIB, facts.most / MIB)
+            "what %s returned takes %.1f MiB, and at most %.1f travel back (settings.logs.max_per_job): name a folder "
+            "that the job and you both see (result_dir=...), or write it to one and return its path"
+            % (facts.function, len(data) / MIB, facts.most / MIB)
         )
-    return {"outcome": "returned"}, data
+    return dict(put_aside(facts, data), outcome="returned"), b""
+
+
+def put_aside(facts: Facts, data: bytes) -> "dict[str, Any]":
+    """Write what is too large to travel where the client finds it; what the header says of it."""
+    name = os.path.basename(facts.result) + ".data"
+    if facts.folder:
+        name = "gpusched-%s.%s" % (os.environ["GPUSCHED_JOB_ID"], name)
+    path = os.path.join(facts.folder or os.path.dirname(facts.result), name)
+    try:
+        with open(path + ".part", "wb") as file:
+            os.chmod(path + ".part", 0o600 if facts.folder else 0o644)
+            file.write(data)
+        os.rename(path + ".part", path)
+    except OSError as error:
+        raise NotRun(
+            "what %s returned takes %.1f MiB, and cannot be written to %s: %s"
+            % (facts.function, len(data) / MIB, os.path.dirname(path), error.strerror)
+        ) from None
+    return {"file": name, "folder": facts.folder, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def raised(facts: Facts, error: Exception) -> "tuple[dict[str, Any], bytes]":

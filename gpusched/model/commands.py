@@ -5,7 +5,7 @@ The user who asks is not written in the file: the kernel's owner of the file say
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,6 +60,15 @@ class Release(Command, frozen=True, kw_only=True, tag="release"):
 class Requeue(Command, frozen=True, kw_only=True, tag="requeue"):
     """Stop running jobs, or take ended ones, and queue them again."""
 
+    job_ids: tuple[str, ...]
+
+
+class Asked(Command, frozen=True, kw_only=True, tag="asked"):
+    """What a job asked for from inside; the controller passes it on, in its own name, and nobody else may."""
+
+    job_id: str
+    attempt: int
+    act: Literal["cancel", "requeue"]
     job_ids: tuple[str, ...]
 
 
@@ -149,4 +158,6 @@ class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
 
 JobCommand = Cancel | Hold | Release | Requeue | SetPriority
 ReservationCommand = Reserve | ChangeReservation | CancelReservation
-AnyCommand = Submit | JobCommand | Drain | Resume | ReservationCommand | Promote | Rollback | ShadowOn | ShadowOff
+AnyCommand = (
+    Submit | JobCommand | Asked | Drain | Resume | ReservationCommand | Promote | Rollback | ShadowOn | ShadowOff
+)

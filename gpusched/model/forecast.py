@@ -61,7 +61,7 @@ class Sooner(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that would start the job sooner, checked by the same run.
 
     Attributes:
-        what: ``with 4 GPUs``, ``in V100``, ``once job k3f9 ends``.
+        what: ``with 4 GPUs``, ``in V100``, ``after job k3f9 ends``.
         how: Options of ``submit``, or a command; "" where there is nothing to type.
         start: When it would start then (median; Unix seconds).
         now: At once.

@@ -49,9 +49,9 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
     it: one, or two that share it. The server of MPS is no stranger where the GPUs are shared by it.
     """
     if reading is None:
-        return _all(node, held, "the node has not been read")
+        return _all(node, held, "the node has not been probed")
     if reading.source == "none" or (reading.gpu_error and not reading.gpus):
-        return _all(node, held, reading.gpu_error or "neither NVML nor nvidia-smi answers on the node")
+        return _all(node, held, reading.gpu_error or "neither NVML nor nvidia-smi responds on the node")
     found = {gpu.index: gpu for gpu in reading.gpus}
     lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
     mps = node.sharing is not None and node.sharing.mode == "mps"

@@ -46,6 +46,20 @@ def slurm_id(name: str) -> str:
     return name.partition("~")[0]
 
 
+def split_task(job_id: str) -> tuple[str, int]:
+    """The array's id and the task's index of ``1234_5``; of a job that is no task its own id, and -1."""
+    base, _, index = job_id.partition("_")
+    return base, int(index) if index.isdigit() else -1
+
+
+def id_key(job_id: str) -> tuple[int, str, int, int]:
+    """Orders ids as they were minted: Slurm's by number (36 before 100), and so the tasks of an array."""
+    own, _, again = job_id.partition("~")
+    base, index = split_task(own)
+    base, _, part = base.partition("+")
+    return int(base) if base.isdecimal() else 0, base, max(index, int(part or -1)), int(again or 1)
+
+
 def normalise(text: str) -> str:
     """An id as typed by a person: lower case, with the letters Crockford reads as digits."""
     return text.strip().lower().translate(str.maketrans("ilo", "110"))

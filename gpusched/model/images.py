@@ -33,7 +33,7 @@ def image_error(image: str, runtimes: Collection[RuntimeName], transports: Colle
     if ":" in image and transport in TRANSPORTS:
         if transport in transports:
             return None
-        return f"the image transport '{transport}:' is not among settings.image_transports of inventory.yaml"
+        return f"the image transport '{transport}:' is not allowed by settings.image_transports of inventory.yaml"
     if _REFERENCE.fullmatch(image) is None:
-        return f"the image {image[:80]!r} is no name in a registry, [REGISTRY[:PORT]/]NAME[:TAG][@DIGEST]"
+        return f"the image {image[:80]!r} is not a registry image name, [REGISTRY[:PORT]/]NAME[:TAG][@DIGEST]"
     return None

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.units import count_of
+
 Link = Literal["server", "nic", "uplink", "gpu"]
 """What two jobs share: a server, one of them staying in it; its NICs, both having parts elsewhere; a rack's uplink;
 GPUs (and then no more is said of the rest)."""
@@ -131,8 +133,9 @@ class SlowGpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """As a person reads it."""
-        text = f"{self.slower:.0%} slower than its like ({self.low:.0%} to {self.high:.0%}, {self.jobs} jobs)"
-        return text + (f"; it, or others that its jobs had too ({len(self.among)})" if self.among else "")
+        span = f"{self.low:.0%} to {self.high:.0%}"
+        text = f"{self.slower:.0%} slower than similar GPUs ({span}, {count_of(self.jobs, 'job')})"
+        return text + (f"; this one, or others that its jobs also used ({len(self.among)})" if self.among else "")
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +163,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         sign = -1 if self.slower <= -0.005 else 1
         low, high = sorted((100 * sign * self.low, 100 * sign * self.high))
-        by = {"measured": "", "formula": "by the formula, ", "others": "as other kinds of jobs, "}[self.source]
-        count = f"{self.measurements} measurement{'s' * (self.measurements != 1)}"
+        by = {"measured": "", "formula": "estimated, ", "others": "as other kinds of jobs, "}[self.source]
+        count = count_of(self.measurements, "measurement")
         return f"{what} {than} ({low:.0f} to {high:.0f} %, {by}{count})" + (f"; {self.note}" if self.note else "")
 
 

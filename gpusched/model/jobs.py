@@ -120,10 +120,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
         gpus_per_task: Of these each task of ``srun`` has so many where it does not say; 0: all of its node.
+        memory_mib_per_cpu: Of each core, where it was asked for so; 0: it was not.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
         function: Name of the Python function that it runs: its program (`Submit.program`) is put into its own folder at
             each start, and the result that it leaves there is collected beside its output. "": it has no program.
         error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
+        append: Its later starts add to these files; else they empty them.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
         qos: Its class of service; "": none.
         reservation: It runs in this reservation only; "": in none.
@@ -173,9 +175,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     signal_batch: bool = False
     tasks_per_node: int = 1
     gpus_per_task: int = 0
+    memory_mib_per_cpu: int = 0
     slurm_env: bool = False
     function: str = ""
     error: str | None = None
+    append: bool = False
     group: str = ""
     qos: str = ""
     reservation: str = ""

@@ -142,6 +142,14 @@ class SavedReading(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
 
 
+class AskReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks the controller: a command of Slurm's that ran inside it (`gpusched.nodes.batch`)."""
+
+    id: str
+    attempt: int
+    words: tuple[str, ...]
+
+
 class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     """One of gpusched's attempts as found on a node (a container, or a process-runtime folder).
 
@@ -156,6 +164,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
         ran_s: How long it has run by the node's boot clock, which nobody sets; None: not known, or not running.
         attached_s: For how long nobody has been attached to it, by the boot clock; None: nobody ever was.
         progress, saved: What the job wrote into its folder (rank 0's node); None: nothing that can be used.
+        ask: What it asks, from there as well.
         job_file_error: What is wrong with one of these files; None: nothing.
     """
 
@@ -172,6 +181,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     attached_s: float | None = None
     progress: ProgressReading | None = None
     saved: SavedReading | None = None
+    ask: AskReading | None = None
     job_file_error: str | None = None
 
 

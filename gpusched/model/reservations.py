@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -77,6 +77,24 @@ def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[
     return {node: tuple(ones) for node, ones in found.items()}
 
 
+def named_too_late(
+    nodes: Iterable[str], here: Mapping[str, Sequence[Reservation]], limit_s: float, now: float
+) -> tuple[float, str] | None:
+    """When nodes that a job names are not reserved for as long as it may run, and why not now; None: now.
+
+    ``here``: node -> those of it that are not over.
+    """
+    found = [(one, node) for node in nodes for one in here.get(node, ())]
+    at, why = now, ""
+    while met := next(((one, node) for one, node in found if one.meets(at, at + limit_s)), None):
+        one, node = met
+        if not why:
+            late = f"; its limit of {format_duration(limit_s)} does not fit before" if one.begin > now else ""
+            why = f"{node}, which it names, is reserved ({one.what}) {one.when(now)}{late}"
+        at = one.end
+    return (at, why) if why else None
+
+
 def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
     """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
 
@@ -86,7 +104,7 @@ def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: floa
     for here in on:
         for one in here:
             if one.name == own and end > one.end + OVERRUN_S:
-                return f"{one.what} ends soon after its limit"
+                return f"{one.what} ends soon after its time limit"
             if one.name != own and one.begin < end:
                 return f"its node is reserved ({one.what}) {one.when(now)}"
     return ""

@@ -118,6 +118,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
     ``preemptible``, ``placement``, ``slurm_env``: of jobs that do not say. ``resizable``: of those that can be resized.
+    ``default``: Jobs that name no partition go there.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     resizable: ResizeRules = ResizeRules()
     placement: PlacementRules = PlacementRules()
     slurm_env: bool = False
+    default: bool = False
 
     def flavor(self, name: str) -> Flavor | None:
         """The flavor called ``name``, or None."""
@@ -225,6 +227,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, in the file's order."""
         return tuple(n for p in self.partitions for n in p.nodes)
+
+    @property
+    def default_partition(self) -> str | None:
+        """The name of the partition for jobs that name none; None: they must, where there are several."""
+        return next((p.name for p in self.partitions if p.default), None)
 
     def partition(self, name: str) -> Partition | None:
         """The partition called ``name``, or None."""

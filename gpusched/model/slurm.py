@@ -28,7 +28,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self, now: float) -> str:
         """For people."""
-        return f"Slurm has not answered since {local_clock(self.since, now)}, so nothing is decided: {self.why}"
+        return f"Slurm has not responded since {local_clock(self.since, now)}; no decisions are made: {self.why}"
 
 
 LEASE_TROUBLE = "slurm_lease_trouble"
@@ -46,8 +46,10 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         account, qos: Of its association.
         partitions: That it may run in, as asked for.
         priority: As Slurm computes it. site_factor: What was added to it by us, or by a site's own plugin.
+        standing: Its priority without what mode advise adds: the site's own order.
         restarts: How often Slurm has requeued it. requeue: It may be.
         reservation: That it names, or is given; ours is `LEASE`.
+        leased: We have put it into ours, or were about to, and what Slurm did to it there is not undone yet.
         nodelist: Nodes that its user named (``-w``).
         pinned: Nodes on which we asked Slurm to start it, also once it runs; empty: we did not. pinned_at: When, Unix
             seconds.
@@ -62,9 +64,11 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partitions: tuple[str, ...] = ()
     priority: int = 0
     site_factor: int = 0
+    standing: int = 0
     restarts: int = 0
     requeue: bool = True
     reservation: str = ""
+    leased: bool = False
     nodelist: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     pinned_at: float | None = None
@@ -165,6 +169,20 @@ class SlurmReservation(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     state: str = ""
+
+
+_BY_RESERVATION = ("BadConstraints", "ReservationDeleted")
+_BY_SLURM = (*_BY_RESERVATION, "JobHoldMaxRequeue", "BurstBuffer")
+
+
+def is_held_by_slurm(job: SlurmJob) -> bool:
+    """Whether Slurm itself took a waiting job's priority, for which it gives another reason than for people's holds."""
+    return job.priority == 0 and job.reason.startswith(_BY_SLURM)
+
+
+def is_held_in_reservation(job: SlurmJob) -> bool:
+    """Whether Slurm did so as a job's nodes are not to be had in its reservation; it never lets go of it by itself."""
+    return is_held_by_slurm(job) and job.reason.startswith(_BY_RESERVATION)
 
 
 _NO_BAR = ("None", "Priority", "Resources", "ReqNodeNotAvail", "Reservation", "Nodes_required", "NodeDown", "Prolog")

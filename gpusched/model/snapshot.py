@@ -120,6 +120,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
     on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
     as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
+    ``standing``: its priority in Slurm, which takes the place of submission time in the policy's order; 0: it is ours.
+    ``awaits``: what it waits for until its ``eligible_time``, where that is no time that was set for it.
     ``group``, ``bounds``: as in `RunningView`, in the order in which people are told of them.
     ``reserved``: the reservation that it runs in, and in no other place. ``unreserved``: why it can never run in the
     one it asks for, as things are; "": it can.
@@ -130,8 +132,10 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     submit_time: float
     priority: int = 0
+    standing: int = 0
     held_by: str = ""
     eligible_time: float | None = None
+    awaits: str = ""
     excluded_nodes: tuple[str, ...] = ()
     dependency: str = ""
     dependency_message: str = ""

@@ -13,4 +13,4 @@ def did_you_mean(found: str, known: Iterable[str]) -> str:
     close = get_close_matches(found.lower(), [n.lower() for n in names], n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{next(n for n in names if n.lower() == close[0])}'?"
-    return f" (there are: {', '.join(names[:30])})" if names else ""
+    return f" (available: {', '.join(names[:30])})" if names else ""

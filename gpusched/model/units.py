@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 MAX_DURATION_S = 100 * 366 * 86400  # nothing here lasts longer than a century
 MAX_TIMESTAMP = 32_503_680_000.0  # the year 3000
@@ -91,6 +91,16 @@ def local_time(timestamp: float | None) -> str:
     return "-" if timestamp is None else datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """``1 GPU``, ``2 GPUs``, ``4,949 jobs``; ``plural``: where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def amounts_of(gpus: int, cores: int, memory_mib: int) -> str:
+    """``8 GPUs, 1 core, 64G``."""
+    return f"{count_of(gpus, 'GPU')}, {count_of(cores, 'core')}, {format_memory(memory_mib)}"
+
+
 def local_clock(timestamp: float, now: float) -> str:
     """``14:20`` in local time, on another day than ``now`` ``23 Nov 14:20``."""
     at, today = (datetime.fromtimestamp(in_calendar(time)) for time in (timestamp, now))
@@ -116,11 +126,23 @@ def in_calendar(timestamp: float) -> float:
     return min(max(timestamp, 0.0), MAX_TIMESTAMP)
 
 
+_NAMED_TIMES = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}  # hours, as Slurm has them
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?\s*([ap]m)?", re.IGNORECASE)
+_DATES = (  # Slurm's, besides ISO's: MMDDYY, MM/DD/YY, MM.DD.YY, the year left out
+    re.compile(r"(?P<m>[0-9]{2})(?P<d>[0-9]{2})(?P<y>[0-9]{2})?"),
+    re.compile(r"(?P<m>[0-9]{1,2})/(?P<d>[0-9]{1,2})(?:/(?P<y>[0-9]{2}|[0-9]{4}))?"),
+    re.compile(r"(?P<m>[0-9]{1,2})\.(?P<d>[0-9]{1,2})(?:\.(?P<y>[0-9]{2}|[0-9]{4}))?"),
+)
+
+
 def parse_time(text: str, now: float) -> float:
-    """Unix seconds of ``now+2h``, ``2026-11-20T18:00`` (local time) or ``...Z``.
+    """Unix seconds of ``now+2h``, ``16:00``, ``2026-11-20T18:00`` (local time) or ``...Z``, and Slurm's other forms.
+
+    A time of day without a date is the next one: today, or tomorrow if it has passed. ``today`` and ``tomorrow`` are
+    the same time of the day as now, ``teatime`` is 16:00.
 
     Raises:
-        ValueError: Neither form.
+        ValueError: None of these.
     """
     text = text.strip()
     if text == "now":
@@ -128,6 +150,42 @@ def parse_time(text: str, now: float) -> float:
     if text.startswith("now+"):
         return now + parse_duration(text[4:])
     try:
-        return datetime.fromisoformat(text).timestamp()
+        found = _named_time(text.lower(), datetime.fromtimestamp(now)) or datetime.fromisoformat(text)
+        return found.timestamp()
     except (ValueError, OverflowError):
-        raise ValueError("a time such as now+2h, 2026-11-20T18:00 or 2026-11-20T18:00:00Z") from None
+        raise ValueError("a time such as now+2h, 16:00, tomorrow, 2026-11-20T18:00 or 2026-11-20T18:00:00Z") from None
+
+
+def _named_time(text: str, now: datetime) -> datetime | None:
+    """Return the time of one of Slurm's forms that are not ISO's; None: it is none of them."""
+    if text in ("today", "tomorrow"):
+        return now + timedelta(days=text == "tomorrow")
+    if text in _NAMED_TIMES:
+        return _next_at(now, now.replace(hour=_NAMED_TIMES[text], minute=0, second=0, microsecond=0))
+    day, _, clock = text.replace("t", " ", 1).partition(" ") if not _CLOCK.fullmatch(text) else ("", "", text)
+    match = next((m for form in _DATES if (m := form.fullmatch(day))), None)
+    if day and match is None:
+        return None
+    at = _CLOCK.fullmatch(clock) if clock else None
+    if clock and at is None:
+        return None
+    found = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if at is not None:
+        found = found.replace(hour=_hour(int(at[1]), at[4]), minute=int(at[2]), second=int(at[3] or 0))
+    if match is None:
+        return _next_at(now, found)
+    year = int(match["y"]) if match["y"] else now.year
+    found = found.replace(year=year + 2000 if year < 100 else year, month=int(match["m"]), day=int(match["d"]))
+    return found if match["y"] or found.date() >= now.date() else found.replace(year=found.year + 1)
+
+
+def _hour(hour: int, half: str | None) -> int:
+    if half is None:
+        return hour
+    if not 1 <= hour <= 12:
+        raise ValueError(hour)
+    return hour % 12 + (12 if half == "pm" else 0)
+
+
+def _next_at(now: datetime, at: datetime) -> datetime:
+    return at if at > now else at + timedelta(days=1)

@@ -16,7 +16,7 @@ from gpusched.forecast.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.model.units import iso_utc
+from gpusched.model.units import count_of, iso_utc
 from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, scenario_for
 from gpusched.promotion.registry import CANDIDATES, Judged, Known, find_policy, known_policies, training_of
 from gpusched.queue.inbox import Inbox
@@ -53,7 +53,7 @@ def retrain(
         )  # fmt: skip
         try:
             train(request, Report())
-            lines.append(f"{partition.name}: {spec.name} trained anew, in {out}")
+            lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
         except GpuschedError as error:
             shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
@@ -61,7 +61,7 @@ def retrain(
         lines.append(_refit(folder / USUAL_NAME, since, until))
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)
-    return lines or ["no agent is in charge or in the shadow, so there is none to train"]
+    return lines or ["no live or shadow agent, so nothing to train"]
 
 
 def _refit(file: Path, since: float, until: float) -> str:
@@ -72,8 +72,8 @@ def _refit(file: Path, since: float, until: float) -> str:
     try:
         trained = train_predictor(request)
     except GpuschedError as error:
-        return f"run times: not learned anew: {error.line()}"
-    return f"run times: learned anew from {trained.jobs} jobs, in {file}"
+        return f"run times: not retrained: {error.line()}"
+    return f"run times: retrained on {count_of(trained.jobs, 'job')}, in {file}"
 
 
 def _agents(

@@ -13,7 +13,7 @@ from gpusched.config.weights import ModelError
 from gpusched.errors import NoHistory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.model.units import local_time_zone
+from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
@@ -71,7 +71,7 @@ def history_of(inventory: Inventory, reader: Reader, partition: str, since: floa
     """
     nothing = NoHistory(
         f"{partition}: no job submitted since {_day(since)} has run and ended",
-        "wait for some, or say --force REASON",
+        "wait for some, or use --force REASON",
     )
     try:
         trace = own_jobs(inventory, reader, name=f"history of {partition}", since=since, until=until)
@@ -142,7 +142,7 @@ def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
 
 def _line(verdict: Verdict) -> str:
     days = f"{verdict.days} {'day' if verdict.days == 1 else 'days'}"
-    against = f"{verdict.candidate} against {verdict.incumbent} on {verdict.jobs} jobs of {days}"
+    against = f"{verdict.candidate} against {verdict.incumbent} on {count_of(verdict.jobs, 'job')} of {days}"
     if verdict.gain is None:
         return f"{against}: nothing to compare"
     mean = f"{against}: mean JCT {_percent(verdict.gain)}"

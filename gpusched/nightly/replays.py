@@ -35,8 +35,8 @@ from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
 
 CARRIED = (
-    "{} jobs ran or waited when it begins: they hold nodes for what was left of their run times, where the policy puts "
-    "them, and count in no figure"
+    "{} jobs running or pending at the start hold nodes for the rest of their run times, where the policy puts "
+    "them, and are not counted"
 )
 _REPORT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:-.+)?\.(?:json|html)")
 
@@ -90,12 +90,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """One line."""
         nights = "; ".join(v.line for v in self.partitions)
-        return nights or f"no job has run and ended of those submitted in {self.since}"
+        return nights or f"no job submitted in {self.since} has run and ended"
 
     @property
     def more(self) -> list[str]:
         """One line for every policy that is not in charge, and for every training."""
-        asked = ("", "; asked to be promoted")
+        asked = ("", "; promotion requested")
         judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
         return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
@@ -136,7 +136,7 @@ def nightly(
     reports.mkdir(parents=True, exist_ok=True)
     reader = Reader.open(folder)
     if reader is None:
-        raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
+        raise GpuschedError(f"{folder}: no history yet", "start the controller")
     (trace, running), live = _history(inventory, reader, since, now), live_policies(inventory, reader)
     trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
@@ -252,7 +252,7 @@ def _mean_jct(outcome: Outcome) -> float:
 def _line(partition: str, live: Outcome, best: Outcome, loss: float) -> str:
     mean = f"mean JCT {span(live.metrics.mean_jct_s)} of {live.metrics.jobs} jobs under {live.result.policy} (live)"
     if loss < 5e-4:
-        return f"{partition}: {mean}; no other policy does better"
+        return f"{partition}: {mean}; no other policy is better"
     return f"{partition}: {mean}; {best.result.policy} has {span(best.metrics.mean_jct_s)}, live is {loss:.1%} worse"
 
 

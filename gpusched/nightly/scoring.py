@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from gpusched.model.units import count_of
 from gpusched.queue.predictions import PredictedStart
 from gpusched.views.replay import span
 
@@ -43,9 +44,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The same in a sentence."""
         if self.median_abs_error_s is None or self.within_range is None:
-            return f"{self.made} starts predicted, none of them due yet"
+            return f"{count_of(self.made, 'start')} predicted, none due yet"
         return (
-            f"{self.started} of {self.made} predicted starts have come, half of them within "
+            f"{self.started} of {count_of(self.made, 'predicted start')} happened, half of them within "
             f"{span(self.median_abs_error_s)} of the predicted time, {self.within_range:.0%} within the predicted range"
         )
 

@@ -76,14 +76,14 @@ def verify(node: str, host: str, port: int, label: str, paths: Sequence[str], ke
     if any(k.type == key_type and hmac.compare_digest(k.blob, blob) for k in valid):
         return
     if not valid:
-        raise TransportError("host-key-unknown", f"{node}: the host key of {label} is not known: it showed {shown}",
+        raise TransportError("host-key-unknown", f"{node}: unknown host key of {label}: it presented {shown}",
                              _accept_hint(host, port, key_type, paths))  # fmt: skip
     old = next((k for k in valid if k.type == key_type), valid[0])
     raise TransportError(
         "host-key-changed",
         f"{node}: THE HOST KEY OF {label} HAS CHANGED: it showed {shown}, but {old.path}:{old.line} has "
-        f"{_short(old.type)} {fingerprint(old.blob)}; someone may be listening in, or the server was installed anew",
-        f"ask the server's administrator; only if the new key is right: ssh-keygen -R {shlex.quote(label)} "
+        f"{_short(old.type)} {fingerprint(old.blob)}; someone may be intercepting, or the server was reinstalled",
+        f"ask the server's administrator; only if the new key is correct: ssh-keygen -R {shlex.quote(label)} "
         f"-f {shlex.quote(old.path)}, then accept the new one",
     )
 

@@ -47,7 +47,7 @@ class LocalTransport:
             raise TransportError(
                 "timeout",
                 f"{self._name}: no answer from `{script.argv[0]}` within {timeout_s:g} s",
-                "look at the load of this machine",
+                "check the load of this machine",
             ) from None
         finally:
             _end(process)
@@ -149,7 +149,7 @@ class LocalTransport:
         except OSError as error:
             raise TransportError(
                 "protocol", f"{self._name}: cannot start a process on this machine: {error.strerror}",
-                "look at its memory and its limits (ulimit -u)",
+                "check its memory and its limits (ulimit -u)",
             ) from None  # fmt: skip
 
 

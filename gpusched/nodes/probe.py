@@ -31,7 +31,7 @@ _NEED = "@gpusched-need-"
 _PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
 _MARGIN_S = 6.0  # what a probe keeps of its timeout for the connection and for a runtime that hangs
 _MAX_ANSWER_BYTES = 16 << 20  # a node of 16 GPUs with a hundred attempts answers some hundred kB
-_RESEND_PAUSE_S = 600.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # before a payload that did not help is sent again
 _Mode = Literal["cached", "upload", "sh"]
 
 
@@ -59,15 +59,17 @@ class _Memory:
     """How the node behind a transport wants to be probed; learnt from its answers, forgotten with the transport."""
 
     mode: _Mode = "cached"
-    _resent = -_RESEND_PAUSE_S
+    _pause_s = 0.0
+    _resend_at = float("-inf")
 
-    def may_resend(self) -> bool:
-        """Whether a payload that fails is to be sent again now; one that the node cannot run is, but seldom."""
-        now = time.monotonic()
-        if now - self._resent < _RESEND_PAUSE_S:
-            return False
-        self._resent = now
-        return True
+    def may_send(self) -> bool:
+        """Whether the payload may be sent again: one that did not help is, but ever more seldom."""
+        return time.monotonic() >= self._resend_at
+
+    def note_sent(self, helped: bool) -> None:
+        """Remember whether a payload just sent gave a whole answer: then sending it again would, too."""
+        self._pause_s = 0.0 if helped else min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, 2 * self._pause_s))
+        self._resend_at = float("-inf") if helped else time.monotonic() + self._pause_s
 
 
 _memories: weakref.WeakKeyDictionary[Transport, _Memory] = weakref.WeakKeyDictionary()
@@ -104,10 +106,17 @@ def probe(
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
-        reading, memory.mode = _read(memory.mode, request, result, sent, received, memory.may_resend)
+        reading, memory.mode = _read(memory.mode, request, result, sent, received, memory)
         if reading is not None:
             return reading
     raise _no_reading(node.name, result)
+
+
+def has_python(transport: Transport) -> bool:
+    """Whether python3 runs on the node, by its last answer."""
+    with _lock:
+        memory = _memories.get(transport)
+    return memory is None or memory.mode != "sh"
 
 
 def request_script(node: Node, cluster_id: str, settings: Settings) -> Script:
@@ -123,39 +132,44 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
         indices=node.indices(),
         simulated=node.simulated_gpus,
         want_links=want_links,
-        deadline_s=max(1.0, settings.probe_timeout_s - _MARGIN_S),
+        deadline_s=max(settings.probe_timeout_s / 2, settings.probe_timeout_s - _MARGIN_S),
         engine_timeout_s=min(8.0, 0.75 * settings.probe_timeout_s),
     )
 
 
 def _read(
-    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float, may_resend: Callable[[], bool]
+    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float, memory: _Memory
 ) -> tuple[NodeReading | None, _Mode]:
     """The reading, if there is one, and how to ask next time."""
     if mode == "sh":
         return _read_sections(request, result, sent, received)
-    # A disk that lost something may spoil the cached payload in any way: sent anew, it is put in place anew.
+    # A disk that lost something may spoil the cached payload in any way: sent anew, it runs from memory.
     try:
         answer = find_answer(result.stdout)
-        if answer is not None and not (answer.get("spoilt") and mode == "cached" and may_resend()):
+        if answer is not None:
+            if answer.get("spoilt") and mode == "cached" and memory.may_send():
+                return None, "upload"
             reading = parse_reading(request.node, answer, sent, received)
+            if mode == "upload":
+                memory.note_sent(not answer.get("spoilt"))
             return reading, "cached" if answer.get("cached") else "upload"
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
-        if mode == "cached" and may_resend():
+        if mode == "cached" and memory.may_send():
             return None, "upload"
         raise TransportError(
             "protocol",
-            f"{request.node}: the probe's answer is not understood: {error}",
+            f"{request.node}: the probe's answer cannot be parsed: {error}",
             "report this with the node's python3 and driver versions",
         ) from None
-    if answer is not None or f"{_NEED}payload@".encode() in result.stdout:
-        return None, "upload"
     if f"{_NEED}python@".encode() in result.stdout:
         return None, "sh"
-    if mode == "cached" and may_resend():
+    if mode == "upload" and result.exit_code != 0:
+        memory.note_sent(False)  # a python3 that cannot run the payload
+        return None, "sh"
+    if mode == "cached" and memory.may_send():
         return None, "upload"
-    if result.exit_code != 0:
-        return None, "sh"  # a python3 that cannot run the payload
+    if result.exit_code != 0 or f"{_NEED}payload@".encode() in result.stdout:
+        return None, "sh"
     raise _no_reading(request.node, result)
 
 
@@ -172,7 +186,7 @@ def _read_sections(
         found, trouble = parse_listing(sections.get("attempts", ""), request.cluster_id, request.runtime)
         containers = None if trouble else msgspec.convert(found, tuple[ContainerReading, ...], strict=False)
     except (ValueError, KeyError) as error:
-        containers, trouble = None, f"the list of its jobs is not understood: {error}"
+        containers, trouble = None, f"the list of its jobs cannot be parsed: {error}"
     words = [line.partition(" ") for line in sections.get("attempts", "").splitlines()]
     folders = tuple(name for word, _, name in words if word == "job_folder")
     reading = msgspec.structs.replace(reading, containers=containers, runtime_error=trouble, job_folders=folders)
@@ -211,12 +225,14 @@ def _folder() -> str:
 def _cached_argv() -> tuple[str, ...]:
     # No exclamation marks, quotes or line breaks: the login shell that takes this apart may be csh.
     # The file ok names the payload's files; their sum, one after the other in the order of their names (bootstrap.py),
-    # tells whether the disk still has what was written.
+    # tells whether the disk still has what was written. Whatever goes wrong, the payload is needed anew: files may go
+    # at any moment.
     files = _files()
     total = zlib.crc32("".join(files[name] for name in sorted(files)).encode())
     module = _PACKAGE.replace("/", ".")
     check = (
         "import sys, zlib; from io import FileIO; ok, d, wanted, need = sys.argv[1:]; "
+        "sys.excepthook = lambda *e: print(need); "
         "names = FileIO(ok).read().decode().split(); "
         "found = zlib.crc32(bytes().join(FileIO(d + n).read() for n in names)); "
         "str(found) == wanted or sys.exit(print(need)); "

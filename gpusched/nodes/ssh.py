@@ -14,7 +14,7 @@ from gpusched.model.resources import Node, Settings
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
-from gpusched.nodes.transport import Result, Script, Session, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import Result, Script, Session, SessionRefused, TransportError, stream_argv, too_much
 from gpusched.nodes.watchdog import guard
 
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
@@ -99,7 +99,9 @@ class SshTransport:
             name = self._node.name
             if isinstance(error, TimeoutError) or time.monotonic() >= deadline - 0.05:
                 raise TransportError(
-                    "timeout", f"{name}: no answer within {timeout_s:.3g} s", "it may be frozen, overloaded or cut off"
+                    "timeout",
+                    f"{name}: no answer within {timeout_s:.3g} s",
+                    "it may be frozen, overloaded or disconnected",
                 ) from None
             raise _lost(name, f": {str(error) or 'closed by the other side'}") from None
 
@@ -121,7 +123,7 @@ class SshTransport:
                     window_size=_WINDOW_BYTES, timeout=max(0.1, deadline - time.monotonic())
                 )
         except paramiko.ChannelException as error:
-            raise TransportError(
+            raise SessionRefused(
                 "ssh",
                 f"{self._node.name}: sshd refuses another session: {error.text or error}",
                 "raise MaxSessions in its sshd_config, or PermitTTY/ForceCommand restricts this account",
@@ -138,7 +140,7 @@ class SshTransport:
         if connection is not None and connection.transport.is_active():
             return connection
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TransportError("timeout", f"{self._node.name}: still connecting", "is the node well?")
+            raise TransportError("timeout", f"{self._node.name}: still connecting", "check the node")
         try:
             connection = self._connection
             if connection is None or not connection.transport.is_active():
@@ -242,7 +244,7 @@ class _Wake(threading.Event):
 
 
 def _lost(node: str, why: str = "") -> TransportError:
-    return TransportError("ssh", f"{node}: the connection was lost{why}", "it is made anew at the next command")
+    return TransportError("ssh", f"{node}: the connection was lost{why}", "it is re-established at the next command")
 
 
 def _message(channel: paramiko.Channel, number: int, *parts: str | bytes | int) -> paramiko.Message:

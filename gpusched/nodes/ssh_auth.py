@@ -44,14 +44,14 @@ def authenticate(connection: paramiko.Transport, target: Target, node: str, dead
                 tried.append(f"no key at all ({refusal})")
     except TimeoutError:
         raise TransportError(
-            "timeout", f"{node}: {target.where} did not answer while logging in", "look at the node's load and sshd"
+            "timeout", f"{node}: {target.where} did not answer while logging in", "check the node's load and sshd"
         ) from None
     finally:
         if agent is not None:
             agent.close()
     raise TransportError(
         "auth",
-        f"{node}: {target.user}@{target.where} refuses us; tried {', '.join(tried)}",
+        f"{node}: {target.user}@{target.where} refuses the login; tried {', '.join(tried)}",
         f"put the public key into {target.user}'s authorized_keys there (ssh-copy-id), or set user and key of the node",
     )
 
@@ -71,7 +71,7 @@ def _try(connection: paramiko.Transport, user: str, key: paramiko.PKey | None, d
         return "refused"
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         return str(error) or "connection lost"
-    return f"accepted, but the server wants {' or '.join(more)} as well" if more else None
+    return f"accepted, but the server also requires {' or '.join(more)}" if more else None
 
 
 def _candidates(target: Target, agent: paramiko.Agent | None, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:

@@ -118,7 +118,7 @@ def _lookup(alias: str, settings: Settings) -> dict[str, str]:
     paths = [settings.ssh_config] if settings.ssh_config else [_USER_CONFIG, _SYSTEM_CONFIG]
     files = tuple(os.path.expanduser(p) for p in paths)
     if settings.ssh_config and not os.access(files[0], os.R_OK):
-        raise TransportError("ssh", f"the SSH config {files[0]} cannot be read", "correct ssh_config in the settings")
+        raise TransportError("ssh", f"the SSH config {files[0]} cannot be read", "fix ssh_config in the settings")
     try:
         config = _load(files, tuple(file_version(f) for f in files))
         return dict(config.lookup(alias))

@@ -148,7 +148,7 @@ def _dial(target: Target, node: str, deadline: float) -> socket.socket:
 
 def _dial_error(failure: OSError | None, target: Target, node: str, budget: float) -> TransportError:
     if isinstance(failure, ConnectionRefusedError):
-        return TransportError("refused", f"{node}: nothing listens on {target.host} port {target.port}",
+        return TransportError("refused", f"{node}: nothing is listening on {target.host} port {target.port}",
                               "is sshd running there, and is the port right?")  # fmt: skip
     if failure is None or isinstance(failure, TimeoutError) or failure.errno == errno.ETIMEDOUT:
         return TransportError("timeout", f"{node}: no answer from {target.where} within {budget:.0f} s",
@@ -177,7 +177,8 @@ def _addresses(target: Target, node: str, budget: float) -> list[Any]:
     if answer:
         return answer
     why = problem[0].strerror if problem else f"the name servers did not answer within {budget:.0f} s"
-    raise TransportError("unreachable", f"{node}: the host name {target.host} cannot be resolved: {why}",
+    name = "" if target.host == node else f"{target.host} "
+    raise TransportError("unreachable", f"{node}: host name {name}cannot be resolved: {why}",
                          "check the node's address in inventory.yaml")  # fmt: skip
 
 
@@ -215,7 +216,7 @@ def _through_jump(
     *before, last = target.jumps
     key = (*target.jumps, settings.ssh_config or "", settings.known_hosts or "")
     if key in trail:
-        raise TransportError("ssh", f"{node}: the jump hosts go in a circle", "correct ProxyJump in the SSH config")
+        raise TransportError("ssh", f"{node}: the jump hosts form a loop", "fix ProxyJump in the SSH config")
     with _jumps_lock:
         jump = _jumps.setdefault(key, _Jump())
         jump.users += 1
@@ -256,12 +257,12 @@ def _tunnel(jump: Connection, target: Target, node: str, name: str, deadline: fl
                              "check the node, and that the jump host may connect to it") from None  # fmt: skip
     except (paramiko.SSHException, EOFError, OSError) as error:
         jump.drop()
-        raise TransportError("timeout", f"{node}: jump host {name} did not open a way to {target.where}: {error}",
-                             "is the jump host well?") from None  # fmt: skip
+        raise TransportError("timeout", f"{node}: jump host {name} did not connect to {target.where}: {error}",
+                             "check the jump host") from None  # fmt: skip
 
 
 def _remaining(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TransportError("timeout", "out of time before the connection was made", "raise probe_timeout_s")
+        raise TransportError("timeout", "timed out before the connection was made", "raise probe_timeout_s")
     return left

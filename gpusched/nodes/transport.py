@@ -63,12 +63,16 @@ class TransportError(GpuschedError):
         self.reason = reason
 
 
+class SessionRefused(TransportError):
+    """The node's sshd allows no more sessions on this connection (MaxSessions)."""
+
+
 def too_much(node: str, script: Script) -> TransportError:
     """The error of a command that says more than it may."""
     return TransportError(
         "protocol",
         f"{node}: `{script.argv[0]}` answered more than {script.max_bytes >> 20} MiB",
-        "look at what the account's shell start-up file and the container engine print there",
+        "check what the account's shell start-up file and the container engine print there",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
 
 FOLDER = "policies"
+_OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # it is no fault of the policy's, and passes
 
 
 def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...]) -> PolicySpec:
@@ -33,12 +35,15 @@ def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...])
 
     Raises:
         GpuschedError: It cannot be read or written, or changed meanwhile.
+        OSError: The disk is full, or read-only.
     """
     target = state / FOLDER / spec.version / spec.name
     if not _whole(target, spec):
         try:
             _copy(path, spec, target, folders)
         except OSError as error:
+            if error.errno in _OUR_DISK:
+                raise
             raise GpuschedError(f"{error.filename or path} cannot be copied: {error.strerror or error}") from None
     return msgspec.structs.replace(spec, folder=str(target) if spec.agent else "")
 

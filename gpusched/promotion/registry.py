@@ -116,7 +116,7 @@ def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
             if (folder / f"{text}.yaml").is_file():
                 load_policy(folder / f"{text}.yaml", policy_folders(inventory_path))
         names = [f"{k.spec.name}@{k.spec.version}" if at else k.spec.name for k in known]
-        raise UsageError(f"no policy is called '{text}'{did_you_mean(text, dict.fromkeys(names))}")
+        raise UsageError(f"no policy named '{text}'{did_you_mean(text, dict.fromkeys(names))}")
     return found[0]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpusched.model.interference import KindBelief, PaceOn
+from gpusched.queue.damage import KINDS, Kind, json_of
 from gpusched.queue.rows import JobReads
 
 LATEST_PACES = 4000
@@ -63,3 +64,7 @@ class BeliefWrites:
         """Keep one more; the oldest is forgotten."""
         self._db.execute("INSERT INTO paces (data) VALUES (?)", (msgspec.json.encode(pace),))
         self._db.execute("DELETE FROM paces WHERE seq <= (SELECT max(seq) FROM paces) - ?", (LATEST_PACES,))
+
+
+KINDS.append(Kind("beliefs", ("kind",), ("data",), _decoded))
+KINDS.append(Kind("paces", ("seq",), ("data",), json_of(PaceOn)))

@@ -133,8 +133,8 @@ def shift_times(store: Store, step: float, now: float) -> None:
     store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
-    if beat := store.meta("heartbeat"):
-        store.set_meta("heartbeat", str(float(beat) + step))
+    if beat := store.number("heartbeat", 0.0):
+        store.set_meta("heartbeat", str(beat + step))
 
 
 def _job(job: Job, step: float) -> Job:

@@ -66,7 +66,7 @@ class Dependencies:
         if any(d.kind is DependencyKind.CHAIN for d in own):
             (head,) = lowest(row.tasks, 1)
             of_head = self._worst(row, own, head)
-            behind = of_head if of_head[0] == "never" else ("waiting", "chain: waits for the link before it")
+            behind = of_head if of_head[0] == "never" else ("waiting", "chain: waits for the previous link")
             yield from ((index, of_head if index == head else behind) for index in each(row.tasks))
             return
         waiting: Spans = ()
@@ -121,7 +121,7 @@ class Dependencies:
 
     def _all(self, dependency: Dependency, name: str, others: list[Job]) -> Verdict:
         if not others:
-            return "never", f"{dependency.kind}:{name}: there is no such job"
+            return "never", f"{dependency.kind}:{name}: no such job"
         waiting = [job for job in others if not _met(dependency.kind, job)]
         for job in waiting:
             if job.state in ENDED:
@@ -166,7 +166,7 @@ def _waits(kind: DependencyKind, jobs: list[Job], more: int = 0) -> str:
 
 def _not_well(dependency: Dependency, index: int, well: dict[int, bool]) -> str:
     name = f"{dependency.job_id}_{index}"
-    return f"{dependency.kind}:{name}: " + ("it did not end COMPLETED" if index in well else "there is no such job")
+    return f"{dependency.kind}:{name}: " + ("it did not complete" if index in well else "no such job")
 
 
 def _met(kind: DependencyKind, job: Job) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -20,12 +21,15 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
+from gpusched.queue.arrivals import LINKING_S, Arrivals
 
 MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
+MAX_REFUSED_OF_USER, MAX_REFUSED_BYTES_OF_USER = 100, 8 * 1024 * 1024
 KEEP_DRAFTS_S = 86400.0
-LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
 PUT_OFF_S = 15.0
+MAX_TIDIED = 5000  # files that one call clears away: a folder may hold a million
+TIDY_S = 0.5  # how long one call looks through the drafts
 _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
@@ -58,6 +62,11 @@ class Inbox:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
         self._put_off: dict[str, float] = {}
+        self._arrivals = Arrivals(self.new, self._is_put_off)
+
+    def close(self) -> None:
+        """Leave the folder, where the controller has not read all of it."""
+        self._arrivals.close()
 
     def create(self, *, shared: bool = False) -> None:
         """Make the folders; ``shared`` lets other users of the machine drop commands."""
@@ -69,14 +78,20 @@ class Inbox:
                 folder.chmod(0o3733)  # setgid: a controller that is not root reads through the folder's group
             self.refused.chmod(0o700)
 
-    def deliver(self, command: AnyCommand) -> None:
-        """Put one command in; when this returns it is on disk.
+    def make_private(self) -> None:
+        """Take the folders back that other users could write to."""
+        for folder in (self.new, self.tmp):
+            if folder.stat().st_mode & stat.S_IWOTH:
+                folder.chmod(0o700)
+
+    def deliver(self, command: AnyCommand, name: str | None = None) -> None:
+        """Put one command in; when this returns it is on disk. ``name``: begins its file's; else one is made.
 
         Raises:
-            FileExistsError: A `Submit` with this job id is already waiting (mint another id).
+            FileExistsError: A `Submit` with this job id, or this name, is already waiting (mint another id).
             GpuschedError: The inbox cannot be written.
         """
-        job_id = command.id if isinstance(command, Submit) else None
+        job_id = command.id if isinstance(command, Submit) else name
         try:
             while True:
                 name = job_id or ids.mint(command.time)
@@ -90,12 +105,13 @@ class Inbox:
             raise
         except FileNotFoundError as error:
             raise GpuschedError(
-                f"{self.new.parent} is not there, so nothing can be queued",
-                "set GPUSCHED_STATE to the state folder, or make one by running 'gpusched tick' once",
+                f"{self.new.parent} does not exist, so nothing can be queued",
+                "set GPUSCHED_STATE to the state folder, or create one by running 'gpusched tick' once",
             ) from error
         except PermissionError as error:
             raise GpuschedError(
-                f"{self.new.parent} cannot be written by you", "ask whoever runs the controller, or set GPUSCHED_STATE"
+                f"you have no write access to {self.new.parent}",
+                "ask whoever runs the controller, or set GPUSCHED_STATE",
             ) from error
         except OSError as error:
             raise GpuschedError(f"{self.new.parent} cannot be written: {error.strerror}") from error
@@ -105,21 +121,24 @@ class Inbox:
         mode = 0o640 if self.tmp.stat().st_mode & stat.S_ISGID else 0o600
         draft = self.tmp / f"{name}.{os.getpid()}.{os.urandom(4).hex()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with open(descriptor, "wb") as file:
+        with open(descriptor, "wb") as file:
+            try:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
-            os.link(draft, self.new / name)  # unlike rename, fails when the name is taken
-        finally:
-            draft.unlink()
-        self._sync_new()
+                os.link(draft, self.new / name)  # unlike rename, fails when the name is taken
+            finally:
+                draft.unlink()
+            self._sync_new(descriptor)
 
-    def _sync_new(self) -> None:
+    def _sync_new(self, descriptor: int) -> None:
         try:
             folder = os.open(self.new, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
-            return  # a write-only folder cannot be opened to sync it; the file itself is synced
+            # A write-only folder cannot be opened to sync it. A file whose names have changed brings them along on the
+            # file systems that keep a journal of both.
+            os.fsync(descriptor)
+            return
         try:
             os.fsync(folder)
         finally:
@@ -131,13 +150,41 @@ class Inbox:
             names = sorted(os.listdir(self.new))
         except (FileNotFoundError, PermissionError):
             return
+        yield from self.read(name for name in names if not name.startswith(".") and not self._is_put_off(name))
+
+    def read(self, names: Iterable[str]) -> Iterator[Received | Malformed]:
+        """Return these files; what is gone, or being put there, is left out."""
         for name in names:
-            if name.startswith(".") or name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0):
-                continue
             try:
                 yield self._read(name)
             except (FileNotFoundError, _NotYet):
-                continue  # folded by the controller since we listed, or being put there
+                self._arrivals.forget(name)
+
+    def _is_put_off(self, name: str) -> bool:
+        return name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0)
+
+    def has_any(self) -> bool:
+        """Whether the controller may take something now."""
+        return self._arrivals.has_any()
+
+    def turn(self) -> list[str]:
+        """Return names of what the controller takes in this cycle, oldest first; see `Arrivals.turn`."""
+        return self._arrivals.turn()
+
+    def surplus(self) -> dict[int, list[str]]:
+        """Return names of files that are too many, by owner; see `Arrivals.surplus`."""
+        return self._arrivals.surplus()
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove files without a look at them; a folder is set aside."""
+        for name in names:
+            try:
+                (self.new / name).unlink()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                self.refuse(name)
+            self._forget(name)
 
     def submission(self, job_id: str) -> Received | None:
         """The submission with this id, if it waits; needs no permission to list the folder."""
@@ -146,6 +193,10 @@ class Inbox:
         except (FileNotFoundError, _NotYet):
             return None
         return found if isinstance(found, Received) else None
+
+    def holds(self, job_id: str) -> bool:
+        """Whether a submission with this id waits, whoever's; needs no permission to list the folder."""
+        return os.path.lexists(self.new / f"{job_id}.submit")
 
     def _read(self, name: str) -> Received | Malformed:
         uid = -1
@@ -167,16 +218,35 @@ class Inbox:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
         except OSError as error:
+            if uid < 0:  # a link, say, which is not followed
+                with contextlib.suppress(OSError):
+                    uid = os.lstat(self.new / name).st_uid
             return Malformed(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
 
     def remove(self, file_name: str) -> None:
-        """Take a folded command out; taking it out twice is fine."""
-        (self.new / file_name).unlink(missing_ok=True)
-        self._put_off.pop(file_name, None)
+        """Take a folded command out; taking it out twice is fine. Where that fails it is tried again later."""
+        try:
+            (self.new / file_name).unlink(missing_ok=True)
+        except OSError:
+            self.put_off(file_name)
+            return
+        self._forget(file_name)
 
-    def put_off(self, file_name: str) -> None:
+    def _forget(self, file_name: str) -> None:
+        self._put_off.pop(file_name, None)
+        self._arrivals.forget(file_name)
+
+    def put_off(self, file_name: str, for_s: float = PUT_OFF_S) -> None:
         """Let a command wait for a while that cannot be recorded now, so that it holds up no other."""
-        self._put_off[file_name] = time.monotonic() + PUT_OFF_S
+        self._put_off[file_name] = time.monotonic() + for_s
+
+    def seen(self, file_name: str) -> bool:
+        """Whether the controller knows of this file, and has not taken it."""
+        return self._arrivals.owner(file_name) is not None
+
+    def put_off_of(self, uid: int) -> list[str]:
+        """Names of this user's files that wait, as they could not be recorded."""
+        return [name for name in self._put_off if self._arrivals.owner(name) == uid and self._is_put_off(name)]
 
     def refuse(self, file_name: str) -> None:
         """Set a malformed file aside, where a person can look at it; what cannot be moved is passed over."""
@@ -186,17 +256,37 @@ class Inbox:
             pass
         except OSError:  # a folder, say, that belongs to another or stands in the way
             self._stuck.add(file_name)
+            return
+        self._forget(file_name)
+
+    def tidy_refused(self) -> None:
+        """Keep of the files that were set aside the latest, within bounds: of one user, and of all."""
+        before, room = time.time() - KEEP_REFUSED_S, MAX_TIDIED
+        kept, size = 0, 0
+        files, sizes = Counter[int](), Counter[int]()
+        for path, status in _newest_first(self.refused):
+            owner, own = status.st_uid, status.st_size
+            fits = kept < MAX_REFUSED and size + own <= MAX_REFUSED_BYTES and status.st_ctime >= before
+            fits = fits and stat.S_ISREG(status.st_mode)  # what a folder holds is not counted
+            if fits and files[owner] < MAX_REFUSED_OF_USER and sizes[owner] + own <= MAX_REFUSED_BYTES_OF_USER:
+                kept, size = kept + 1, size + own
+                files[owner] += 1
+                sizes[owner] += own
+            elif room > 0:
+                room -= _remove(path, room)
 
     def tidy(self) -> None:
-        """Keep of what was set aside the latest, within bounds; remove drafts whose clients died."""
-        now, size = time.time(), 0
-        for kept, (path, status) in enumerate(_newest_first(self.refused), start=1):
-            size += status.st_size
-            if kept > MAX_REFUSED or size > MAX_REFUSED_BYTES or status.st_ctime < now - KEEP_REFUSED_S:
-                _remove(path)
-        for path, status in _newest_first(self.tmp):
-            if status.st_ctime < now - KEEP_DRAFTS_S:
-                _remove(path)
+        """The same, and remove drafts whose clients died."""
+        self.tidy_refused()
+        before, until = time.time() - KEEP_DRAFTS_S, time.monotonic() + TIDY_S
+        room = MAX_TIDIED
+        with contextlib.suppress(OSError), os.scandir(self.tmp) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_ctime < before:
+                        room -= _remove(Path(entry.path), room)
+                if room <= 0 or time.monotonic() > until:
+                    return
 
 
 class _NotYet(Exception):
@@ -225,13 +315,43 @@ def _newest_first(folder: Path) -> list[tuple[Path, os.stat_result]]:
     return sorted(found, key=lambda item: item[1].st_ctime, reverse=True)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file, or a folder that somebody put there; what cannot be removed stays."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)  # follows no links, also not such as are put there meanwhile
-        else:
-            path.unlink()
+def _remove(path: Path, room: int) -> int:
+    """Remove a file, or a folder with up to ``room`` files and folders in it; what cannot be removed stays.
+
+    No link is followed, whatever its owner changes meanwhile. Folders within are moved up, as they may lie a thousand
+    deep.
+
+    Returns:
+        How many files and folders that were.
+    """
+    left, count = [path], 0
+    while left and count < room:
+        one = left.pop()
+        count += 1
+        try:
+            one.unlink()
+        except OSError:
+            with contextlib.suppress(OSError):
+                for name, folder, is_folder in _entries(one, room - count):
+                    if is_folder:
+                        left.append(path.with_name(os.urandom(8).hex()))
+                        os.rename(name, left[-1], src_dir_fd=folder)
+                    else:
+                        os.unlink(name, dir_fd=folder)
+                        count += 1
+                one.rmdir()
+    return count
+
+
+def _entries(path: Path, most: int) -> Iterator[tuple[str, int, bool]]:
+    """Name, the folder's descriptor, and whether it is a folder itself, of so many things in a folder."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with os.scandir(folder) as entries:
+            for entry in islice(entries, most):
+                yield entry.name, folder, entry.is_dir(follow_symlinks=False)
+    finally:
+        os.close(folder)
 
 
 def deliver_submit(inbox: Inbox, make: Callable[[str], Submit], mint: Callable[[], str]) -> str:

@@ -65,7 +65,7 @@ def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:
 
     What may still run of it is a leftover from now on.
     """
-    message = f"set aside, since gpusched cannot deal with it: {type(error).__name__}: {error}"[:500]
+    message = f"set aside after an internal error: {type(error).__name__}: {error}"[:500]
     return move(
         job, JobState.FAILED, now, event="ended", data={"message": message}, end_time=now, ending=None,
         reason="InternalError", message=message,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.notices import Notice
+from gpusched.queue.damage import KINDS, Kind
 from gpusched.queue.rows import JobReads
 
+EVENT_DATA = msgspec.json.Decoder(dict[str, Any])
 _NOTICE = msgspec.json.Decoder(Notice)
 
 
@@ -43,7 +46,7 @@ class NoticeReads(JobReads):
             (seq, *chosen, limit),
         )
         return [
-            (s, Event(time=t, kind=k, job_id=j, node=n, user=u, data=msgspec.json.decode(d)))
+            (s, Event(time=t, kind=k, job_id=j, node=n, user=u, data=EVENT_DATA.decode(d)))
             for s, t, k, j, n, u, d in rows
         ]
 
@@ -66,3 +69,6 @@ class NoticeWrites(NoticeReads):
 
 def _row(notice: Notice) -> tuple[object, ...]:
     return notice.key, notice.made, notice.due, bool(notice.error), msgspec.json.encode(notice)
+
+
+KINDS.append(Kind("notices", ("key",), ("data",), _NOTICE.decode))

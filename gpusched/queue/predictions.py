@@ -77,9 +77,9 @@ class PredictionReads(JobReads):
         """Job, or array -> seconds, of the jobs in the queue that have an estimate."""
         if not self._rows("SELECT 1 FROM estimates LIMIT 1"):
             return {}  # nobody asks for estimates here: the queue need not be gone through
-        query = "SELECT job_id, seconds FROM jobs CROSS JOIN estimates ON job_id = {} WHERE state = ?1"
+        query = "SELECT job_id, seconds FROM jobs CROSS JOIN estimates ON job_id = {} WHERE state = :state"
         query = f"{query.format('id')} UNION {query.format('array_id')}"
-        return dict(self._rows(query, (JobState.PENDING,)))
+        return dict(self._rows(query, {"state": JobState.PENDING}))
 
     def unestimated(self) -> list[Job]:
         """The jobs in the queue that have none yet; tasks of an array that share a row as one, with the array's id."""

@@ -16,7 +16,7 @@ import msgspec
 from gpusched.queue.clock import boot_id
 
 FILE = "controller.json"
-STARTING, COMPILING = "is starting", "is starting: it compiles the scheduling passes, this once"
+STARTING, COMPILING = "is starting", "is starting: compiling the scheduling passes (once only, about ten seconds)"
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from gpusched.model.jobs import ENDED
 from gpusched.model.progress import JobProgress
+from gpusched.queue.damage import KINDS, Kind, json_of
 from gpusched.queue.rows import JobReads
 
 
@@ -59,3 +60,6 @@ class ProgressWrites(ProgressReads):
     def shift_progress(self, by_s: float) -> None:
         """Move the times of jobs that have not ended: the clock was set."""
         self.put_progress([one.shifted(by_s) for all_ in self.progress_of_unended().values() for one in all_])
+
+
+KINDS.append(Kind("progress", ("job_id", "attempt"), ("data",), json_of(JobProgress)))

@@ -10,6 +10,7 @@ import msgspec
 
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slurm import SlurmMode
+from gpusched.queue.damage import KINDS, Kind, json_of
 from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
@@ -102,7 +103,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """The same as a sentence."""
-        return f"{self.partition}: {self.policy} cannot decide ({self.why}); {self.fallback} does"
+        return f"{self.partition}: {self.policy} cannot decide ({self.why}); falling back to {self.fallback}"
 
 
 class PolicyReads(JobReads):
@@ -164,9 +165,9 @@ class PolicyWrites:
         row = (difference.partition, difference.time, msgspec.json.encode(difference))
         self._db.execute("INSERT INTO shadow_differences (partition, time, data) VALUES (?, ?, ?)", row)
         self._db.execute(
-            "DELETE FROM shadow_differences WHERE partition = ?1 AND seq <= (SELECT seq FROM shadow_differences "
-            "WHERE partition = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
-            (difference.partition, KEPT_DIFFERENCES),
+            "DELETE FROM shadow_differences WHERE partition = :partition AND seq <= (SELECT seq FROM "
+            "shadow_differences WHERE partition = :partition ORDER BY seq DESC LIMIT 1 OFFSET :kept)",
+            {"partition": difference.partition, "kept": KEPT_DIFFERENCES},
         )
 
     def forget_differences(self, partition: str) -> None:
@@ -181,3 +182,8 @@ class PolicyWrites:
 
 def _change(seq: int, data: bytes) -> PolicyChange:
     return msgspec.structs.replace(msgspec.json.decode(data, type=PolicyChange), seq=seq)
+
+
+KINDS.append(Kind("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
+KINDS.append(Kind("shadows", ("partition",), ("data",), json_of(Shadow)))
+KINDS.append(Kind("shadow_differences", ("seq",), ("data",), json_of(Difference)))

@@ -12,6 +12,7 @@ import msgspec
 from gpusched.errors import UsageError
 from gpusched.model.jobs import HOUR_S, Job, JobSpec, JobState
 from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
+from gpusched.model.units import count_of
 from gpusched.queue.rows import JobReads
 
 _SLOT_S = 3 * HOUR_S  # attempts that ended within one such slot leave the seven days together
@@ -56,17 +57,19 @@ class QuotaReads(JobReads):
         """
         hour = now // HOUR_S * HOUR_S
         if self._summed is None or self._summed[0] != hour:
-            self._summed = hour, self._sums("end_time > ?1 AND end_time <= ?2", "end_time", hour - WEEK_S, hour)
-        recent = self._sums("end_time > ?2 AND end_time > ?1", "min(end_time, ?3)", now - WEEK_S, hour, now)
-        recent += self._sums("end_time IS NULL AND start_time < ?3", "?3", now - WEEK_S, hour, now)
+            ended = self._sums("end_time > :since AND end_time <= :hour", "end_time", since=hour - WEEK_S, hour=hour)
+            self._summed = hour, ended
+        times = {"since": now - WEEK_S, "hour": hour, "now": now}
+        recent = self._sums("end_time > :hour AND end_time > :since", "min(end_time, :now)", **times)
+        recent += self._sums("end_time IS NULL AND start_time < :now", ":now", **times)
         return [*self._summed[1], *recent]
 
-    def _sums(self, which: str, until: str, *times: float) -> list[Used]:
-        """Of attempts that ``which`` finds, from the first of ``times`` to ``until``, by who and when they ended."""
+    def _sums(self, which: str, until: str, **times: float) -> list[Used]:
+        """Of attempts that ``which`` finds, from ``since`` of ``times`` to ``until``, by who and when they ended."""
         account, qos = self._group_column(), self._group_column("qos")
         slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
         rows = self._db.execute(
-            f"SELECT user, {account}, {qos}, {slot}, sum(gpus * ({until} - max(start_time, ?1))) FROM runs "
+            f"SELECT user, {account}, {qos}, {slot}, sum(gpus * ({until} - max(start_time, :since))) FROM runs "
             f"WHERE {which} GROUP BY 1, 2, 3, 4",
             times,
         )
@@ -172,7 +175,7 @@ class Queued:
             has = self._counted[rule.key]
             if has + count > rule.most:
                 raise UsageError(
-                    f"{rule.whose} has {has} jobs waiting and may have {rule.most}: {count} more are too many "
+                    f"limit of {rule.whose}: {has} of {count_of(rule.most, 'pending job')}; {count} more exceed it "
                     f"({rule.reason})"
                 )
 

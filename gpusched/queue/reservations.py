@@ -7,6 +7,7 @@ import sqlite3
 import msgspec
 
 from gpusched.model.reservations import Reservation
+from gpusched.queue.damage import KINDS, Kind
 from gpusched.queue.rows import JobReads
 
 _DECODER = msgspec.json.Decoder(Reservation)
@@ -46,3 +47,6 @@ class ReservationWrites:
     def drop_reservation(self, name: str, now: float) -> None:
         """As if it had not been, unless it is over."""
         self._db.execute("DELETE FROM reservations WHERE name = ? AND until > ?", (name, now))
+
+
+KINDS.append(Kind("reservations", ("seq",), ("data",), _DECODER.decode))

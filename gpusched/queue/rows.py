@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from gpusched.model.arrays import chosen, indices_of, part_of, tasks_of, wanted
 from gpusched.model.indices import both, without
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.queue.damage import KINDS, Kind, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
 MOST_SHARED, MOST_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
@@ -29,9 +31,9 @@ class _Bare(Job, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _FIELDS = tuple(name for name in Job.__struct_fields__ if name != "spec")
-_BARE = msgspec.json.Decoder(_Bare)
-_WHOLE = msgspec.json.Decoder(Job)
-_SPEC = msgspec.json.Decoder(JobSpec)
+BARE = msgspec.json.Decoder(_Bare)
+WHOLE = msgspec.json.Decoder(Job)
+SPEC = msgspec.json.Decoder(JobSpec)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
 _BEGUN = b'"start_time":'  # in texts quotes are escaped
 
@@ -42,7 +44,10 @@ class JobReads:
     _db: sqlite3.Connection
     _counts_tasks = False
 
-    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+    def __init_subclass__(cls) -> None:
+        guard(cls)
+
+    def _rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
         """All rows; none where the store is from before there was such a table."""
         try:
             return self._db.execute(query, values).fetchall()
@@ -58,7 +63,7 @@ class JobReads:
 
     def _decoded(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[Job]:
         specs = self._specs({digest for _, digest in rows if digest is not None})
-        return [_WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
+        return [WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
 
     def _shared_rows(self, array_id: str) -> list[Job]:
         """The rows of an array that stand for several of its tasks."""
@@ -138,8 +143,34 @@ class JobReads:
         for begin in range(0, len(wanted), _AT_ONCE):
             some = wanted[begin : begin + _AT_ONCE]
             query = f"SELECT digest, data FROM specs WHERE digest IN ({','.join('?' * len(some))})"
-            found.update((digest, _SPEC.decode(data)) for digest, data in self._db.execute(query, some))
+            found.update((digest, SPEC.decode(data)) for digest, data in self._db.execute(query, some))
         return found
+
+
+guard(JobReads)
+
+
+@lru_cache(maxsize=256)
+def _read_spec(data: bytes) -> object:
+    return SPEC.decode(data)
+
+
+def _read_job(data: bytes, digest: bytes | None, spec: bytes | None, state: str, *numbers: float) -> None:
+    JobState(state)
+    sum(numbers)
+    if digest is None:
+        WHOLE.decode(data)
+    elif spec is None:
+        raise ValueError("what it asked for is gone")
+    else:
+        BARE.decode(data)
+        _read_spec(spec)
+
+
+_SPEC_OF_JOB = "(SELECT specs.data FROM specs WHERE digest = jobs.spec)"
+_COLUMNS = ("data", "spec", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
+KINDS.append(Kind("jobs", ("id",), _COLUMNS, _read_job))
+KINDS.append(Kind("specs", ("digest",), ("data",), _read_spec))
 
 
 class JobWrites(JobReads):
@@ -156,6 +187,10 @@ class JobWrites(JobReads):
         too_many = {job.array_id for job in apart}
         self._insert([job for job in jobs if not job.tasks or job.array_id not in too_many])
         self._insert(apart)
+
+    def put_row(self, job: Job) -> None:
+        """Insert or replace one row as it is, whatever other rows of its array hold."""
+        self._insert([job])
 
     def _beside(self, array_id: str, jobs: list[Job]) -> list[Job]:
         """Leave nothing of these tasks in rows that other tasks are in.
@@ -216,5 +251,5 @@ def _bare(job: Job) -> _Bare:
 
 
 def _joined(data: bytes, spec: JobSpec) -> Job:
-    bare = _BARE.decode(data)
+    bare = BARE.decode(data)
     return Job(spec=spec, **{name: getattr(bare, name) for name in _FIELDS})

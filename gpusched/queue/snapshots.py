@@ -19,7 +19,7 @@ from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
-from gpusched.model.reservations import Reservation, by_node, tied_by
+from gpusched.model.reservations import Reservation, by_node, named_too_late, tied_by
 from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
@@ -172,7 +172,9 @@ def build_snapshot(
             ranks,
         ),
         pending=tuple(
-            _pending_view(job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named)
+            _pending_view(
+                job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named, here, now
+            )
             for row in base
             for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
         ),
@@ -215,10 +217,10 @@ def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[s
     lingering: dict[str, dict[int, str]] = {}
     for rank in ranks:
         if (rank.job_id, rank.attempt) not in current and not rank.gone:
-            why = f"attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
+            why = f"attempt {rank.attempt} of job {rank.job_id} may still be running there"
             if rank.stuck:
                 trouble = f" ({rank.trouble})" if rank.trouble else ""
-                why = f"attempt {rank.attempt} of job {rank.job_id} cannot be ended{trouble}; end it there, or reboot"
+                why = f"attempt {rank.attempt} of job {rank.job_id} cannot be killed{trouble}; kill it there, or reboot"
             lingering.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
     return lingering
 
@@ -263,7 +265,7 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
     if state not in NOT_FOR_NEW_JOBS:
         return ""
     if record is None:
-        return "not read yet (is the controller running?)"
+        return "not probed yet (is the controller running?)"
     return f"{state}: {record.reason.removeprefix(f'{record.name}: ')}" if record.reason else str(state)
 
 
@@ -394,8 +396,11 @@ def _pending_view(
     estimates: Mapping[str, float],
     told: tuple[JobProgress, ...],
     reservations: Mapping[str, Reservation],
+    here: Mapping[str, tuple[Reservation, ...]],
+    now: float,
 ) -> PendingView:
     kind, message = verdict
+    not_before, awaits = _not_before(job, here, now)
     reserved = reservations.get(job.spec.reservation) if job.spec.reservation else None
     return PendingView(
         id=job.id,
@@ -403,8 +408,10 @@ def _pending_view(
         spec=within_rules(job.spec, inventory),
         submit_time=job.submit_time,
         priority=job.priority,
+        standing=job.slurm.standing if job.slurm is not None else 0,
         held_by=job.held_by,
-        eligible_time=job.eligible_time,
+        eligible_time=not_before,
+        awaits=awaits,
         excluded_nodes=_effective_exclusions(job, inventory, reserved),
         dependency=kind,
         dependency_message=message,
@@ -425,6 +432,18 @@ def _pending_view(
         if job.spec.reservation
         else "",
     )
+
+
+def _not_before(job: Job, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
+    """Until when it waits, and for what, where that is no time that was set for it.
+
+    One that names some of its nodes in Slurm may have others beside these, but not start without them.
+    """
+    few = job.slurm.nodelist if job.slurm is not None and not job.spec.nodelist else ()
+    late = named_too_late(few, here, job.limit_s, now) if few and here else None
+    if late is None:
+        return job.eligible_time, ""
+    return max(late[0], job.eligible_time or 0.0), late[1]
 
 
 def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> Job:

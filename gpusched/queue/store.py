@@ -1,4 +1,4 @@
-"""The SQLite store (WAL): the controller writes, everyone reads."""
+"""The SQLite store (WAL): the controller writes; who reads what: `gpusched.queue.reading`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,18 +23,21 @@ from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
+from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
-from gpusched.queue.notices import NoticeReads, NoticeWrites
+from gpusched.queue.damage import KINDS, UNREADABLE, Kind, json_of
+from gpusched.queue.locks import Waiting, connect_to_write, holders
+from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
-from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.promotions import Fallback, PolicyReads, PolicyWrites
 from gpusched.queue.quotas import QuotaReads
+from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
 
-DATABASE = "gpusched.db"
 WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
@@ -62,6 +65,7 @@ class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
         image: "" for the partition's own.
         gpus: Whether it asked for GPUs.
         verdict: ``node``: the same job ran elsewhere; ``job``: it, or its like, failed on other nodes too; "": open.
+        own: It failed over what the job itself names (a mount, its output, a limit of its own).
     """
 
     job: str
@@ -69,6 +73,7 @@ class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     gpus: bool = True
     verdict: str = ""
+    own: bool = False
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +113,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=8192)
 def _wiring(data: bytes) -> Wiring | None:
-    return msgspec.json.decode(data, type=Wiring | None)
+    try:
+        return msgspec.json.decode(data, type=Wiring | None)
+    except msgspec.MsgspecError:  # damaged, or of another version; it is read again
+        return None
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,12 +232,14 @@ _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' f
 class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
     """Read-only view of the store."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, copy_of: Path | None = None) -> None:
         self._db = connection
+        self._copy_of = copy_of  # the state folder, where this reads a copy that is replaced by others
+        self._copy: reading.Stamp | None = None
 
     @classmethod
     def open(cls, state: Path) -> Reader | None:
-        """The store of a state folder, or None where there is none yet.
+        """The store of a state folder (see `gpusched.queue.reading`), or None where there is none yet.
 
         Raises:
             GpuschedError: It is there but cannot be read.
@@ -238,15 +248,34 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         if not path.exists():
             return None
         try:
-            db = _connect_read_only(path)
+            opened = reading.open_to_read(state)
+            reader = cls(opened.db, state if opened.stamp is not None else None)
+            reader._copy = opened.stamp
             # Version 0: its writer has made the file and is about to fill it.
-            return cls(db) if db.execute("PRAGMA user_version").fetchone()[0] else None
-        except sqlite3.Error as error:
+            return reader if opened.db.execute("PRAGMA user_version").fetchone()[0] else None
+        except PermissionError as error:
+            hint = "ask whoever runs the controller: others can read where inventory.yaml has settings.shared: true"
+            raise GpuschedError(f"{path} cannot be read by you: {error}", hint) from error
+        except (*UNREADABLE, OSError) as error:
             raise GpuschedError(f"{path} cannot be read: {error}", "see 'gpusched check'") from error
 
     def data_version(self) -> int:
-        """A number that changes when another connection has changed the store (SQLite's data_version)."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        """A number that changes when another connection has changed the store (SQLite's data_version).
+
+        A reader of a copy goes on with the latest one.
+        """
+        if self._copy_of is None:
+            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        latest = reading.current_stamp(self._copy_of)
+        if latest not in (None, self._copy):
+            opened = reading.open_to_read(self._copy_of)
+            self._db.close()
+            self._db, self._copy = opened
+        return 0 if self._copy is None else self._copy[1]
+
+    def behind_s(self) -> float:
+        """How many seconds after a change this may not show it yet; 0.0 but where it reads a copy."""
+        return 0.0 if self._copy_of is None else float(self.meta(reading.COPY_EVERY) or 0.0)
 
     def close(self) -> None:
         """Close the connection."""
@@ -256,6 +285,10 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """A value of the meta table (``cluster_id``, ``heartbeat``, ``controller_pid``...)."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
+
+    def number(self, key: str, otherwise: float) -> float:
+        """A value of the meta table that is a number."""
+        return float(self.meta(key) or otherwise)
 
     def array_limits(self) -> dict[str, int]:
         """Array id -> how many of its tasks may run at once, where that was bounded."""
@@ -352,21 +385,26 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         one = self.job(job_id) if "_" in job_id else None
         return one is not None and one.state not in ENDED
 
-    def counts(self) -> dict[str, int]:
-        """Number of jobs by state."""
+    def counts(self, *, user: str | None = None, partition: str | None = None) -> dict[str, int]:
+        """Number of jobs by state; only of a user or partition, if one is named."""
+        where, values = _only(user, partition)
+        if values:
+            query = f"SELECT state, sum({self._tasks_column()}) FROM jobs WHERE {where} GROUP BY state"
+            return dict(self._db.execute(query, values).fetchall())
         found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
         if self._tasks_column() != "1":  # both by an index alone: there may be many jobs
             shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
             found.update(dict(self._db.execute(shared).fetchall()))
         return dict(found)
 
-    def waiting_again(self) -> int:
-        """Number of waiting jobs that a policy stopped for others."""
+    def waiting_again(self, *, user: str | None = None, partition: str | None = None) -> int:
+        """Number of waiting jobs that a policy stopped for others; only of a user or partition, if one is named."""
         # In texts quotes are escaped. As in the index that has these alone, which an older store has not.
         where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
         (known,) = self._db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'jobs_stopped'").fetchone()
         by = "INDEXED BY jobs_stopped" if known else ""
-        return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where}").fetchone()[0])
+        only, values = _only(user, partition)
+        return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where} AND {only}", values).fetchone()[0])
 
     def active(self) -> list[Job]:
         """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""
@@ -398,7 +436,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             (*values, limit),
         ).fetchall()
         found = [
-            Event(time=t, kind=k, job_id=j, node=n, user=u, data=msgspec.json.decode(d))
+            Event(time=t, kind=k, job_id=j, node=n, user=u, data=EVENT_DATA.decode(d))
             for t, k, j, n, u, d in reversed(rows)
         ]
         return [event for event in found if _is_of(event, array_id, spans)] if spans else found
@@ -454,9 +492,9 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
     def _overlapping(self, columns: str, since: float, until: float, rest: str = "") -> sqlite3.Cursor:
         """Of the started attempts that overlap [since, until)."""
         return self._db.execute(
-            f"SELECT {columns} FROM runs WHERE end_time IS NULL AND start_time < ?1 UNION ALL "
-            f"SELECT {columns} FROM runs WHERE end_time > ?2 AND start_time < ?1 {rest}",
-            (until, since),
+            f"SELECT {columns} FROM runs WHERE end_time IS NULL AND start_time < :until UNION ALL "
+            f"SELECT {columns} FROM runs WHERE end_time > :since AND start_time < :until {rest}",
+            {"since": since, "until": until},
         )
 
     def past_runs(self, limit: int = 2000) -> list[tuple[str, float, float]]:
@@ -546,23 +584,31 @@ class Store(
     """The store as its single writer sees it."""
 
     @classmethod
-    def create_or_open(cls, state: Path) -> Store:
-        """Open for writing, making the database on first use.
+    def create_or_open(cls, state: Path, waiting: Waiting | None = None) -> Store:
+        """Open for writing, making the database on first use. Only its owner and root can open its files afterwards.
+
+        Args:
+            state: The state folder.
+            waiting: Decides how long locks are waited for; None: 30 seconds.
 
         Raises:
             GpuschedError: Not a database of this version, or not writable.
         """
+        from gpusched.queue.private import make_private  # readers start faster without it
+
         path = state / DATABASE
         try:
             state.mkdir(parents=True, exist_ok=True)
-            db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            make_private(path)
+            db = connect_to_write(path, waiting)
             db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
             store._migrate()
             return store
-        except (sqlite3.Error, OSError) as error:
-            raise GpuschedError(f"{path} cannot be opened for writing: {error}", "see 'gpusched check'") from error
+        except (*UNREADABLE, OSError) as error:
+            who = "".join(f"; locked by {one}" for one in holders(path))
+            raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
 
     def _migrate(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -570,7 +616,7 @@ class Store(
             return
         if version > SCHEMA_VERSION:
             raise GpuschedError(
-                f"the database has version {version}, this gpusched knows {SCHEMA_VERSION}", "use the newer gpusched"
+                f"the database has version {version}, this gpusched supports {SCHEMA_VERSION}", "use the newer gpusched"
             )
         for old in range(version, SCHEMA_VERSION):
             step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
@@ -588,6 +634,7 @@ class Store(
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self._summed, self._told = None, ({}, {})  # they may have seen what is rolled back
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
             raise
@@ -660,14 +707,15 @@ class Store(
         """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
         self._summed = None
         self._db.execute(
-            "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1, worked_until = worked_until + ?1 "
-            "WHERE end_time IS NULL OR end_time >= ?2",
-            (step, since),
+            "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "
+            "worked_until = worked_until + :step WHERE end_time IS NULL OR end_time >= :since",
+            {"step": step, "since": since},
         )
         self._db.execute(
-            "UPDATE predictions SET made = made + ?1, median = median + ?1, low = low + ?1, high = high + ?1, "
-            "by_limits = by_limits + ?1 WHERE job_id IN (SELECT id FROM jobs WHERE state = ?2)",
-            (step, JobState.PENDING),
+            "UPDATE predictions SET made = made + :step, median = median + :step, low = low + :step, "
+            "high = high + :step, by_limits = by_limits + :step "
+            "WHERE job_id IN (SELECT id FROM jobs WHERE state = :state)",
+            {"step": step, "state": JobState.PENDING},
         )
         self.shift_progress(step)
 
@@ -721,16 +769,42 @@ def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]
     return {node: len(gpus) if isinstance(gpus, list) else gpus for node, gpus in found.items()}, which
 
 
-def _connect_read_only(path: Path) -> sqlite3.Connection:
-    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    for mode in ("mode=ro", "mode=ro&immutable=1"):
-        db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, timeout=30)
-        try:
-            db.execute("SELECT 1 FROM sqlite_schema LIMIT 1")
-            return db
-        except sqlite3.OperationalError:
-            # A reader without write permission cannot open a WAL database nobody has open; then nobody writes it.
-            db.close()
-            if "immutable" in mode or path.with_name(path.name + "-wal").exists():
-                raise
-    raise AssertionError
+def _only(user: str | None, partition: str | None) -> tuple[str, list[str]]:
+    """A condition on jobs, and its values: of those that are named."""
+    named = {column: value for column, value in (("user", user), ("partition", partition)) if value is not None}
+    return " AND ".join(["1", *(f"{column} = ?" for column in named)]), list(named.values())
+
+
+def _read_node(data: bytes) -> None:
+    msgspec.json.decode(bytes(msgspec.json.decode(data, type=NodeRecord).wired), type=Wiring | None)
+
+
+def _read_event(data: bytes, time: float) -> None:
+    EVENT_DATA.decode(data)
+    math.isfinite(time)
+
+
+def _read_run(allocation: bytes, *numbers: float) -> None:
+    _allocation(allocation)
+    sum(numbers)
+
+
+def _read_meta(key: str, value: str) -> None:
+    if key in ("heartbeat", "tick_s", "slurm_read_at"):
+        float(value)
+    elif key == "notices_seen" or key.startswith("array_limit:"):
+        int(value)
+    elif value and key == TROUBLE:
+        msgspec.json.decode(value, type=Trouble)
+    elif value and key == "fallbacks":
+        msgspec.json.decode(value, type=tuple[Fallback, ...])
+    elif value and key in ("slurm_ordered", "slurm_missing"):
+        msgspec.json.decode(value, type=dict[str, Any])
+
+
+KINDS.append(Kind("nodes", ("name",), ("data",), _read_node))
+KINDS.append(Kind("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
+_OF_RUN = ("allocation", "start_time", "coalesce(end_time, 0)", "gpus", "share")
+KINDS.append(Kind("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
+KINDS.append(Kind("meta", ("key",), ("key", "value"), _read_meta))
+KINDS.append(Kind("events", ("seq",), ("data", "time"), _read_event))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from gpusched.model.plan import LIMITS, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.model.units import format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.tally import Has, NodeCount, asks_of, barred, covers, earliest, fits, need
-from gpusched.sched.text import count_of, listed, listed_types
+from gpusched.sched.text import listed, listed_types
 
 _MOST_STEPS = 5
 
@@ -97,7 +97,7 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
         case ReasonCode.ARRAY_TASK_LIMIT:
             yield "wait for a task of its array to end"
         case _ if job.bounds and code in LIMITS:
-            yield "see what you have of your limits: gpusched quota"
+            yield "check your limits: gpusched quota"
 
 
 def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _split(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]
     for parts in range(job.spec.nodes + 1, min(gpus, len(nodes)) + 1):
         part = (gpus // parts, -(-cores // parts), -(-memory // parts))
         if gpus % parts == 0 and sum(1 for c in nodes if covers(c.has(what), part)) >= parts:
-            yield f"spread it over {parts} nodes, if it can run so (-N {parts} --gpus-per-node {part[0]})"
+            yield f"spread it over {parts} nodes, if it supports that (-N {parts} --gpus-per-node {part[0]})"
             return
 
 
@@ -128,12 +128,12 @@ def _anywhere(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount], what
     if not asks_of(snapshot, job, nodes)[0].one_rack or not fits(job, nodes, lambda count: count.has(what)):
         return
     option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
-    yield f"let it go over several racks ({option})" + (" now" if what == "free" else "")
+    yield f"allow several racks ({option})" + (" now" if what == "free" else "")
 
 
 def _unbar(job: PendingView) -> Iterator[str]:
     if job.spec.nodelist or job.spec.exclude:
-        yield "allow it more nodes: its nodelist or exclude leaves too few"
+        yield "allow more nodes: its nodelist or exclude leaves too few"
     if job.spec.gpu_types:
         yield f"accept other GPU types besides {listed_types(job.spec.gpu_types)} (--gpu-type)"
     if job.excluded_nodes:
@@ -146,7 +146,7 @@ def _elsewhere(job: PendingView, counts: dict[str, NodeCount], what: Has = "free
     fitting = Counter(c.node.partition for c in others if covers(c.has(what), needs))
     for partition, nodes in fitting.items():
         if nodes >= job.spec.nodes:
-            yield f"{_PARTITION}{partition} would fit it" + (" now" if what == "free" else "")
+            yield f"{_PARTITION}{partition} could run it" + (" now" if what == "free" else "")
 
 
 def _bring_back(job: PendingView, nodes: list[NodeCount]) -> Iterator[str]:
@@ -170,8 +170,8 @@ def _wait(
     """By the limits alone; where others are before it, they may take the room first."""
     if by_limits := earliest(snapshot, job, counts):
         first = not queue or queue[0].id == job.id
-        when = "no later than" if first else "unless jobs before it take the room, no later than"
-        yield f"wait: {when} {format_duration(by_limits[0] - snapshot.now)} from now, {by_limits[1]}"
+        unless = "" if first else " unless jobs before it take the room"
+        yield f"wait: at most {format_duration(by_limits[0] - snapshot.now)}{unless} ({by_limits[1]})"
 
 
 def _shorter(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCount]) -> Iterator[str]:
@@ -185,5 +185,5 @@ def _head(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCo
     if not queue:
         return
     by_limits = earliest(snapshot, queue[0], counts)
-    when = f", which can start in {format_duration(by_limits[0] - snapshot.now)}: {by_limits[1]}" if by_limits else ""
-    yield f"wait for the first of the queue, job {queue[0].id}{when}"
+    when = f"; it can start in {format_duration(by_limits[0] - snapshot.now)} ({by_limits[1]})" if by_limits else ""
+    yield f"wait for job {queue[0].id}, first in the queue{when}"

@@ -219,6 +219,7 @@ def waiting_of(
     )
     keys = Keys(
         priority=ints([j.priority for j in eligible]),
+        standing=ints([j.standing for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
         gpus=whole,
         cores=many * ints(cores),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.compiled import jit
-from gpusched.sched.state import Ints, Records
+from gpusched.sched.state import PLENTY, Ints, Records
 
 
 @jit
@@ -19,6 +19,29 @@ def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
             return True
         at = link["next"]
     return False
+
+
+@jit
+def room_along(links: Records, room: Ints, least: Ints) -> None:
+    """Set ``least: int64[links, 3]``: the least room from each link on to the end of its chain, by unit.
+
+    With it `within_bounds` asks of a job what `exceeds` does, for many jobs of few chains; below 0 counts as 0.
+    """
+    for at in range(links.size - 1, -1, -1):  # a chain only goes upwards
+        link = links[at]
+        for unit in range(3):
+            least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else PLENTY
+        least[at, link["unit"]] = min(least[at, link["unit"]], max(room[link["bound"]], 0))
+
+
+@jit
+def within_bounds(least: Ints, account: Ints, job: int) -> bool:
+    """Whether no bound of the job leaves too little, by what `room_along` has set."""
+    first = account[job, 0]
+    if first < 0:
+        return True
+    within = least[first, 0] >= 1 and least[first, 1] >= account[job, 1] and least[first, 2] >= account[job, 2]
+    return bool(within)
 
 
 @jit

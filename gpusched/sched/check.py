@@ -13,12 +13,12 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.eligible import ineligible, may_resize, may_stop
 from gpusched.sched.limits import Rooms
 from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.text import count_of, gpus_called, listed_types
+from gpusched.sched.text import gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
@@ -49,7 +49,7 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
             continue
         rejections.append(Rejection(action, why))
         if action.job_id in ledger.pending:
-            reasons[action.job_id] = Reason(code=ReasonCode.REJECTED, message=f"the plan's check refused it: {why}")
+            reasons[action.job_id] = Reason(code=ReasonCode.REJECTED, message=f"plan check failed: {why}")
     for job_id in ledger.pending:
         if job_id in ledger.settled:
             reasons.pop(job_id, None)
@@ -118,7 +118,7 @@ class _Ledger:
             return f"job {action.job_id} is not running"
         policy = self._policy_of(job)
         if policy is None:
-            return f"nothing says who decides on job {action.job_id}"
+            return f"no policy decides on job {action.job_id}"
         if why := may_resize(job, policy.resize, self._snapshot.now):
             return why
         assert job.spec is not None
@@ -134,7 +134,7 @@ class _Ledger:
             return f"job {action.job_id} is not running"
         policy = self._policy_of(job)
         if policy is None:
-            return f"nothing says who decides on job {action.job_id}"
+            return f"no policy decides on job {action.job_id}"
         return may_stop(job, policy.preempt, self._snapshot.now)
 
     def _policy_of(self, job: RunningView) -> PolicySpec | None:
@@ -158,17 +158,17 @@ class _Ledger:
             names = ("nodes", "gpus_per_node", "cores_per_node", "memory_mib_per_node")
             spec = replace(spec, **dict(zip(names, (ask.parts, *ask.needs), strict=True)))
         if len(allocation.parts) != spec.nodes:
-            return f"it asks for {count_of(spec.nodes, 'node')}, the plan gives {len(allocation.parts)}"
+            return f"it requests {count_of(spec.nodes, 'node')}, the plan gives {len(allocation.parts)}"
         for part in allocation.parts:
             if len(part.gpus) != spec.gpus_per_node:
                 asked = count_of(spec.gpus_per_node, "GPU")
-                return f"it asks for {asked} per node, the plan gives {len(part.gpus)} on {part.node}"
+                return f"it requests {asked} per node, the plan gives {len(part.gpus)} on {part.node}"
             if (part.cores, part.memory_mib) != (spec.cores_per_node, spec.memory_mib_per_node):
                 asked = f"{count_of(spec.cores_per_node, 'core')} and {format_memory(spec.memory_mib_per_node)}"
-                return f"it asks for {asked} per node, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
+                return f"it requests {asked} per node, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
         racks = {self._racks.get(part.node, part.node) for part in allocation.parts}
         if spec.max_spread == "rack" and self._snapshot.topology and len(racks) > 1:
-            return f"its nodes are on {count_of(len(racks), 'rack')}, it asks for one"
+            return f"its nodes are in {count_of(len(racks), 'rack')}; it requests one"
         return None
 
     def _forbidden(self, job: PendingView, part: NodeAllocation) -> str | None:
@@ -176,17 +176,17 @@ class _Ledger:
             return why
         node, spec = self._nodes[part.node], job.spec
         if node.partition != spec.partition:
-            return f"node {node.name} is of partition {node.partition}, not {spec.partition}"
+            return f"node {node.name} is in partition {node.partition}, not {spec.partition}"
         if spec.nodelist and node.name not in spec.nodelist:
             return f"node {node.name} is not in its nodelist"
         if node.name in spec.exclude:
             return f"node {node.name} is excluded by the job"
         if spec.gpu_types and node.gpu_type not in spec.gpu_types:
-            return f"node {node.name} has {gpus_called(node.gpu_type)}, it asks for {listed_types(spec.gpu_types)}"
+            return f"node {node.name} has {gpus_called(node.gpu_type)}; it requests {listed_types(spec.gpu_types)}"
         if spec.exclusive and (len(node.gpus), node.cores, node.memory_mib) != (
             spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node,
         ):  # fmt: skip
-            return f"node {node.name} is of another size than the whole nodes it asks for"
+            return f"node {node.name} differs in size from the whole nodes it requests"
         if node.name in job.excluded_nodes:
             return f"an earlier attempt failed on node {node.name}"
         if why := closed_text(job, node, self._snapshot.now):
@@ -223,7 +223,7 @@ class _Ledger:
             holder = self._holder.get((node.name, gpu))
             if holder is not None and (why := self._not_to_share(node, own, holder)) is not None:
                 return f"GPU {gpu} of {node.name} is held by job {holder}{why}"
-        return f"a GPU of {node.name} is given twice" if len(set(gpus)) != len(gpus) else None
+        return f"a GPU of {node.name} is allocated twice" if len(set(gpus)) != len(gpus) else None
 
     def _not_to_share(self, node: NodeView, own: Sharer | None, holder: str) -> str | None:
         """Why the job cannot have that one's GPUs with it: nothing more to be said where one of them shares none."""

@@ -8,14 +8,14 @@ from gpusched.model.jobs import JobSpec, JobState
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec, Preempting, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, local_clock
 from gpusched.sched.reservations.rules import waits_for_own
 from gpusched.sched.topology.spread import knows_racks
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
 HELD_BY_ADMIN = Reason(code=ReasonCode.JOB_HELD_ADMIN, message="held by an administrator")
 ARRAY_FULL = Reason(
-    code=ReasonCode.ARRAY_TASK_LIMIT, message="as many tasks of its array are running as its limit allows"
+    code=ReasonCode.ARRAY_TASK_LIMIT, message="its array is at its limit of running tasks"
 )
 
 
@@ -31,10 +31,10 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.spec.partition not in policies:
         return Reason(code=ReasonCode.PARTITION_UNKNOWN, message=f"there is no partition {job.spec.partition}")
     if out_of_reach(job.spec, policies[job.spec.partition]):
-        message = f"policy {policies[job.spec.partition].name} does not look at racks, as --max-spread rack needs"
+        message = f"--max-spread rack needs a policy that knows racks; {policies[job.spec.partition].name} does not"
         return Reason(code=ReasonCode.POLICY, message=message)
     if job.barred:
-        return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not let it start: {job.barred}")
+        return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not allow it to start: {job.barred}")
     if job.unreserved:
         return Reason(code=ReasonCode.RESERVATION, message=job.unreserved)
     if job.dependency == "never":
@@ -43,8 +43,10 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.dependency:
         return Reason(code=ReasonCode.DEPENDENCY, message=job.dependency_message or "waits for another job")
     if job.eligible_time is not None and job.eligible_time > now:
-        wait = format_duration(job.eligible_time - now)
-        return Reason(code=ReasonCode.BEGIN_TIME, message=f"may not start before a time set for it, in {wait}")
+        if job.awaits:
+            return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=job.awaits)
+        begin = local_clock(job.eligible_time, now)
+        return Reason(code=ReasonCode.BEGIN_TIME, message=f"not before {begin} (begin time)")
     if job.reserved is not None and (why := waits_for_own(job, now)):
         return Reason(code=ReasonCode.RESERVATION, message=why)
     return None
@@ -58,37 +60,31 @@ def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:
 def may_stop(job: RunningView, rules: Preempting, now: float) -> str | None:
     """Why a job must not be stopped for another one now; None if it may."""
     if job.spec is None or not job.spec.preemptible:
-        return f"job {job.id} does not say that it may be stopped (--preemptible)"
+        return f"job {job.id} is not preemptible (--preemptible)"
     if job.state is not JobState.RUNNING:
         return f"job {job.id} is {job.state}"
     if now < job.start_time + rules.min_run_s:
         return f"job {job.id} has run for less than {format_duration(rules.min_run_s)}"
     if job.preemptions is not None and job.preemptions.too_soon(now, rules.per_hour):
-        return f"job {job.id} has been stopped {rules.per_hour} times within an hour"
+        return f"job {job.id} has been preempted {rules.per_hour} times within an hour"
     return None
 
 
 def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
     """Why a job must not be resized now; None if it may."""
     if job.spec is None or job.spec.elastic is None:
-        return f"job {job.id} does not say that it may be resized (--resizable)"
+        return f"job {job.id} is not resizable (--resizable)"
     if job.state is not JobState.RUNNING:
         return f"job {job.id} is {job.state}"
     if job.resizes is not None and job.resizes.frozen:
-        return f"job {job.id} is not resized any more: {job.resizes.frozen}"
+        return f"job {job.id} is no longer resized: {job.resizes.frozen}"
     if job.resizes is not None and job.resizes.before is not None:
-        return f"job {job.id} has not come up yet since it was resized"
+        return f"job {job.id} has not restarted yet since it was resized"
     if job.tied:
-        return f"job {job.id} might not come up again in time: {job.tied}"
+        return f"job {job.id} might not restart in time: {job.tied}"
     least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
     if now < job.start_time + least:
         return f"job {job.id} has run for less than {format_duration(least)}"
     if job.resizes is not None and job.resizes.too_soon(now, rules.per_hour):
         return f"job {job.id} has been resized {rules.per_hour} times within an hour"
     return None
-
-
-def id_key(job_id: str) -> tuple[str, int]:
-    """Orders ids as they were minted, the tasks of an array by number."""
-    base, _, index = job_id.partition("_")
-    return base, int(index) if index.isdigit() else -1

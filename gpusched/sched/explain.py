@@ -8,9 +8,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.plan import LIMITS, Reason, ReasonCode
 from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.units import count_of
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
 from gpusched.sched.limits import Rooms
@@ -71,6 +72,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         queue_length: How many jobs of the partition may start and could run.
         next_steps: What would help, most useful first.
         racks: On how many racks it could start now, where it waits for one, or for a better place.
+        beside: Of a job that a limit holds: which limits hold it besides, and who goes first once they do not; or "".
     """
 
     job_id: str
@@ -80,6 +82,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     queue_length: int = 0
     next_steps: tuple[str, ...] = ()
     racks: int | None = None
+    beside: str = ""
 
 
 def explain(snapshot: Snapshot, job_id: str) -> Explanation:
@@ -102,7 +105,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     reason = _reason(snapshot, job, counts, queue, place)
     better = reason.code is ReasonCode.POLICY and waits_for_better(snapshot, job) is not None
     waits = better or _waits_for_rack(snapshot, job, own) is not None
-    steps = ["let it take what is free (--wait-for-placement 0) now"] if better else []
+    steps = ["accept what is free (--wait-for-placement 0) now"] if better else []
     return Explanation(
         job_id=job_id,
         reason=reason,
@@ -111,13 +114,47 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
         queue_length=sum(1 + j.behind for j in queue),
         next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, queue)),
         racks=_racks_now(job, own) if waits else None,
+        beside=_beside_limit(snapshot, job, queue) if reason.code in LIMITS else "",
     )
+
+
+def _beside_limit(snapshot: Snapshot, job: PendingView, queue: list[PendingView]) -> str:
+    """What besides the limit named keeps the job, so that nobody takes the time when that frees for its start."""
+    rooms = Rooms(snapshot)
+    exceeded = rooms.exceeded(job)
+    named = 0 if rooms.full(job) == ARRAY_FULL else 1
+    others = [rooms.reason(at, job).message for at in exceeded[named:]]
+    before = _before(snapshot, job)
+    same = {other.id for other in before if not set(exceeded).isdisjoint(other.bounds)}
+    may_run = {other.id for other in queue}
+    under = sum(1 + other.behind for other in before if other.id in same)
+    free = sum(1 + other.behind for other in before if other.id in may_run - same)
+    words = [f"{count_of(under, 'pending job')} under the same limit"] if under else []
+    words += [count_of(free, "other" if under else "pending job")] if free else []
+    first = f"{' and '.join(words)} {'goes' if under + free == 1 else 'go'} first"
+    return "; ".join([*others, first] if words else others)
+
+
+def _before(snapshot: Snapshot, job: PendingView) -> list[PendingView]:
+    """Who is asked before the job: in its partition by its order, elsewhere who is more urgent or has waited longer."""
+    own = plain_order(snapshot, job.spec.partition)
+    own = own[: next((i for i, other in enumerate(own) if other.id == job.id), len(own))]
+    rank = (-job.priority, job.submit_time)
+    return own + [
+        other
+        for other in snapshot.pending
+        if other.spec.partition != job.spec.partition
+        and (-other.priority, other.submit_time) < rank
+        and ineligible(other, snapshot.now, snapshot.policies) is None
+    ]
 
 
 def _waits_for_rack(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount]) -> float | None:
     """Until when it waits for better nodes than there are now; None: it does not."""
     policy = snapshot.policies.get(job.spec.partition)
-    return None if policy is None else gives_up(job, policy, asks_of(snapshot, job, nodes), snapshot.now)
+    if policy is None:
+        return None
+    return gives_up(job, policy, lambda at: asks_of(snapshot, job, nodes, at), snapshot.now)
 
 
 def _racks_now(job: PendingView, nodes: list[NodeCount]) -> int | None:
@@ -196,7 +233,7 @@ def _reason(
     by_limits = earliest(snapshot, job, counts) if not skips else None
     when = starts_in(by_limits[0] - snapshot.now) if by_limits else ""
     policy = snapshot.policies[job.spec.partition]
-    if (until := gives_up(job, policy, asked, snapshot.now)) is not None:
+    if (until := _waits_for_rack(snapshot, job, nodes)) is not None:
         message = waits_text(until, snapshot.now, policy, job, _racks_now(job, nodes))
         return Reason(code=ReasonCode.RESOURCES, message=message + when)
     return Reason(code=ReasonCode.RESOURCES, message=_short(job, nodes, asked[0], "waits for", "free") + when)

@@ -7,9 +7,8 @@ from functools import cached_property
 from gpusched.model.limits import WEEK_S, Bound, takes
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.model.units import format_duration
+from gpusched.model.units import count_of, format_duration
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.text import count_of
 
 
 class Rooms:
@@ -23,13 +22,24 @@ class Rooms:
 
     def full(self, job: PendingView, gpus: int | None = None) -> Reason | None:
         """Why the job may not start, by what it exceeds first; None: it may. ``gpus``: other than it asks for."""
-        if job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0:
+        if self._array_is_full(job):
             return ARRAY_FULL
         for at in job.bounds:
             cost = self._cost(at, job, gpus)
             if cost > max(self._room[at], 0):
                 return self.reasons.of(at, cost, self._room[at])
         return None
+
+    def exceeded(self, job: PendingView) -> list[int]:
+        """All bounds that leave too little for the job, the first as `full` names it."""
+        return [at for at in job.bounds if self._cost(at, job, None) > max(self._room[at], 0)]
+
+    def reason(self, at: int, job: PendingView) -> Reason:
+        """Of a job that exceeds this bound."""
+        return self.reasons.of(at, self._cost(at, job, None), self._room[at])
+
+    def _array_is_full(self, job: PendingView) -> bool:
+        return job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0
 
     def take(self, job: PendingView, gpus: int | None = None) -> None:
         """It starts."""
@@ -82,7 +92,7 @@ class LimitReasons:
             when = None if cost > bound.rule.most else frees_at(self._releases[at], cost - room)
             message = _message(bound, cost, bound.rule.most - room)
             if when is not None:
-                message += f"; there is room in {format_duration(max(0.0, when - self._snapshot.now))} at the latest"
+                message += f"; quota frees within {format_duration(max(0.0, when - self._snapshot.now))}"
             self._known[key] = Reason(code=ReasonCode(bound.rule.reason), message=message)
         return self._known[key]
 
@@ -118,16 +128,16 @@ def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
 def _message(bound: Bound, cost: int, used: int) -> str:
     rule = bound.rule
     if rule.unit == "jobs":
-        return f"{rule.whose} has {used} of {count_of(rule.most, 'job')} that may run at once"
+        return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'job')} running"
     if rule.unit == "gpus":
         if cost > rule.most:
-            return f"it asks for {count_of(cost, 'GPU')}, and {rule.whose} may have {rule.most} at once"
-        return f"{rule.whose} has {used} of {count_of(rule.most, 'GPU')} at once, it asks for {cost}"
+            return f"limit of {rule.whose}: at most {count_of(rule.most, 'GPU')} at once; this job needs {cost}"
+        return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'GPU')} in use; this job needs {cost}"
     if cost > rule.most:
-        return f"it may use {hours(cost)} GPU hours, and {rule.whose} may use {hours(rule.most)} in seven days"
+        return f"limit of {rule.whose}: {hours(rule.most)} GPU hours in seven days; this job may use {hours(cost)}"
     return (
-        f"{rule.whose} has used, or its running jobs may, {hours(used)} of {hours(rule.most)} GPU hours in seven days; "
-        f"it may use {hours(cost)}"
+        f"limit of {rule.whose}: {hours(used)} of {hours(rule.most)} GPU hours in seven days used or running; "
+        f"this job may use {hours(cost)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The order of a queue: explicit priority first, then the policy's key, then submit time and id.
+"""The order of a queue: explicit priority first, then the policy's key, then Slurm's priority, submit time and id.
 
 `tally.plain_order` says the same in plain Python; a test holds the two together.
 """
@@ -10,8 +10,8 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
+from gpusched.model.ids import id_key
 from gpusched.model.policy import Order
-from gpusched.sched.eligible import id_key
 from gpusched.sched.state import Floats, Ints
 
 
@@ -20,6 +20,7 @@ class Keys(NamedTuple):
 
     Attributes:
         priority: ``int64``, larger goes first.
+        standing: ``int64``: Slurm's own priority, larger goes first; 0 for jobs of ours.
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
         limit: ``float64``, seconds. expected: ``float64``: the estimated run time, where there is none the limit.
@@ -27,6 +28,7 @@ class Keys(NamedTuple):
     """
 
     priority: Ints
+    standing: Ints
     submit: Floats
     gpus: Ints
     cores: Ints
@@ -45,7 +47,7 @@ def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
 
     fifo: by submit time. ljf: largest first, by GPUs, cores, memory (Narantuya et al., CMC 2022). sjf: shortest limit
     first; sjf-estimate: shortest estimated run time. fairshare: least usage of the user first, with groups by their
-    tree. Ties always by submit time, then id.
+    tree. Ties always by Slurm's priority where jobs are Slurm's, then by submit time, then id.
     """
     columns: list[Ints | Floats] = [-keys.priority]
     if order == "ljf":
@@ -58,7 +60,7 @@ def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
         columns.append(keys.usage)
     elif order != "fifo":
         assert_never(order)
-    columns.append(keys.submit)
+    columns += [-keys.standing, keys.submit]
     ranked = np.lexsort(columns[::-1])
     return _by_id_where_equal(ranked, columns, ids)
 

@@ -42,11 +42,11 @@ from gpusched.sched.text import (
     starts_in,
     would_delay,
 )
-from gpusched.sched.topology.spread import Ask, gives_up, splits, waits_text
+from gpusched.sched.topology.spread import Ask, asks, gives_up, splits, waits_text, waits_until
 
 _UNLUCKY = Reason(
     code=ReasonCode.POLICY,
-    message="the naive placement drew a node on which it does not fit; it draws again next cycle",
+    message="the naive placement drew a node that is too small; it draws again in the next cycle",
 )
 
 
@@ -65,7 +65,7 @@ class Verdicts:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
         self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
-        self._by_shape: dict[tuple[int, int], Reason] = {}
+        self._by_shape: dict[tuple[int, int, bool], Reason] = {}
         self._ahead: dict[int, Reason] = {}
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
         self._accounts: list[list[int]] = waiting.jobs.account.tolist()
@@ -93,7 +93,8 @@ class Verdicts:
             elif code in same_for_all:
                 reason = same_for_all[code]
             else:
-                reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
+                patient = self._is_patient(job, block.policy)  # of one that is, other things may be said
+                reason = self._by_shape.get((code, shapes[job], patient)) or self._short(code, patient, job, block)
             ahead += 1 + views[job].behind if RESOURCES <= code < RESERVED else 0
             reasons[views[job].id] = reason
 
@@ -128,8 +129,15 @@ class Verdicts:
             self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=before_it(ahead))
         return self._ahead[figure]
 
-    def _short(self, code: int, shape: int, job: int, block: Block) -> Reason:
+    def _is_patient(self, job: int, policy: PolicySpec) -> bool:
+        """Whether it may still wait for better nodes."""
+        view = self._waiting.views[job]
+        several = view.spec.nodes > 1 or view.spec.max_nodes is not None
+        return several and self._now < waits_until(view, policy)
+
+    def _short(self, code: int, patient: bool, job: int, block: Block) -> Reason:
         """The reason of RESOURCES, NOT_AVAILABLE and BAD_CONSTRAINTS, with figures; shared but for the head's."""
+        shape = self._shapes[job]
         if code == BAD_CONSTRAINTS:
             message = self._shortage("needs", "there", self._world.total, shape)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
@@ -141,14 +149,14 @@ class Verdicts:
             missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
-            waits = self._waits(shape, job, block)
+            waits = self._waits(shape, job, block) if patient else ""
             message = waits or self._shortage("waits for", "free", self._world.resources, shape)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
             reason = Reason(code=ReasonCode.RESOURCES, message=message)
             if waits:  # another one's wait ends at another time
                 return reason
-        self._by_shape[code, shape] = reason
+        self._by_shape[code, shape, patient] = reason
         return reason
 
     def _reserved(self, shape: int, job: int) -> Reason:
@@ -168,14 +176,19 @@ class Verdicts:
     def _waits(self, shape: int, job: int, block: Block) -> str:
         """Of a job that waits for one rack, that it does; else ""."""
         view, requests, jobs = self._waiting.views[job], self._waiting.requests, self._waiting.jobs
-        request = request_of(requests, shape)
-        ask = Ask(request.parts, request.gpus, request.cores, request.memory, request.spread != 0)
-        asked = (ask,) if requests.looser is None or requests.looser[shape] < 0 else (ask, ask)
-        until = gives_up(view, block.policy, asked, self._now)
+        mask, partition = int(requests.mask[shape]), view.spec.partition
+
+        def possible(ask: Ask) -> bool:
+            return racks_for_ask(self._world.usable, self._world, jobs.masks, mask, partition, ask) is not None
+
+        def asked_at(at: float) -> tuple[Ask, ...]:
+            return asks(view, block.policy, at, self._world.racked, possible)
+
+        until = gives_up(view, block.policy, asked_at, self._now)
         if until is None:
             return ""
         found = (
-            racks_for_ask(self._world.resources, self._world, jobs.masks, request.mask, view.spec.partition, looser)
+            racks_for_ask(self._world.resources, self._world, jobs.masks, mask, partition, looser)
             for looser in splits(view.spec)
         )
         on = next((racks for racks in found if racks is not None), None)

@@ -34,7 +34,7 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
     if policy.place == "contention":
         if context.costs is not None:
             return by_cost(context, queue, context.costs)
-        context.remarks[context.partition] = "no job has told yet what places cost: placed as by rack"
+        context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
     head, shadow = schedule(
         context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, PLACES[policy.place],
         BACKFILLS[policy.backfill], context.snapshot.now, context.rng, context.scratch, context.outcome,
@@ -82,7 +82,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
         try:
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
-            context.remarks[context.partition] = f"{error.message}: placed greedily"
+            context.remarks[context.partition] = f"{error.message}; placed greedily"
     done = map_queue(arrays, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
     if solver is not None and (line := summary(done.reports)):
         context.remarks[context.partition] = line

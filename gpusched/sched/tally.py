@@ -8,16 +8,17 @@ from typing import Literal, assert_never
 
 import msgspec
 
+from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import Order, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import format_memory
-from gpusched.sched.eligible import id_key, ineligible
+from gpusched.model.units import count_of, format_memory
+from gpusched.sched.eligible import ineligible
 from gpusched.sched.limits import Rooms
 from gpusched.sched.reservations.rules import closed_by, closed_text
-from gpusched.sched.text import count_of, gpus_called, listed, listed_types
+from gpusched.sched.text import gpus_called, listed, listed_types
 from gpusched.sched.topology.spread import Ask, asks, racks_for, splits
 
 Has = Literal["total", "usable", "free"]
@@ -105,7 +106,7 @@ def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[tuple[int, int
 def excluded_by(spec: JobSpec, node: NodeView) -> str:
     """Why what was asked for leaves the node out even if it were empty; "" if it does not."""
     if node.partition != spec.partition:
-        return f"is of partition {node.partition}"
+        return f"is in partition {node.partition}"
     if spec.nodelist and node.name not in spec.nodelist:
         return "not in its nodelist"
     if node.name in spec.exclude:
@@ -113,7 +114,7 @@ def excluded_by(spec: JobSpec, node: NodeView) -> str:
     if spec.gpu_types and node.gpu_type not in spec.gpu_types:
         return f"has {gpus_called(node.gpu_type)}, not {listed_types(spec.gpu_types)}"
     if spec.exclusive and (len(node.gpus), node.cores, node.memory_mib) != need(spec):
-        return "is of another size than the whole nodes it asks for"
+        return "differs in size from the whole nodes it requests"
     return ""
 
 
@@ -140,8 +141,10 @@ def racks_of(job: PendingView, counts: Iterable[NodeCount], has: HasOf, ask: Ask
     return racks if racks == 1 or not ask.one_rack else None
 
 
-def asks_of(snapshot: Snapshot, job: PendingView, counts: Iterable[NodeCount]) -> tuple[Ask, ...]:
-    """What the job asks for now (`spread.asks`); ``counts``: of its partition's nodes."""
+def asks_of(
+    snapshot: Snapshot, job: PendingView, counts: Iterable[NodeCount], at: float | None = None
+) -> tuple[Ask, ...]:
+    """What the job asks for now, or ``at`` a later time (`spread.asks`); ``counts``: of its partition's nodes."""
     own, policy = list(counts), snapshot.policies.get(job.spec.partition)
     if policy is None:
         return splits(job.spec)
@@ -149,7 +152,7 @@ def asks_of(snapshot: Snapshot, job: PendingView, counts: Iterable[NodeCount]) -
     def possible(ask: Ask) -> bool:
         return racks_of(job, own, lambda count: count.usable, ask) is not None
 
-    return asks(job, policy, snapshot.now, bool(snapshot.topology), possible)
+    return asks(job, policy, snapshot.now if at is None else at, bool(snapshot.topology), possible)
 
 
 def fits(job: PendingView, counts: Iterable[NodeCount], has: HasOf, asked: Iterable[Ask] = ()) -> bool:
@@ -203,7 +206,7 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
             own = (usage.get(leaf_of(job.user, job.group), 0.0),)
         elif order != "fifo":
             assert_never(order)
-        return (-job.priority, *own, job.submit_time, id_key(job.id))
+        return (-job.priority, *own, -job.standing, job.submit_time, id_key(job.id))
 
     jobs = (j for j in snapshot.pending if j.spec.partition == partition)
     return sorted((j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None), key=key)

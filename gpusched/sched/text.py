@@ -6,22 +6,17 @@ from collections.abc import Iterable
 
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.snapshot import NodeView
-from gpusched.model.units import format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory
 
 ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
 ELSEWHERE = Reason(
     code=ReasonCode.POLICY,
-    message="it fits now, but the mapping keeps it for a GPU type it runs faster on, or the GPUs for others",
+    message="fits now, but is kept for a faster GPU type, or the GPUs for other jobs",
 )
 HELD_BACK = Reason(
     code=ReasonCode.POLICY,
-    message="it fits now, but the agent keeps the servers free for jobs that it expects to use them better",
+    message="fits now, but the agent keeps the servers free for jobs that it expects to use them better",
 )
-
-
-def count_of(number: int, noun: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def listed(words: list[str], most: int = 3) -> str:
@@ -74,21 +69,23 @@ def shortage(
         has: What that one has.
     """
     if dimension == ALLOWED:
-        these_are = "1 is" if count == 1 else f"{count} are"
-        return f"{verb} {count_of(parts, 'node')} of those it may use; {these_are} {free}"
+        exist = ("exists" if count == 1 else "exist") if free == "there" else free
+        return f"{verb} {count_of(parts, 'node')} it may use; {count} {exist}"
     need = amount(dimension, needs[dimension - 1])
     beside = f" beside {amount(GPUS, needs[0])}" if dimension > GPUS and needs[0] else ""
+    free = "" if free == "there" else f" {free}"
     if parts > 1:
         have = "1 node has" if count == 1 else f"{count or 'no'} nodes have"
-        return f"{verb} {need}{beside} on each of {parts} nodes; {have} that {free}"
+        return f"{verb} {need}{beside} on each of {parts} nodes; {have} that{free}"
     best = (format_memory(max(has, 0)) if dimension == MEMORY else str(max(has, 0))) if nearest else "none"
-    return f"{verb} {need}{beside} on one node; most {free} on one node: {best}" + (f" ({nearest})" if nearest else "")
+    return f"{verb} {need}{beside} on one node; most{free} on one node: {best}" + (f" ({nearest})" if nearest else "")
 
 
 def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int) -> str:
     """Where enough nodes are, but not in one rack: ``waits for 2 nodes in one rack, each with 4 GPUs; ...``."""
     each = amount(GPUS, needs[0]) if needs[0] else amount(CORES, needs[1])
-    return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most {free} in one rack: {most}"
+    free = "" if free == "there" else f" {free}"
+    return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most{free} in one rack: {most}"
 
 
 def before_it(ahead: int) -> str:
@@ -107,14 +104,14 @@ def rounded(ahead: int) -> int:
 
 def starts_in(seconds: float) -> str:
     """``; by the time limits it can start in 2:05:00``, or nothing where that is not known."""
-    return f"; by the time limits it can start in {format_duration(seconds)}" if seconds != float("inf") else ""
+    return f"; can start within {format_duration(seconds)}, by time limits" if seconds != float("inf") else ""
 
 
 def keeps_room(head: str) -> str:
     """Why a job that fits is held back where the head could start, too, but waits for a better place for a while."""
-    return f"fits now, but would outlast the wait of job {head} for a better place, for which room is kept"
+    return f"fits now, but would run past the start of job {head}, which waits for a better place"
 
 
 def would_delay(head: str, seconds: float) -> str:
     """Why a job that fits is held back."""
-    return f"fits now, but would delay job {head}, which is to start in {format_duration(seconds)}"
+    return f"fits now, but would delay job {head}, which can start in {format_duration(seconds)}"

@@ -28,7 +28,9 @@ def agent_runner(world: World) -> Callable[[Log], int]:
     assert model is not None
     module = part_of(model.agent, "replay_preempt" if world.policy.preempts else "replay")
     if is_mapped(world) and not getattr(module, "MAPS", False):
-        raise UsageError(f"{world.policy.name} does not go with --placement {world.rule}", "use another placement")
+        raise UsageError(
+            f"{world.policy.name} cannot be combined with --placement {world.rule}", "use another placement"
+        )
     try:
         return module.runner(world, prepared(model))  # type: ignore[no-any-return]
     except ValueError as error:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.orders import ORDERS, Knows
 from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
@@ -38,11 +39,11 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
     if not known.any() and policy.knows == "estimate":  # its estimates need none
         return Knowledge(np.full(len(trace), NO_HISTORY_S), "estimate", ())
     if not known.any():
-        note = f"{policy.name} goes by limits and the trace has none: it was given the real run times (an oracle)"
+        note = f"{policy.name} uses time limits, but the trace has none: it was given the real run times (an oracle)"
         return Knowledge(trace.duration, "oracle", (note,))
     expected = np.where(known, trace.limit, trace.limit[known].max())
     missing = int((~known).sum())
-    notes = (f"{missing} jobs without a limit count with the longest of the trace",) if missing else ()
+    notes = (f"{count_of(missing, 'job')} without a time limit: the longest of the trace is used",) if missing else ()
     return Knowledge(expected, policy.knows, notes)
 
 

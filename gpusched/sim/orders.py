@@ -64,7 +64,7 @@ ALIASES = {
 }  # fmt: skip
 SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
 _OFFERED = ("", "-skip", "+easy", "+conservative")
-_ONCE_ORACLES = {"sjf": ("goes by time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
+_ONCE_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
 
 
 def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:
     """For each name that meant an oracle in replays once, what it means now, and what the oracle is called."""
     bases = dict.fromkeys(next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in names)
     return tuple(
-        f"as in a live policy {base} {means}; by the real run times, as {base} did in replays before, goes {oracle}"
+        f"{base} {means}, as live; {oracle} uses real run times"
         for base, (means, oracle) in _ONCE_ORACLES.items()
         if base in bases
     )

@@ -81,13 +81,13 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     backfill = world.policy.backfill
     if rule is None or world.policy.kind != "static" or backfill not in BACKFILLS or world.policy.chooses_sizes:
         raise UsageError(
-            f"{world.policy.name} (placement {world.rule}) cannot be replayed where placement costs something",
+            f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
             f"an order that does not change, with backfill skip or easy, and one of {', '.join(RULES)}: "
             "say --policy fifo-skip --placement rack-wait",
         )
     options = world.options
     if options.rates is not None or world.shared != "no" or options.elastic is not None:
-        raise UsageError("what placement costs goes with no other speeds", "leave out --profiles, --share, --resizable")
+        raise UsageError("what placement costs goes with no other speeds", "omit --profiles, --share, --resizable")
     demand, trace, tree = world.demand, world.trace, network.tree
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))

@@ -159,7 +159,7 @@ def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
             base, backfill = text.removesuffix(suffix), found
     base = ALIASES.get(base, base)
     if base not in ORDERS or (ORDERS[base].kind == "preemptive" and backfill != "none"):
-        raise UsageError(f"no policy is called {text!r}{did_you_mean(text, known)}")
+        raise UsageError(f"no policy named {text!r}{did_you_mean(text, known)}")
     rule = ORDERS[base]
     return _with_backfill(ReplayPolicy(name=text, order=base, knows=rule.knows, source=rule.source), backfill)
 

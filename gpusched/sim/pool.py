@@ -10,6 +10,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
+from gpusched.model.units import count_of
 from gpusched.sched.state import Flags, Ints, Requests, Resources, ints
 from gpusched.traces.trace import Trace
 
@@ -176,7 +177,7 @@ class _Splitter:
         if len(pool.partitions) > 1:
             name = self._trace.groups[group] if group >= 0 else ""
             if name not in pool.partitions:
-                return f"no partition is called {name!r}"
+                return f"no partition named {name!r}"
             partition = pool.partitions.index(name)
         lo, hi = pool.span(partition)
         rows = np.arange(lo, hi)
@@ -190,7 +191,7 @@ class _Splitter:
             if len(rows) < hi - lo:
                 mask = self._masks.setdefault(kinds, len(self._masks))
         if gpus < 0:
-            return f"asks for {gpus} GPUs"
+            return f"requests {count_of(gpus, 'GPU')}"
         cores = self._known(cores, gpus, rows, pool.cores) if self._cores else 0
         memory = self._known(memory, gpus, rows, pool.memory_mib) if self._memory else 0
         parts = self._parts(gpus, cores, memory, nodes, rows)
@@ -226,8 +227,10 @@ class _Splitter:
 
     def _too_large(self, gpus: int, cores: int, memory: int, rows: Ints) -> str:
         pool = self._pool
-        has = f"{len(rows)} nodes with {int(pool.gpus[rows].sum()) if len(rows) else 0} GPUs"
-        return f"{gpus} GPUs, {cores} cores, {memory} MiB in equal parts: more than {has} can give"
+        has = f"{count_of(len(rows), 'node')} with {count_of(int(pool.gpus[rows].sum()) if len(rows) else 0, 'GPU')}"
+        return (
+            f"{count_of(gpus, 'GPU')}, {count_of(cores, 'core')}, {memory} MiB in equal parts: more than {has} can give"
+        )
 
     def requests(self) -> Requests:
         """All distinct requests."""

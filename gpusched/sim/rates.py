@@ -16,6 +16,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.profiles import Profiles, read_profiles
@@ -43,7 +44,7 @@ def read_rates(paths: Sequence[Path | str], recorded_on: str | None = None) -> R
     if recorded_on is not None and not profiles.type_of(recorded_on):
         known = [t for t in profiles.types if t]
         near = did_you_mean(recorded_on, known)
-        raise UsageError(f"nothing was measured on {recorded_on!r}{near}", f"measured are {', '.join(known)}")
+        raise UsageError(f"no measurements on {recorded_on!r}{near}", f"measured are {', '.join(known)}")
     return Rates(profiles=profiles, recorded_on=recorded_on)
 
 
@@ -146,7 +147,7 @@ def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
         if any(alone_on(rates, kind, t) is not None for t in pool.gpu_types):
             row_of[i] = rows.setdefault(kind, len(rows))
         else:
-            lacking[f"{name} on {gpus} GPUs" if name else "jobs without a model"] += int(count[i])
+            lacking[f"{name} on {count_of(gpus, 'GPU')}" if name else "jobs without a model"] += int(count[i])
     row = row_of[index] if jobs else np.zeros(0, np.int64)
     table = table_of(rates, list(rows), pool.gpu_types)
     slowest, fastest = _range(row, table, pool, demand)
@@ -237,7 +238,7 @@ def restart_seconds(trace: Trace, costs: Mapping[str, float], else_s: float) -> 
     known = ~np.isnan(own)
     seconds[known] = own[known]
     rest = f"; {len(trace) - int(known.sum())} others cost {else_s:g} s" if not known.all() else ""
-    return seconds, (f"restarts of {int(known.sum())} jobs cost what they do for their models{rest}",)
+    return seconds, (f"restarts of {count_of(int(known.sum()), 'job')} cost as measured for their models{rest}",)
 
 
 def recorded_on(rates: Rates, trace: Trace, model: str, gpu_type: int) -> str | None:
@@ -267,11 +268,11 @@ def _notes(rates: Rates, kinds: Sequence[Kind], row: Ints, pool: Pool, lacking: 
     models = {model_key(k.model) for k in kinds}
     names = [name for name, of in profiles.sources if models & of]
     files = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    notes = [f"{measured} jobs go at measured speeds" + (f" ({files})" if files else "")]
+    notes = [f"{count_of(measured, 'job')} run at measured speeds" + (f" ({files})" if files else "")]
     if lacking:
         name, most = lacking.most_common(1)[0]
         notes.append(
-            f"{sum(lacking.values())} jobs go at their recorded speed, since nothing measured says otherwise: {name}"
+            f"{count_of(sum(lacking.values()), 'job')} run at their recorded speed, as none was measured: {name}"
             f" ({most}){' and others' if len(lacking) > 1 else ''}"
         )
     by_type: Counter[str] = Counter()
@@ -280,15 +281,19 @@ def _notes(rates: Rates, kinds: Sequence[Kind], row: Ints, pool: Pool, lacking: 
         on = kind.on or _usual_type(profiles, kind.model)
         by_type[on or "the profile's own GPUs"] += int(jobs[i])
     if by_type:
-        notes.append("run times count as recorded on " + ", ".join(f"{t} ({n} jobs)" for t, n in by_type.most_common()))
+        notes.append(
+            "run times taken as recorded on "
+            + ", ".join(f"{t} ({count_of(n, 'job')})" for t, n in by_type.most_common())
+        )
     for gpu_type in pool.gpu_types:
         missing = [k for k in kinds if gpu_type and alone_on(rates, k, gpu_type) is None]
         if missing:
             count = int(sum(jobs[kinds.index(k)] for k in missing))
             notes.append(
-                f"on {gpu_type} {count} jobs would go at their recorded speed: nothing says how fast {missing[0].model}"
-                f" on {missing[0].gpus} GPUs is there"
+                f"on {gpu_type} {count_of(count, 'job')} would run at their recorded speed: "
+                f"no measured speed of {missing[0].model}"
+                f" on {count_of(missing[0].gpus, 'GPU')}"
             )
     if "" in pool.gpu_types and kinds:
-        notes.append("nodes without a GPU type count as those that run times were recorded on")
+        notes.append("nodes without a GPU type count as the type on which run times were recorded")
     return (*notes, *(note for note, of in profiles.notes if models & of))

@@ -152,7 +152,7 @@ def _compile_for(world: World) -> None:
     function = _RUNS.get(kind)
     versions = 1 if world.sim.pace is None or kind in ("sized", "placed", "placed+easy") else 2
     if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
-        print("gpusched: compiling the simulator, once after installation or upgrade ...", file=sys.stderr, flush=True)
+        print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
     options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
     if kind == "sized":

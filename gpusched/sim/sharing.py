@@ -8,6 +8,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED
+from gpusched.model.units import count_of
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
@@ -38,10 +39,10 @@ def sharing_of(asked: Share, trace: Trace, policy: ReplayPolicy, rule: str) -> t
     parts = fractional(trace)
     whole = policy.kind in ("preemptive", "agent") or policy.backfill == "conservative" or rule in MAPPED
     if asked != "no" and whole:
-        return "no", (f"{policy.name} knows no shared GPUs: every job holds whole ones",)
+        return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)
     if asked == "no":
-        return "no", (f"{parts} jobs that ask for a part of a GPU hold a whole one",) if parts else ()
-    notes = [f"GPUs are shared: {parts} jobs hold the part of one that they ask for"] if parts else []
+        return "no", (f"{count_of(parts, 'job')} that request part of a GPU hold a whole one",) if parts else ()
+    notes = [f"GPUs are shared: {count_of(parts, 'job')} hold only the requested part of one"] if parts else []
     if asked == "pairs":
-        notes.append("GPUs are shared: two jobs take the same ones where both together were measured to get more done")
+        notes.append("GPUs are shared: two jobs share where measurements show more throughput together")
     return asked, tuple(notes)

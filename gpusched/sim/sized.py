@@ -16,6 +16,7 @@ from gpusched.compiled import bound
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
+from gpusched.model.units import count_of
 from gpusched.sched.agent import Unusable, prepared
 from gpusched.sched.sizing.live import UNSOUND as UNSOUND_WISH
 from gpusched.sched.sizing.live import ask_agent
@@ -196,7 +197,7 @@ def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
     for count in range(1, len(has) + 1):
         if gpus % count == 0 and (found := at_size(spec, gpus, count, has)) is not None:
             return Size(gpus, *found.amounts, count)
-    raise UsageError(f"job {world.trace.ids[job]} cannot have {gpus} GPUs")
+    raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
@@ -291,7 +292,7 @@ def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:
 
     def run(log: Log) -> int:
         code = run_sized(world.sim, log, world.passes, sizer)
-        assert code != UNSOUND, f"{world.policy.name} wishes what it may not"
+        assert code != UNSOUND, f"{world.policy.name} chose sizes that are not allowed"
         return code
 
     return run

@@ -157,7 +157,7 @@ class Stepper:
         """
         sim = self._world.sim
         if job not in self._waiting or sim.state[job]["status"] != WAITING:
-            raise UsageError(f"job {job} cannot start: it does not wait")
+            raise UsageError(f"job {job} cannot start: it is not pending")
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         nodes = self.fits(job) if nodes is None else nodes
         if nodes is None:

@@ -114,6 +114,11 @@ class Slurm:
         self._has_factors = found.get("PriorityType") == "priority/multifactor"  # sprio knows no other
         return found
 
+    @property
+    def has_factors(self) -> bool:
+        """Whether it orders jobs by several factors, as last read (priority/multifactor)."""
+        return self._has_factors
+
     def costs(self) -> dict[str, tuple[int, float]]:
         """What slurmctld has done since it counts: message -> how many of it came, seconds that it took for them all.
 
@@ -197,7 +202,7 @@ class Slurm:
         except subprocess.TimeoutExpired:
             why = f"got no answer from Slurm in {limit_s:.3g} s"
         finally:
-            if process.poll() is None:
+            if process.returncode is None:  # it runs, or it has ended while this process stood still
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpusched.model.slurm import LEASE
+from gpusched.model.slurm import LEASE, SlurmJob
 
 LEASE_S = 60
 """Seconds until the lease ends by itself after its last renewal."""
@@ -25,13 +25,15 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _MOST_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True) -> str:
+def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True, has_own_account: bool = False) -> str:
     """The lease begins; refused while one lingers that has ended (`renew` it then).
 
     Every job can be put into it. That takes another wording where Slurm enforces associations (``enforced``: jobs of
     all accounts below root) than where it does not: there a job's account has to be the very one that is named.
+    A reservation's idle time is booked on the accounts that it names, so on root; on nobody where it names those that
+    it is not for: of an account `LEASE` (``has_own_account``) there are no jobs.
     """
-    who = "Accounts=root" if enforced else "Users=-nobody"
+    who = f"Accounts={f'-{LEASE}' if has_own_account else 'root'}" if enforced else "Users=-nobody"
     return (
         f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
         f"{who} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
@@ -68,6 +70,14 @@ def admit(job: str) -> str:
 def withdraw(job: str, nodelist: Collection[str]) -> str:
     """Neither of these; ``nodelist``: the nodes that its user named, which it keeps. Refused once it runs."""
     return f"update JobId={_job(job)} ReservationName= ReqNodeList={_nodes(nodelist) if nodelist else ''}"
+
+
+def undo(job: SlurmJob, nodelist: Collection[str]) -> list[str]:
+    """A job that Slurm holds for what we asked has its priority again, and is as its user wants it; as `withdraw`.
+
+    To leave the reservation suffices; one that Slurm has taken out of it, as it ended, has to be released.
+    """
+    return [withdraw(job.id, nodelist), *([f"release {_job(job.id)}"] if job.reservation != LEASE else [])]
 
 
 def requeue(job: str) -> str:

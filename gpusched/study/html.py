@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.model.units import count_of
 from gpusched.sim.result import Result
 from gpusched.study.compare import Change
 from gpusched.study.metrics import job_times
@@ -58,7 +59,7 @@ def _subtitle(outcomes: Sequence[Outcome]) -> str:
     traces = dict.fromkeys((o.result.trace.name, len(o.result.trace)) for o in outcomes)
     pools = dict.fromkeys((len(o.result.pool), o.result.pool.total_gpus) for o in outcomes)
     where = ", ".join(f"{nodes} {'node' if nodes == 1 else 'nodes'} with {gpus:,} GPUs" for nodes, gpus in pools)
-    return "; ".join(f"{jobs:,} jobs of {name}" for name, jobs in traces) + f", on {where}"
+    return "; ".join(f"{count_of(jobs, 'job')} of {name}" for name, jobs in traces) + f", on {where}"
 
 
 def _alone(outcomes: Sequence[Outcome]) -> str:
@@ -67,8 +68,8 @@ def _alone(outcomes: Sequence[Outcome]) -> str:
         return "No job ran."
     name = view.label(outcomes[0], outcomes)
     return (
-        f"Under {name} jobs took {view.span(m.mean_jct_s)} on average and waited {view.span(m.mean_wait_s)} of it. "
-        "Name a second policy to see what it would change."
+        f"Under {name} jobs took {view.span(m.mean_jct_s)} on average, {view.span(m.mean_wait_s)} of it waiting. "
+        "Add a second policy to compare."
     )
 
 

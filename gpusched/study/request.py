@@ -141,7 +141,7 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     ]
     if request.backfill_every_s and not any(run.backfill_every_s for run in runs):
         raise UsageError(
-            "--backfill-every is of no use here: no order has easy or conservative backfill", "say -P fifo+conservative"
+            "--backfill-every has no effect: no policy has easy or conservative backfill", "say -P fifo+conservative"
         )
     done = 0
 
@@ -187,7 +187,7 @@ def _with_models(
     for seed in seeds:
         drawn = draw_models(rates, trace, scenario.pool.gpu_types, seed)
         used = len(np.unique(drawn.model[drawn.model >= 0]))
-        note = f"the trace names no models: each job has one of {used} that are measured, drawn with seed {seed}"
+        note = f"the trace has no models: each job got one of {used} measured ones at random (seed {seed})"
         found.append((scenario._replace(trace=drawn, notes=(*scenario.notes, note)), (seed,)))
     return found
 
@@ -245,7 +245,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
         ModelError: An agent that was never trained.
     """
     if not names:
-        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
+        raise UsageError("no policy given", "for example --policy fifo --policy easy")
     found = {name: _registered(name) if "@" in name else look_up(name, folders, sizes) for name in names}
     for name, policy in found.items():
         if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
@@ -314,12 +314,12 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, inve
     now, folder, own = time.time(), state_folder(), _own_inventory(inventory)
     reader = Reader.open(folder)
     if reader is None and (own is None or own.engine != "slurm"):
-        raise NoHistory(f"{folder}: there is no history yet", "name a trace, or start the controller")
+        raise NoHistory(f"{folder}: no history yet", "name a trace, or start the controller")
     try:
         end = None if until is None else parse_time(until, now)
         trace = own_jobs(own, reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
     except ValueError:
-        raise UsageError(f"--until {until!r} is not a time", "say for example 2026-11-20T18:00") from None
+        raise UsageError(f"--until {until!r} is not a time", "for example 2026-11-20T18:00") from None
     finally:
         if reader is not None:
             reader.close()
@@ -329,10 +329,11 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, inve
 
 def _own_inventory(named: str | None) -> Inventory | None:
     """The inventory that says who runs the jobs; None where there is none to be read: the controller."""
-    from gpusched.config.inventory import load_inventory
+    from gpusched.config.paths import state_folder
+    from gpusched.queue.lastgood import inventory_or_kept
 
     try:
-        return load_inventory(named)
+        return inventory_or_kept(Path(named) if named else None, state_folder())
     except GpuschedError:
         return None
 
@@ -403,7 +404,7 @@ def _predictor(request: Request, named: Named) -> Predictor | None:
     if request.estimates is None:
         return None
     if not any(policy.by_estimate for policy in named.values() if isinstance(policy, ReplayPolicy)):
-        raise UsageError("--estimates is of no use here: no policy goes by estimates", "say --policy sjf-estimate")
+        raise UsageError("--estimates has no effect: no policy uses estimates", "use --policy sjf-estimate")
     from gpusched.forecast.predictor import Predictor
 
     return Predictor.load(request.estimates)
@@ -414,7 +415,7 @@ def _rates(request: Request) -> Rates | None:
 
     if not request.profiles:
         if request.recorded_on is not None:
-            raise UsageError("--recorded-on goes with --profiles", "add --profiles FILE_OR_FOLDER")
+            raise UsageError("--recorded-on needs --profiles", "add --profiles FILE_OR_FOLDER")
         return None
     return read_rates(request.profiles, request.recorded_on)
 
@@ -430,12 +431,14 @@ def _failures(request: Request, scenario: Scenario) -> tuple[Outage, ...]:
 def _inventory(request: Request) -> Inventory | None:
     """The inventory named; for the own history the one in force, unless other nodes are asked for."""
     from gpusched.config.inventory import load_inventory
+    from gpusched.config.paths import state_folder
+    from gpusched.queue.lastgood import inventory_or_kept
 
     if request.inventory is not None:
         return load_inventory(request.inventory)
     if request.traces or request.node_list or request.nodes is not None or request.gpus_per_node is not None:
         return None
-    return load_inventory()
+    return inventory_or_kept(None, state_folder())
 
 
 @contextmanager
@@ -450,7 +453,7 @@ def _connected(backend: str | None) -> Iterator[str | None]:
         return
     kind, _, address = backend.partition("://")
     if kind not in ("dask", "ray"):
-        raise UsageError(f"--backend {backend!r} is neither dask nor ray", "say for example dask://scheduler:8786")
+        raise UsageError(f"--backend {backend!r} is neither dask nor ray", "for example dask://scheduler:8786")
     try:
         if kind == "dask":
             from distributed import Client

@@ -6,7 +6,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.reserving import bookings_of
 from gpusched.study.study import Scenario
 
-NOTE = "nodes that were reserved then are reserved in the replay, too (so many times: {})"
+NOTE = "the replay includes {} reservations of nodes"
 
 
 def with_own_reservations(scenario: Scenario, reader: Reader | None) -> Scenario:

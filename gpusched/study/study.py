@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
-FROM_EMPTY = "each replay begins with empty nodes: jobs submitted before are left out"
+FROM_EMPTY = "each replay starts with empty nodes: jobs submitted before are excluded"
 _OF_JOBS = (START, END, KILLED, PREEMPTED, NODE_FAIL, PAIRED, RESIZED)
 PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer to start than they save
 
@@ -102,11 +103,11 @@ def scenario_of(
         UsageError: They contradict each other, or cannot be.
     """
     if inventory is not None and (nodes is not None or gpus_per_node is not None):
-        raise UsageError("--inventory and --nodes or --gpus-per-node do not go together", "use one of them")
+        raise UsageError("--inventory cannot be combined with --nodes or --gpus-per-node", "use one of them")
     if listed is not None and not (inventory is None and nodes is None and gpus_per_node is None):
-        raise UsageError("--node-list names all nodes", "leave out --inventory, --nodes and --gpus-per-node")
+        raise UsageError("--node-list already gives the nodes", "omit --inventory, --nodes and --gpus-per-node")
     if gpu_type is not None and not (listed is None and inventory is None):
-        raise UsageError("--gpu-type is for like nodes", "inventories and node lists name every node's type")
+        raise UsageError("--gpu-type is for identical nodes", "inventories and node lists name every node's type")
     size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
     if size < 1:
         raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
@@ -115,7 +116,9 @@ def scenario_of(
         wanted = DEFAULT_LOAD if load is None else load
         nodes = nodes_for_load(trace, size, wanted)
         found = offered_load(trace, nodes * size)
-        notes.append(f"{_nodes(nodes)} of {size} GPUs, chosen for an offered load of {wanted:g}: it is {found:.3g}")
+        notes.append(
+            f"{_nodes(nodes)} with {count_of(size, 'GPU')} each, chosen for an offered load of {wanted:g}: {found:.3g}"
+        )
         pool = Pool.uniform(nodes, size, gpu_type=gpu_type or "")
     else:
         named = Pool.of_inventory(inventory) if inventory is not None else listed
@@ -124,10 +127,10 @@ def scenario_of(
             trace = scale_arrivals(trace, pool.total_gpus, load)
         elif span_s(trace) > 0:
             found = offered_load(trace, pool.total_gpus) if pool.total_gpus else 0.0
-            notes.append(f"{_nodes(len(pool))} with {pool.total_gpus} GPUs: an offered load of {found:.3g}")
+            notes.append(f"{_nodes(len(pool))} with {count_of(pool.total_gpus, 'GPU')}: an offered load of {found:.3g}")
     if trace.rejected:
         line, why = trace.rejected[0]
-        notes.append(f"{len(trace.rejected)} rows of the trace were kept out; line {line}: {why}")
+        notes.append(f"{count_of(len(trace.rejected), 'row')} of the trace rejected; line {line}: {why}")
     model = power(pool)
     half_life_s = HALF_LIFE_S if inventory is None else float(inventory.settings.fairshare_half_life_s)
     return Scenario(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
@@ -319,4 +322,4 @@ def _infeasible(result: Result) -> list[str]:
     if not len(result.infeasible):
         return []
     job, why = result.trace.ids[int(result.infeasible[0])], result.infeasible_why[0]
-    return [f"{len(result.infeasible)} jobs can never run on these nodes and are left out; job {job}: {why}"]
+    return [f"{count_of(len(result.infeasible), 'job')} excluded that can never run on these nodes; job {job}: {why}"]

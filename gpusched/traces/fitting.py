@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 from gpusched.traces.slicing import span_s
 from gpusched.traces.trace import Floats, Ints, Trace
 from gpusched.traces.workload import HOURS, WEEKDAYS, Limits, RunTime, Size, Workload
@@ -31,7 +32,9 @@ def fit(trace: Trace) -> Workload:
         UsageError: Fewer than ten jobs, or all submitted at once.
     """
     if len(trace) < 10 or span_s(trace) <= 0:
-        raise UsageError(f"{trace.name}: {len(trace)} jobs in {span_s(trace):.0f} s are too few to fit", "use more")
+        raise UsageError(
+            f"{trace.name}: {count_of(len(trace), 'job')} in {span_s(trace):.0f} s: too few to fit", "use more"
+        )
     share, size, within = _bursts(trace)
     users = len(np.unique(trace.user[trace.user >= 0]))
     hours, weekdays = _cycles(trace)

@@ -42,7 +42,7 @@ def load(
 
     Raises:
         FileError: Not of that format; or strict, and a row is bad (file:line).
-        GpuschedError: It cannot be read, its format cannot be guessed, or no job is left.
+        GpuschedError: It cannot be read, its format cannot be detected, or no job is left.
     """
     from gpusched.traces.slicing import slice_trace
 
@@ -64,7 +64,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
     if format is not None and format not in FORMATS:
         from gpusched.model.suggest import did_you_mean
 
-        raise UsageError(f"there is no trace format '{format}'{did_you_mean(format, FORMATS)}")
+        raise UsageError(f"no trace format '{format}'{did_you_mean(format, FORMATS)}")
     try:
         if path.is_dir():
             return find_in_folder(path, format)
@@ -72,7 +72,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
     except (OSError, ValueError) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if name is None:
-        raise UsageError(f"{path}: its format cannot be guessed", f"say --format ({', '.join(FORMATS)})")
+        raise UsageError(f"{path}: its format cannot be detected", f"use --format ({', '.join(FORMATS)})")
     return name, path
 
 

@@ -15,6 +15,10 @@ from gpusched.traces.readers import history, sacct
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
+WITHOUT_LIMITS = (
+    "the record was made under limits of users, groups or classes; replays apply none, so recorded and replayed waits "
+    "are not comparable"
+)
 _EARLIEST_S = 86400.0  # Unix seconds: a date in 1970 in every zone
 
 
@@ -32,8 +36,15 @@ def own_jobs(
     if inventory is not None and inventory.engine == "slurm":
         return _of_slurm(inventory, reader, name, since, until, carry=False)[0]
     if reader is None:
-        raise NoHistory(f"{name}: there is no store", "start the controller")
-    return history.trace_of(reader, name=name, since=since, until=until)
+        raise NoHistory(f"{name}: no store", "start the controller")
+    return _noted(inventory, history.trace_of(reader, name=name, since=since, until=until))
+
+
+def _noted(inventory: Inventory | None, trace: Trace) -> Trace:
+    """The trace, with a note where those who made it had limits, which replays do not know."""
+    if inventory is None or not inventory.quotas:
+        return trace
+    return replace(trace, notes=(WITHOUT_LIMITS, *trace.notes))
 
 
 def own_window(
@@ -42,7 +53,8 @@ def own_window(
     """As `own_jobs`, with the jobs before it that ran or waited when the window began: see `history.window_of`."""
     if inventory.engine == "slurm":
         return _of_slurm(inventory, reader, name, since, until, carry=True)
-    return history.window_of(reader, name=name, since=since, until=until)
+    trace, carried = history.window_of(reader, name=name, since=since, until=until)
+    return _noted(inventory, trace), carried
 
 
 def _of_slurm(
@@ -62,7 +74,7 @@ def _of_slurm(
             trace, carried = history.window_of(reader, name=name, since=begin, until=end)
         else:
             trace, carried = history.trace_of(reader, name=name, since=since, until=until), 0
-        note = f"slurmdbd does not tell ({error.message}): these are the jobs that the controller has seen"
+        note = f"slurmdbd is not available ({error.message}): using the jobs that the controller has seen"
         return replace(trace, notes=(*trace.notes, note)), carried
     trace, carried = between(text.splitlines(), name, begin, end, partitions, carry=carry)
     if not trace.gpus.any() and "gres/gpu" not in slurm.config().get("AccountingStorageTRES", ""):

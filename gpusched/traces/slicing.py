@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import in_calendar, parse_duration
+from gpusched.model.units import count_of, in_calendar, parse_duration
 from gpusched.traces.file import FLOATS, INTS, NAMES
 from gpusched.traces.readers.draft import moved
 from gpusched.traces.trace import Ints, Told, Trace
@@ -73,10 +73,10 @@ def slice_trace(
         if name is not None:
             names = getattr(trace, NAMES[column])
             if name not in names:
-                raise UsageError(f"{trace.name}: there is no {what} '{name}'{did_you_mean(name, names)}")
+                raise UsageError(f"{trace.name}: no {what} '{name}'{did_you_mean(name, names)}")
             chosen &= getattr(trace, column) == names.index(name)
     if not chosen.any():
-        raise UsageError(f"{trace.name}: no job is left of {len(trace)}", f"it has jobs submitted {span_text(trace)}")
+        raise UsageError(f"{trace.name}: no job left of {len(trace)}", f"it has jobs submitted {span_text(trace)}")
     rows = np.flatnonzero(chosen)
     return select(trace, rows if jobs is None else rows[:jobs])
 
@@ -93,14 +93,14 @@ def moment(trace: Trace, text: str) -> float:
             return float(trace.submit[0]) + parse_duration(text)
         except ValueError:
             raise UsageError(
-                f"'{text}' is neither a time nor a span", "say for example 2017-10-01T12:00, or 30d after the start"
+                f"'{text}' is neither a time nor a span", "for example 2017-10-01T12:00, or 30d after the start"
             ) from None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"'{text}' is not a time", "say for example 2017-10-01T12:00") from None
+        raise UsageError(f"'{text}' is not a time", "for example 2017-10-01T12:00") from None
     if trace.epoch is None:
-        raise UsageError(f"{trace.name} has no calendar", "say for example 30d (after its first submission)")
+        raise UsageError(f"{trace.name} has no calendar", "use for example 30d (after its first submission)")
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() - trace.epoch
 
 
@@ -154,7 +154,7 @@ def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
     _check_load(trace, load)
     factor = offered_load(trace, gpus) / load
     first = trace.submit[0]
-    note = f"times between submissions x {factor:.6g}, for an offered load of {load:g} on {gpus} GPUs"
+    note = f"times between submissions x {factor:.6g}, for an offered load of {load:g} on {count_of(gpus, 'GPU')}"
     return replace(
         trace, submit=first + (trace.submit - first) * factor, wait=np.full(len(trace), np.nan), epoch=None,
         notes=(*trace.notes, note),
@@ -163,6 +163,6 @@ def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
 
 def _check_load(trace: Trace, load: float) -> None:
     if not (0 < load < math.inf):
-        raise UsageError(f"a load of {load:g} cannot be reached", "say for example 0.9")
+        raise UsageError(f"a load of {load:g} cannot be reached", "for example 0.9")
     if span_s(trace) <= 0 or gpu_seconds(trace) <= 0:
         raise UsageError(f"{trace.name}: has no load to scale", "it needs GPU jobs submitted at different times")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.model.units import format_duration, iso_utc, local_time_zone
+from gpusched.model.units import count_of, format_duration, iso_utc, local_time_zone
 from gpusched.traces.slicing import gpu_seconds, span_s
 from gpusched.traces.trace import Trace
 
@@ -67,7 +67,7 @@ def rejected_lines(trace: Trace, shown: int = 5) -> list[str]:
     """The first few rows kept out, with their lines, for people."""
     lines = [f"line {line}: {why}" for line, why in trace.rejected[:shown]]
     if len(trace.rejected) > shown:
-        lines.append(f"... and {len(trace.rejected) - shown} more rows kept out")
+        lines.append(f"... and {len(trace.rejected) - shown} more rows rejected")
     return lines
 
 
@@ -76,7 +76,7 @@ def stats_lines(stats: dict[str, Any]) -> list[str]:
     rows = [("trace", stats["name"]), ("jobs", f"{stats['jobs']:,}")]
     if stats["rejected"]:
         why = "; ".join(f"{n:,} not {what}" for what, n in list(stats["rejected_why"].items())[:_SHOWN])
-        rows.append(("kept out", f"{stats['rejected']:,} rows: {why}"))
+        rows.append(("rejected", f"{count_of(stats['rejected'], 'row')}: {why}"))
     if stats["first_submit"]:
         first, last = (
             local_time_zone(datetime.fromisoformat(stats[key]).timestamp()) for key in ("first_submit", "last_submit")
@@ -100,7 +100,7 @@ def stats_lines(stats: dict[str, Any]) -> list[str]:
         rows.append(("other sizes", f"{others}, {1 - sum(share for _, share in usual):.2%} of jobs"))
     for label, key in (("shared GPUs", "shared_gpu_jobs"), ("after another", "with_predecessor")):
         if stats[key]:
-            rows.append((label, f"{stats[key]:,} jobs"))
+            rows.append((label, f"{count_of(stats[key], 'job')}"))
     if stats["users"]:
         rows.append(("users", f"{stats['users']:,}"))
     rows += [

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from gpusched.model.units import format_memory
+from gpusched.model.units import count_of, format_memory
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -21,18 +20,15 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "bold yellow"), "fail": ("FAIL
 
 def findings_screen(findings: Sequence[Finding]) -> RenderableType:
     """The findings of one subject below each other, each with what to do."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for width in (4, 8, 11):  # subjects come one by one; so their tables line up
-        table.add_column(no_wrap=True, min_width=width)
-    table.add_column(overflow="fold")
+    table = common.plain_table("STATUS", "SUBJECT", "CHECK", "MESSAGE", wrap=("MESSAGE",), header=False)
     for finding in findings:
         mark, style = _MARKS[finding.status]
         message = Text(common.clean(finding.message))
         if finding.hint:
             message.append(f"\n→ {common.clean(finding.hint)}", "italic")
-        table.add_row(
-            Text(mark, style), Text(common.clean(finding.subject), "bold"), Text(common.clean(finding.check)), message
-        )
+        # subjects come one by one; at least so wide, their tables line up
+        subject, check = f"{common.clean(finding.subject):8}", f"{common.clean(finding.check):11}"
+        table.add_row(Text(mark, style), Text(subject, "bold"), Text(check), message)
     return table
 
 
@@ -41,8 +37,8 @@ def summary(findings: Sequence[Finding]) -> RenderableType:
     counts = {status: sum(f.status == status for f in findings) for status in _MARKS}
     fails, warns = counts["fail"], counts["warn"]
     line = Text(f"{counts['ok']} ok")
-    line.append(f", {warns} to look at", "yellow" if warns else "")
-    line.append(f", {fails} that must be mended", "bold red" if fails else "")
+    line.append(f", {count_of(warns, 'warning')}", "yellow" if warns else "")
+    line.append(f", {count_of(fails, 'failure')}", "bold red" if fails else "")
     return Group(Text(), line)
 
 
@@ -60,7 +56,6 @@ def host_line(outcome: msgspec.Struct) -> str:
     gpus = f"{host['gpus']} x {host['gpu_type'] or 'GPU'}" if host["gpus"] else "no GPUs"
     about = "about " if host["rated_power_is_estimate"] else ""
     power = "" if host["rated_power_w"] is None else f", {about}{host['rated_power_w']:.0f} W"
-    line = (
-        f"{host['host']}: {gpus}, {host['cores']} cores, {format_memory(host['memory_mib'])}{power}, {host['runtime']}"
-    )
+    cores = count_of(host["cores"], "core")
+    line = f"{host['host']}: {gpus}, {cores}, {format_memory(host['memory_mib'])}{power}, {host['runtime']}"
     return "; ".join([line, *host["notes"]])

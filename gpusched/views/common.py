@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean as mean
 from statistics import stdev
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 clean = printable
 UNKNOWN = "-"
+WHOLE = 1000
+"""From so many columns on it is no terminal but a pipe: nothing is dropped, wrapped or shortened."""
 STATE_STYLE = {
     JobState.PENDING: "yellow",
     JobState.STARTING: "cyan",
@@ -83,18 +85,27 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def plain_table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
-    """A table without lines, as ps and squeue print them.
+def plain_table(
+    *columns: str,
+    right: Iterable[str] = (),
+    wrap: Iterable[str] = (),
+    drop: Iterable[str] = (),
+    most: Mapping[str, int] | None = None,
+    header: bool = True,
+) -> Table:
+    """A table without lines, as ps and squeue print them, that fits its screen (`tables.FittedTable`).
 
-    ``right`` names the columns of numbers, ``wrap`` those that may take more lines where the screen is narrow.
+    Args:
+        columns: Their names.
+        right: Columns of numbers.
+        wrap: Columns of text, which may take more lines where the screen is narrow.
+        drop: Columns that a narrow screen does without, the least needed first.
+        most: Column -> how many characters of it a terminal shows, with an ellipsis for the rest.
+        header: Whether the names are shown.
     """
-    from rich.table import Table
+    from gpusched.views.tables import FittedTable
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    numbers, wrapped = set(right), set(wrap)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column not in wrapped)
-    return table
+    return FittedTable(columns, tuple(right), tuple(wrap), tuple(drop), most, header, WHOLE)
 
 
 def against(mine: Sequence[float], base: Sequence[float] | None) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 WORDS = (
     f"The paper reports a mean JCT of {DL2.drf:+.1%} against DRF and {DL2.optimus:+.1%} against Optimus for its agent, "
-    "dl2 here. It learns speeds from what jobs tell; dl2-warm-up is the same agent when it had only imitated drf, "
-    "dl2-untrained before that. The others are rules, told every speed, but for optimus-5%, whose table is up to 5 % "
+    "dl2 here. It learns speeds from job progress; dl2-warm-up is that agent after imitating drf, dl2-untrained "
+    "before that. The others are rules that know every speed, but for optimus-5%, whose table is up to 5 % "
     "wrong. Bound: every job alone on all nodes at its best size. Means over workloads, in slots of 20 minutes."
 )
 
@@ -26,7 +26,7 @@ WORDS = (
 def screen(rows: Sequence[Row]) -> RenderableType:
     """One line for a setting and policy."""
     heads = ("SETTING", "POLICY", "WORKLOADS", "MEAN JCT", "AGAINST DRF", "ABOVE BOUND", "MAKESPAN")
-    table = plain_table(*heads, right=heads[2:])
+    table = plain_table(*heads, right=heads[2:], drop=("WORKLOADS", "MAKESPAN", "ABOVE BOUND"))
     for setting, policy in dict.fromkeys((row.setting, row.policy) for row in rows):
         mine = [row for row in rows if (row.setting, row.policy) == (setting, policy)]
         jct = mean(row.mean_jct_slots for row in mine)

@@ -14,7 +14,7 @@ from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
-from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
+from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ COLUMNS = (
     "PROGRESS",
     "SLOWER",
 )
-LESS_NEEDED = ("FLAVOR", "LIMIT")
-FULL_WIDTH = 110
+LESS_NEEDED = ("FLAVOR", "LIMIT", "SLOWER", "PROGRESS", "PARTITION", "NAME", "TIME", "GPUS", "USER")
+"""What a narrow screen does without, the first of them first."""
+_BARS_FROM = 110
 _BAR_WIDTH = 8
 _WORTH_A_COLUMN = 0.01
 _QUIET_S = 300.0  # without a step for that long: the reader is told
@@ -56,6 +57,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         partners: Job -> the one with which it shares GPUs.
         slower: By which part their steps are longer where they run, of active jobs of which that is known.
         counts: State -> number of all jobs; empty in JSON mode.
+        counted: Whose jobs the counts are of; "": everybody's.
         unshown: How many jobs wait besides those shown.
         preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
@@ -72,6 +74,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     partners: Mapping[str, str] = {}
     slower: Mapping[str, float] = {}
     counts: Mapping[str, int] = {}
+    counted: str = ""
     unshown: int = 0
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
@@ -182,13 +185,13 @@ def resizes_line(job: Job) -> str:
         f"{'once' if found.count == 1 else f'{found.count} times'}, {'last: ' if found.count > 1 else ''}{found.why}"
     ]
     if found.cost_s is not None:
-        words.append(f"a resize takes it {found.cost_s:.0f} s")
+        words.append(f"a resize costs {found.cost_s:.0f} s")
     if found.lost_s:
         words.append(f"{format_duration(found.lost_s)} of work lost")
     if found.unusable:
-        words.append(f"it did not come up with {common.ranges(found.unusable)} GPUs")
+        words.append(f"failed to start with {common.ranges(found.unusable)} GPUs")
     if found.frozen:
-        words.append(f"it is not resized any more: {found.frozen}")
+        words.append(f"no longer resized: {found.frozen}")
     return "; ".join(words)
 
 
@@ -238,7 +241,7 @@ def progress_line(progress: JobProgress, now: float) -> str:
     if (left := progress.left_s(now)) is not None:
         words.append(f"about {format_duration(left)} left at this pace")
     quiet = now - progress.at if progress.at is not None else 0.0
-    return ", ".join(words) + (f"; no step for {format_duration(quiet)}" if quiet > _QUIET_S else "")
+    return ", ".join(words) + (f"; no progress for {format_duration(quiet)}" if quiet > _QUIET_S else "")
 
 
 def head_line(listing: Listing) -> str:
@@ -247,8 +250,9 @@ def head_line(listing: Listing) -> str:
     found = sorted((JobState(s) for s, n in listing.counts.items() if n), key=order.index)
     words = [f"{listing.counts[s]} {s}" for s in found]
     if listing.preempted and JobState.PENDING in found:
-        words[found.index(JobState.PENDING)] += f" ({listing.preempted} stopped for others)"
-    return ", ".join(words) or "no jobs"
+        words[found.index(JobState.PENDING)] += f" ({listing.preempted} preempted)"
+    of = f"{common.clean(listing.counted)}: " if listing.counted else ""
+    return of + (", ".join(words) or "no jobs")
 
 
 def stopped_line(job: Job) -> str:
@@ -279,36 +283,39 @@ def status_screen(listing: Listing, width: int) -> Group:
     if listing.jobs:
         parts.append(status_table(listing, width))
     if listing.unshown:
-        more = f"{listing.unshown:,} more jobs wait; all of them: gpusched status -s PENDING, somebody's: -u USER"
+        more = f"{listing.unshown:,} more pending; list all with gpusched status -s PENDING, one user's with -u USER"
         parts.append(Text(more, style="dim"))
     return Group(*parts)
 
 
 def status_table(listing: Listing, width: int) -> Table:
     """One row per job; waiting tasks of an array that wait for the same reason share one, and cancelled ones."""
-    hidden = LESS_NEEDED if width < FULL_WIDTH else ()
+    hidden: tuple[str, ...] = ()
     if not any(job.id in listing.progress for job in listing.jobs):
-        hidden = (*hidden, "PROGRESS")
+        hidden = ("PROGRESS",)
     if not any(listing.slower.get(job.id, 0.0) >= _WORTH_A_COLUMN for job in listing.jobs):
         hidden = (*hidden, "SLOWER")
     table = common.plain_table(
         *(c for c in COLUMNS if c not in hidden),
         right=("GPUS", "TIME", "LIMIT", "SLOWER"),
-        wrap=("NAME", "NODES/REASON"),
+        wrap=("NODES/REASON",),
+        drop=LESS_NEEDED,
+        most={"NAME": NAME_WIDTH},
     )
     for _, jobs in groupby(listing.jobs, _row_key):
-        cells = _cells(list(jobs), listing, _BAR_WIDTH if width >= FULL_WIDTH else 0)
+        cells = _cells(list(jobs), listing, width)
         table.add_row(*(cell for column, cell in zip(COLUMNS, cells, strict=True) if column not in hidden))
     return table
 
 
-def _cells(jobs: list[Job], listing: Listing, bar: int) -> list[Text]:
+def _cells(jobs: list[Job], listing: Listing, width: int) -> list[Text]:
     from rich.text import Text
 
-    job = jobs[0]
+    job, bar = jobs[0], _BAR_WIDTH if width >= _BARS_FROM else 0
+    whole = width >= common.WHOLE
     return [
-        _id_text(jobs, listing.prefixes),
-        Text(common.shorten(common.clean(job.spec.name), NAME_WIDTH)),
+        _id_text(jobs, listing.prefixes, whole),
+        Text(common.clean(job.spec.name)),
         Text(job.user),
         Text(job.spec.partition),
         Text(job.spec.flavor or common.UNKNOWN),
@@ -337,7 +344,7 @@ def _row_key(job: Job) -> tuple[object, ...]:
     return (job.array_id, job.reason, job.held_by, job.priority) if together else (job.id,)
 
 
-def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:
+def _id_text(jobs: list[Job], prefixes: Mapping[str, int], whole: bool) -> Text:
     from rich.text import Text
 
     base = jobs[0].array_id or jobs[0].id
@@ -347,7 +354,8 @@ def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:
     if jobs[0].array_id is not None:
         indices = text_of(tuple(sorted(span for job in jobs for span in indices_of(job))))
         plain = len(jobs) == 1 and not jobs[0].tasks
-        text.append(f"_{indices}" if plain else f"_[{common.shorten(indices, TASKS_WIDTH)}]", style="bold cyan")
+        shown = indices if whole else common.shorten(indices, TASKS_WIDTH)
+        text.append(f"_{indices}" if plain else f"_[{shown}]", style="bold cyan")
     return text
 
 
@@ -377,8 +385,8 @@ def memory_is_counted(job: Job) -> bool:
 def resources_line(job: Job) -> str:
     """What was asked for, in words."""
     spec = job.spec
-    gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
-    cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
+    gpus = count_of(spec.gpus_per_node, "GPU")
+    cores = count_of(spec.cores_per_node, "core")
     parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if memory_is_counted(job) else "")
     parts += f", {spec.tasks_per_node} tasks" if spec.tasks_per_node > 1 else ""
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,14 +18,13 @@ from gpusched.views import bars, common
 
 _FINE = frozenset({GpuState.FREE, GpuState.ALLOCATED})
 _SHOWN_SKEW_S = 2.0
-_NODE_COLUMNS = {  # in how wide a terminal each is shown
-    "NODE": 0, "PARTITION": 0, "STATE": 0, "GPUS": 0, "FREE": 0, "UTIL": 0, "GPU MEM": 95, "GPU POWER": 80, "TEMP": 90,
-    "FREE CORES": 130, "FREE MEM": 130, "FIGURES": 0, "HELD BY": 100,
-}  # fmt: skip
-_GPU_COLUMNS = {
-    "NODE": 0, "GPU": 0, "NAME": 130, "STATE": 0, "UTIL": 0, "MEMORY": 0, "POWER": 70, "TEMP": 90, "JOB": 0, "USER": 70,
-    "FIGURES": 0,
-}  # fmt: skip
+_NODE_COLUMNS = (
+    "NODE", "PARTITION", "STATE", "GPUS", "FREE", "UTIL", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM",
+    "FIGURES", "HELD BY",
+)  # fmt: skip
+_NODE_DROP = ("FREE MEM", "FREE CORES", "HELD BY", "GPU MEM", "TEMP", "GPU POWER", "FIGURES", "UTIL", "PARTITION")
+_GPU_COLUMNS = ("NODE", "GPU", "NAME", "STATE", "UTIL", "MEMORY", "POWER", "TEMP", "JOB", "USER", "FIGURES")
+_GPU_DROP = ("NAME", "TEMP", "POWER", "FIGURES", "MEMORY", "USER", "UTIL")
 
 
 def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
@@ -33,14 +32,16 @@ def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
     return [msgspec.to_builtins(row) | {"last_seen": iso_utc(row.last_seen)} for row in rows]
 
 
-def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "") -> RenderableType:
+def nodes_screen(
+    rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "", default: str | None = None
+) -> RenderableType:
     """The table, the legend of its glyphs, and below what is wrong and where.
 
     A terminal of fewer columns (``width``) shows fewer figures. ``detail``: one line per GPU. ``warning``: why the
-    figures do not move, or "".
+    figures do not move, or "". ``default``: the partition of jobs that name none, which is marked.
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red"), Text()] if warning else []
-    parts.append(_gpu_table(rows, width) if detail else _node_table(rows, width))
+    parts.append(_gpu_table(rows, width) if detail else _node_table(rows, default))
     if not detail and any(row.gpus for row in rows):
         parts += [Text(), bars.legend(gpu.state for row in rows for gpu in row.gpus)]
     if notes := [note for row in rows for note in _notes(row)]:
@@ -48,15 +49,13 @@ def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, w
     return Group(*parts)
 
 
-def _node_table(rows: Sequence[NodeRow], width: int) -> Table:
-    columns = _shown(_NODE_COLUMNS, rows, width)
-    table = common.plain_table(*columns, right=("FREE", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM"))
+def _node_table(rows: Sequence[NodeRow], default: str | None) -> Table:
+    columns = _shown(_NODE_COLUMNS, rows)
+    numbers = ("FREE", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM")
+    table = common.plain_table(*columns, right=numbers, wrap=("HELD BY",), drop=_NODE_DROP)
     for row in rows:
-        cells = _node_cells(row)
+        cells = _node_cells(row) | {"PARTITION": _partition(row.partition, default)}
         table.add_row(*(cells[name] for name in columns))
-    if "HELD BY" in columns:
-        table.columns[-1].overflow = "ellipsis"
-        table.columns[-1].ratio = 1
     return table
 
 
@@ -66,7 +65,6 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
     total = [g.memory_total_mib for g in row.gpus if g.memory_total_mib is not None]
     return {
         "NODE": Text(row.name, "bold"),
-        "PARTITION": Text(row.partition),
         "STATE": Text(str(row.state), bars.STATE_STYLES[row.state]),
         "GPUS": bars.states_bar(g.state for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
         "FREE": f"{row.gpus_free}/{row.gpus_total}",
@@ -81,10 +79,15 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
     }
 
 
-def _shown(columns: Mapping[str, int], rows: Sequence[NodeRow], width: int) -> list[str]:
-    """The columns that fit; the source of the figures only where some are not NVML's."""
+def _partition(name: str, default: str | None) -> Text:
+    """Return its name, with Slurm's mark behind that of the default."""
+    return Text(f"{name}*" if name == default else name)
+
+
+def _shown(columns: Sequence[str], rows: Sequence[NodeRow]) -> list[str]:
+    """The source of the figures only where some are not NVML's."""
     mixed = any(row.source not in ("nvml", "none") for row in rows)
-    return [name for name, least in columns.items() if width >= least and (mixed or name != "FIGURES")]
+    return [name for name in columns if mixed or name != "FIGURES"]
 
 
 def _figures(row: NodeRow) -> Text:
@@ -96,7 +99,7 @@ def _figures(row: NodeRow) -> Text:
 def _holders(row: NodeRow) -> Text:
     held = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
     held.update(g.shared_user or g.shared_with for g in row.gpus if g.shared_with and g.shared_user != g.user)
-    line = Text(no_wrap=True, overflow="ellipsis")
+    line = Text()
     for user, count in held.most_common():
         line.append(f"{', ' if line else ''}{common.clean(user or '')} ")
         line.append(f"×{count}", "dim")
@@ -104,8 +107,8 @@ def _holders(row: NodeRow) -> Text:
 
 
 def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
-    columns = _shown(_GPU_COLUMNS, rows, width)
-    table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"))
+    columns = _shown(_GPU_COLUMNS, rows)
+    table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"), wrap=("NAME",), drop=_GPU_DROP)
     bar_width = 16 if width >= 120 else 8 if width >= 90 else 0
     for row in rows:
         for gpu in row.gpus:
@@ -153,34 +156,31 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text("runtime", "bold red"), row.runtime_error.removeprefix(f"{row.name}: ")))
     if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:
         where = "ahead of" if row.clock_skew_s > 0 else "behind"
-        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller's"))
+        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller"))
     if row.stale and not silent:
         notes.append(
-            (row.name, Text("old", "yellow"), f"last seen {common.age(row.age_s)} ago; the figures are that old")
+            (row.name, Text("stale", "yellow"), f"last seen {common.age(row.age_s)} ago; figures are from then")
         )
     if row.simulated:
-        notes.append((row.name, Text("simulated", "bold magenta"), "the GPU figures are made up, not measured"))
+        notes.append((row.name, Text("simulated", "bold magenta"), "GPU figures are simulated, not measured"))
     return notes
 
 
 def _note_table(notes: Sequence[tuple[str, Text, str]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = common.plain_table("NODE", "WHAT", "WHY", wrap=("WHY",), header=False)
     for node, what, why in notes:
         table.add_row(Text(node, "bold"), what, Text(common.clean(why)))
     return table
 
 
-def flavors_screen(rows: Sequence[FlavorRow]) -> RenderableType:
-    """The table of flavors."""
-    columns = ("PARTITION", "FLAVOR", "GPUS", "CORES", "MEMORY", "TIME LIMIT", "NODES", "RATE λ", "FREE NOW")
-    table = common.plain_table(*columns, right=columns[2:])
+def flavors_screen(rows: Sequence[FlavorRow], default: str | None = None) -> RenderableType:
+    """The table of flavors; the partition called ``default`` is marked."""
+    columns = ("PARTITION", "FLAVOR", "GPUS", "CORES", "MEMORY", "TIME LIMIT", "NODES", "SHARE", "FREE NOW")
+    table = common.plain_table(*columns, right=columns[2:], drop=(columns[7], "NODES", "TIME LIMIT"))
     for row in rows:
         now = Text(str(row.free_now), "green" if row.free_now else "dim")
         table.add_row(
-            Text(row.partition),
+            _partition(row.partition, default),
             Text(row.flavor, "bold"),
             str(row.gpus),
             str(row.cores),

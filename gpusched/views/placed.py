@@ -27,7 +27,7 @@ WORDS = (
 def screen(rows: Sequence[Row]) -> RenderableType:
     """One line for a topology, load and policy."""
     heads = ("TOPOLOGY", "PAIRS", "LOAD", "POLICY", "MEAN JCT", "AGAINST", "P99 JCT", "SLOWDOWN")
-    table = plain_table(*heads, right=(heads[2], *heads[4:]))
+    table = plain_table(*heads, right=(heads[2], *heads[4:]), drop=("P99 JCT", "PAIRS", "SLOWDOWN"))
     for at in dict.fromkeys((row.topology, row.combine, row.load) for row in rows):
         here = [row for row in rows if (row.topology, row.combine, row.load) == at]
         by = {name: [row for row in here if row.policy == name] for name in dict.fromkeys(row.policy for row in here)}

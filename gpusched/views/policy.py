@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slurm import SlurmMode
-from gpusched.model.units import iso_utc, local_time
+from gpusched.model.units import count_of, iso_utc, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ def table(rows: Iterable[PolicyRow]) -> Table:
     from rich.text import Text
 
     found = common.plain_table(
-        "NAME", "PARTITION", "STATE", "VERSION", "AGENT", "TRAINED", "NOTE", "VERDICT", wrap=("NOTE", "VERDICT")
-    )
+        "NAME", "PARTITION", "STATE", "VERSION", "AGENT", "TRAINED", "NOTE", "VERDICT",
+        wrap=("STATE", "NOTE", "VERDICT"), drop=("TRAINED", "AGENT", "VERDICT", "VERSION"),
+    )  # fmt: skip
     for row in rows:
         note = "; ".join(common.clean(t) for t in (row.fallback, row.note) if t)
         found.add_row(
@@ -128,7 +129,8 @@ def change_table(rows: Sequence[ChangeRow]) -> Table:
     """``policy history`` for people."""
     from rich.text import Text
 
-    found = common.plain_table("TIME", "PARTITION", "ACT", "BY", "FROM", "TO", "WHY", wrap=("WHY",))
+    columns = ("TIME", "PARTITION", "ACT", "BY", "FROM", "TO", "WHY")
+    found = common.plain_table(*columns, wrap=("FROM", "TO", "WHY"), drop=("FROM", "BY"))
     for row in rows:
         before = f"{row.from_name} {row.from_version}" if row.from_name else common.UNKNOWN
         forced = "forced: " if row.forced else ""
@@ -145,8 +147,9 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     from rich.text import Text
 
     found = common.plain_table(
-        "PARTITION", "JOBS", "DAYS", "POLICY", "MEAN JCT", "CHANGE", "95 % INTERVAL", right=("JOBS", "DAYS")
-    )
+        "PARTITION", "JOBS", "DAYS", "POLICY", "MEAN JCT", "CHANGE", "95 % INTERVAL", right=("JOBS", "DAYS"),
+        wrap=("POLICY", "95 % INTERVAL"), drop=("DAYS", "JOBS"),
+    )  # fmt: skip
     for v in verdicts:
         base, other = f"{v.incumbent} {v.incumbent_version}", f"{v.candidate} {v.candidate_version}"
         cells = (v.partition, str(v.jobs), str(v.days), base, _seconds(v.incumbent_mean_jct_s), "", "")
@@ -228,12 +231,12 @@ def page_screen(page: PolicyPage) -> Group:
     parts += [Text(f"decides by: {decides}")]
     parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]
     if spec.agent is not None and not page.weights:
-        parts.append(Text("  untrained: it has no weights, so its fallback decides"))
+        parts.append(Text("  untrained: no weights, so its fallback decides"))
     parts.append(Text(f"from: {page.origin}, {page.path}"))
     live = [f"{name} ({page.modes[name]})" if name in page.modes else name for name in page.live]
-    parts.append(Text(f"in charge of: {', '.join(live) or 'nothing'}"))
+    parts.append(Text(f"live in: {', '.join(live) or 'no partition'}"))
     if page.other_versions:
-        parts.append(Text(f"another version is in charge of: {', '.join(page.other_versions)}"))
+        parts.append(Text(f"another version is live in: {', '.join(page.other_versions)}"))
     for partition, card in page.cards.items():
         parts += [Text(""), Text(f"training card of {partition}", style="bold"), *_card_lines(card)]
     for shadow in page.shadows:
@@ -249,10 +252,10 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     trace = card.get("trace") or {}
     facts = {
         "trained": f"{_moment(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
-        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {_moment(trace.get('last')) or 'an unknown day'}",
+        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {_moment(trace.get('last')) or 'an unknown date'}",
         "trace sha256": trace.get("sha256"),
         "code": card.get("code_version"),
-        "seeds": f"{card.get('seeds')}, kept {card.get('seed')}",
+        "seeds": f"{card.get('seeds')}, best {card.get('seed')}",
         "knows": card.get("knows"),
     }
     lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in facts.items()]
@@ -281,23 +284,24 @@ def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
 
     asked = shadow.decisions + shadow.late + shadow.unusable
     ended = f" until {local_time(shadow.until)}" if shadow.until is not None else ""
-    head = f"in the shadow of {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"
+    head = f"shadow in {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"
     counts = (
-        f"asked {asked} times: {shadow.same} as the live policy, {shadow.decisions - shadow.same} otherwise, "
-        f"{shadow.late} late, {shadow.unusable} without an answer; it would have started {shadow.shadow_starts} jobs "
-        f"where {shadow.live_starts} were"
+        f"{count_of(asked, 'decision')}: {shadow.same} as the live policy, {shadow.decisions - shadow.same} different, "
+        f"{shadow.late} late, {shadow.unusable} unusable; "
+        f"it would have started {count_of(shadow.shadow_starts, 'job')}, "
+        f"the live policy started {shadow.live_starts}"
     )
     lines = [Text(head, style="bold"), Text(counts)]
     if shadow.trouble:
         lines.append(Text(f"warning: {common.clean(shadow.trouble)}", style="bold red"))
-    return [*lines, Text(f"verdict: {common.clean(verdict or 'none yet; gpusched replay --nightly makes one')}")]
+    return [*lines, Text(f"verdict: {common.clean(verdict or 'none yet; run gpusched replay --nightly')}")]
 
 
 def _difference_table(differences: Iterable[Difference]) -> Table:
     from rich.text import Text
 
     found = common.plain_table(
-        "TIME", "PARTITION", "LIVE STARTED", "IT WOULD HAVE", wrap=("LIVE STARTED", "IT WOULD HAVE")
+        "TIME", "PARTITION", "LIVE STARTED", "SHADOW WOULD START", wrap=("LIVE STARTED", "SHADOW WOULD START")
     )
     for d in differences:
         found.add_row(Text(local_time(d.time)), Text(d.partition), Text(_starts(d.live)), Text(_starts(d.shadow)))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.reports import HeldIdle, PowerReport, PowerRow
-from gpusched.model.units import iso_utc
+from gpusched.model.units import count_of, iso_utc
 from gpusched.views import bars, common
 
 MAX_ROWS = 40
@@ -36,11 +36,11 @@ def power_screen(report: PowerReport, width: int, warning: str = "") -> Renderab
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red")] if warning else []
     parts += [_head(report), Text(), _table(report, width)]
     if len(report.rows) > MAX_ROWS:
-        parts.append(Text(f"and {len(report.rows) - MAX_ROWS} more; --json has them all", "dim"))
+        parts.append(Text(f"and {len(report.rows) - MAX_ROWS} more; list all with --json", "dim"))
     parts += [Text(), *_remarks(report)]
     if report.held_idle:
         count = sum(idle.idle_gpus for idle in report.held_idle)
-        title = f"Held but idle: {count} GPU{'s' if count != 1 else ''}"
+        title = f"Allocated but idle: {count_of(count, 'GPU')}"
         parts += [Text(), Text(title, "bold yellow"), _idle_table(report.held_idle)]
     return Group(*parts)
 
@@ -52,25 +52,27 @@ def _head(report: PowerReport) -> Text:
     return Text.assemble((f"{begin} to {end}", "bold"), f" ({common.age(span)}), by {report.by}")
 
 
-def _columns(report: PowerReport, width: int) -> list[str]:
-    """Column names by what the rows can tell and what fits."""
+def _columns(report: PowerReport) -> list[str]:
+    """Column names by what the rows can tell."""
     money = report.currency if report.price_per_kwh is not None else None
     columns = [report.by.upper()]
     if report.by == "job":
-        columns += ["USER"] + (["PARTITION"] if width >= _WIDE else [])
+        columns += ["USER", "PARTITION"]
     columns += ["GPU HOURS", "UTILIZATION", "MEASURED"]
-    columns += ["IDLE GPU H"] if width >= 90 or report.by not in _PLACES else []
-    columns += ["KWH"]
+    columns += ["IDLE GPU H", "KWH"]
     columns += [money] if money else []
     if report.by in _PLACES:
-        columns += (["RATED KWH"] if width >= 105 else []) + ["INEFFICIENT"]
-        columns += [f"INEFF. {money}"] if money and width >= 100 else []
+        columns += ["RATED KWH", "INEFFICIENT", *([f"INEFF. {money}"] if money else [])]
     return columns
 
 
 def _table(report: PowerReport, width: int) -> Table:
-    columns = _columns(report, width)
-    table = common.plain_table(*columns, right=[c for c in columns[1:] if c not in ("USER", "PARTITION")])
+    columns = _columns(report)
+    numbers = [c for c in columns[1:] if c not in ("USER", "PARTITION")]
+    money = (f"INEFF. {report.currency}", report.currency)
+    places = ("IDLE GPU H",) if report.by in _PLACES else ()
+    drop = ("PARTITION", "RATED KWH", money[0], *places, "MEASURED", money[1], "USER", "INEFFICIENT", "UTILIZATION")
+    table = common.plain_table(*columns, right=numbers, drop=[c for c in drop if c != columns[0]])
     shown = report.rows[:MAX_ROWS]
     for row in shown:
         table.add_row(*_cells(report, row, columns, width))
@@ -82,7 +84,7 @@ def _table(report: PowerReport, width: int) -> Table:
 
 
 def _cells(report: PowerReport, row: PowerRow, columns: Sequence[str], width: int) -> list[Text]:
-    at_least = "≥" if row.energy_unknown_share else ""
+    at_least = "≥" if _is_bound(row) else ""
     meter = 10 if width >= _WIDE else 0
     cells = {
         "USER": Text(common.clean(row.user or "")),
@@ -106,38 +108,44 @@ def _share(fraction: float | None, meter: int) -> Text:
     return Text.assemble(bars.meter(fraction, meter, "cyan"), f"{bars.percent(fraction):>5}")
 
 
+def _is_bound(row: PowerRow) -> bool:
+    """Whether enough is unmeasured to show: what rounds to 0 % changes no figure."""
+    return (row.energy_unknown_share or 0.0) >= 0.005
+
+
 def _bound(at_least: str, value: float | None) -> Text:
     return Text(bars.quantity(value) if value is None else at_least + bars.quantity(value))
 
 
 def _remarks(report: PowerReport) -> list[Text]:
     lines = [
-        "UTILIZATION: how much of the cluster jobs held, over the time since the first of them started.",
-        "MEASURED: NVML's.",
+        "UTILIZATION: share of the cluster allocated to jobs, since the first of them started.",
+        "MEASURED: GPU utilization from NVML.",
     ]
     if report.by in _PLACES:
-        lines += ["INEFFICIENT: kWh; rated kW x hours x (1 - utilization).", "KWH: of the GPUs, held or not."]
+        lines += ["INEFFICIENT: kWh; rated kW x hours x (1 - utilization).", "KWH: GPU energy, allocated or idle."]
     else:
-        lines.append("KWH: of the GPUs held, while they were held.")
+        lines.append("KWH: energy of the GPUs while allocated.")
         if report.unheld_kwh is not None:
-            lines.append(f"GPUs that nobody held drew {bars.quantity(report.unheld_kwh)} kWh besides.")
-    if any(row.energy_unknown_share for row in report.rows):
+            lines.append(f"Unallocated GPUs used a further {bars.quantity(report.unheld_kwh)} kWh.")
+    if any(map(_is_bound, report.rows)):
         share = bars.percent(report.total.energy_unknown_share)
-        lines.append(f"≥: a lower bound; {share} of the GPU time has no measurement.")
+        lines.append(f"≥: lower bound; {share} of the GPU time was not measured.")
     remarks = [Text(line, "dim") for line in lines]
     if report.simulated:
         nodes = common.compress_names(report.simulated)
-        remarks.append(Text(f"SIMULATED: energy and measured utilization of {nodes} are made up.", "bold magenta"))
+        remarks.append(Text(f"SIMULATED: energy and utilization of {nodes} are not measured.", "bold magenta"))
     return remarks
 
 
 def _idle_table(held_idle: Sequence[HeldIdle]) -> Table:
     columns = ("JOB", "NAME", "USER", "PARTITION", "NODES", "GPUS", "IDLE", "SINCE")
-    table = common.plain_table(*columns, right=("GPUS", "IDLE", "SINCE"))
+    drop = ("NAME", "PARTITION", "GPUS")
+    table = common.plain_table(*columns, right=("GPUS", "IDLE", "SINCE"), wrap=("NODES",), drop=drop, most={"NAME": 24})
     for idle in held_idle:
         table.add_row(
             Text(idle.job, "bold"),
-            Text(common.shorten(common.clean(idle.name), 24)),
+            Text(common.clean(idle.name)),
             Text(common.clean(idle.user)),
             Text(idle.partition),
             Text(common.compress_names(idle.nodes)),

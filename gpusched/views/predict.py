@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpusched.model.units import count_of
 from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
@@ -21,7 +22,7 @@ MOST_ROWS = 20
 
 def trained_screen(trained: Trained) -> RenderableType:
     """How good it is, and where."""
-    head = Text(f"{trained.jobs:,} jobs learned from in {trained.seconds:.1f} s, saved in {trained.path}")
+    head = Text(f"trained on {count_of(trained.jobs, 'job')} in {trained.seconds:.1f} s, saved to {trained.path}")
     parts = [head] if trained.evaluation is None else [head, Text(), *_evaluation(trained.evaluation)]
     return Group(*parts, *(Text(f"- {note}") for note in trained.notes))
 
@@ -30,7 +31,7 @@ def trace_screen(told: TraceTold) -> RenderableType:
     """The first jobs, and how good it was."""
     parts: list[RenderableType] = [jobs_table(told.jobs[:MOST_ROWS])]
     if len(told.jobs) > MOST_ROWS:
-        parts.append(Text(f"and {len(told.jobs) - MOST_ROWS:,} more: --json has all"))
+        parts.append(Text(f"and {len(told.jobs) - MOST_ROWS:,} more; list all with --json"))
     if told.evaluation is not None:
         parts += [Text(), *_evaluation(told.evaluation)]
     return Group(*parts, *(Text(f"- {note}") for note in told.notes))
@@ -39,7 +40,7 @@ def trace_screen(told: TraceTold) -> RenderableType:
 def jobs_table(jobs: Sequence[Told]) -> RenderableType:
     """Job by job: one in ten is shorter, one in two, nine in ten."""
     heads = ("JOB", "10 %", "50 %", "90 %", "LIMIT", "RAN")
-    table = plain_table(*heads, right=heads[1:])
+    table = plain_table(*heads, right=heads[1:], drop=("LIMIT", "RAN"))
     for job in jobs:
         table.add_row(clean(job.id), *(span(s) for s in (job.p10_s, job.p50_s, job.p90_s, job.limit_s, job.run_s)))
     return table
@@ -50,7 +51,7 @@ def kind_screen(told: KindTold) -> RenderableType:
     parts: list[RenderableType] = [Text(clean(line)) for line in told.lines]
     if told.paces:
         heads = ("GPUS", "NODES", "RACKS", "TYPE", "PACE", "4 IN 5", "MEASURED")
-        table = plain_table(*heads, right=("GPUS", "NODES", "RACKS", "PACE", "4 IN 5", "MEASURED"))
+        table = plain_table(*heads, right=(*heads[:3], *heads[4:]), drop=("4 IN 5", "MEASURED"))
         for pace in told.paces[:MOST_ROWS]:
             shape = pace.shape
             most = (f"{pace.pace:.4g} {shape.unit}/s", f"{pace.low:.4g} to {pace.high:.4g}", str(pace.measurements))
@@ -58,30 +59,28 @@ def kind_screen(told: KindTold) -> RenderableType:
         parts += [Text(f"{told.kind}, alone:" if not parts else f"\n{told.kind}, alone:"), table]
     if told.links:
         columns = ("SHARED", "SENSITIVITY", "80 %", "PRESSURE", "80 %", "MEASURED")
-        table = plain_table(*columns, right=columns[1:])
+        table = plain_table(*columns, right=columns[1:], drop=("80 %", "MEASURED"))
         for sway in told.links:
             cells = (f"{x[1]:.2f}|{x[0]:.2f} to {x[2]:.2f}".split("|") for x in (sway.sensitivity, sway.pressure))
             table.add_row(sway.link, *(cell for pair in cells for cell in pair), str(sway.measurements))
-        parts += [Text("\nbeside others it takes 1 + sensitivity x their pressure times as long:"), table]
-    return Group(*parts) if parts else Text(f"{told.kind}: nothing was measured yet")
+        parts += [Text("\nbeside other jobs a step takes 1 + sensitivity x their pressure times as long:"), table]
+    return Group(*parts) if parts else Text(f"{told.kind}: no measurements yet")
 
 
 def _evaluation(found: Evaluation) -> list[RenderableType]:
     heads = ("ESTIMATE", "JOBS", "LOG ERROR", "95 %", "BIAS", "TOO SHORT", "OVER TWICE", "WITHIN 2x")
-    table = plain_table(*heads, right=heads[1:])
+    table = plain_table(*heads, right=heads[1:], drop=("BIAS", "OVER TWICE", "TOO SHORT", "95 %", "JOBS"))
     for row in found.rows:
         sure = UNKNOWN if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
         shares = (f"{share:.1%}" for share in (row.under, row.over, row.within_2))
         table.add_row(row.estimate, f"{row.jobs:,}", f"{row.log_error:.3f}", sure, f"{row.bias:+.3f}", *shares)
     parts: list[RenderableType] = [
-        Text(f"on {found.jobs:,} jobs of {found.days} days, none of them learned from:"),
+        Text(f"on {count_of(found.jobs, 'job')} of {count_of(found.days, 'day')} not used for training:"),
         table,
     ]
     if found.covered is not None:
-        before = (
-            "" if found.uncalibrated_covered is None else f"; uncalibrated it were {found.uncalibrated_covered:.1%}"
-        )
+        before = "" if found.uncalibrated_covered is None else f"; {found.uncalibrated_covered:.1%} before calibration"
         parts.append(
-            Text(f"{found.covered:.1%} of the run times lie between the 10 % and the 90 % (80 % are meant to){before}")
+            Text(f"{found.covered:.1%} of the run times lie between the 10 % and 90 % estimates (target: 80 %){before}")
         )
     return parts

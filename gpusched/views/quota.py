@@ -20,6 +20,7 @@ _NAMES = {
     "gpu_hours": "GPU hours in 7 days",
     "time": "time limit",
 }
+_REASON = "REASON IF EXHAUSTED"
 
 
 def quota_json(report: QuotaReport) -> dict[str, Any]:
@@ -37,10 +38,12 @@ def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
     parts: list[RenderableType] = [Text(f"warning: {common.clean(warning)}", "bold red")] if warning else []
     parts.append(_limits(report) if report.rows else Text("no limits"))
     if report.classes:
-        table = common.plain_table("CLASS", "PRIORITY", "MAY BE STOPPED", "LIMITS", right=("PRIORITY",))
+        table = common.plain_table(
+            "CLASS", "PRIORITY", "PREEMPTIBLE", "LIMITS", right=("PRIORITY",), wrap=("LIMITS", "PREEMPTIBLE")
+        )
         for row in report.classes:
-            stops = "as the job says" if row.preemptible is None else "yes" if row.preemptible else "no"
-            own = "its own only" if row.exempt else "its own, and those of user and group"
+            stops = "per job" if row.preemptible is None else "yes" if row.preemptible else "no"
+            own = "class limits only" if row.exempt else "class, user and group limits"
             table.add_row(common.clean(row.name), str(row.priority), stops, own)
         parts += [Text(), table]
     if report.shares:
@@ -55,11 +58,12 @@ def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
 
 def _limits(report: QuotaReport) -> Table:
     table = common.plain_table(
-        "WHOSE", "LIMIT", "USED", "OF", "LEFT", "WHERE NOTHING IS LEFT", right=("USED", "OF", "LEFT")
-    )
+        "WHOSE", "LIMIT", "USED", "OF", "LEFT", _REASON, right=("USED", "OF", "LEFT"),
+        wrap=("WHOSE", "LIMIT", _REASON), drop=(_REASON, "LEFT"),
+    )  # fmt: skip
     for row in report.rows:
         full = row.left is not None and row.left < 1
-        frees = f", in {format_duration(max(0.0, row.frees - report.now))} at the latest" if row.frees else ""
+        frees = f", frees within {format_duration(max(0.0, row.frees - report.now))}" if row.frees else ""
         used, most, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
         table.add_row(
             common.clean(row.whose),

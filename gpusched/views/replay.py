@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from gpusched.model.units import count_of
 from gpusched.views import bars, common
 
 if TYPE_CHECKING:
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
     from gpusched.study.study import Outcome
 
 MAX_HOLDERS = 30
-_WIDE = 150
 _KNOWS = {
     "nothing": "no run times",
-    "limit": "the limits asked for",
-    "estimate": "estimates from the users' past jobs",
-    "oracle": "the real run times, which nobody knows beforehand",
+    "limit": "requested limits",
+    "estimate": "estimates from past jobs",
+    "oracle": "the real run times (not known in practice)",
 }
 
 
@@ -49,12 +49,12 @@ def label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
     return ", ".join(words)
 
 
-def table(outcomes: Sequence[Outcome], width: int) -> Table:
+def table(outcomes: Sequence[Outcome]) -> Table:
     """One line per replay; fewer columns on a narrow screen."""
     columns = ["POLICY", "KNOWS", "JOBS", "MEAN JCT", "P95 JCT", "MEAN WAIT", "P95 WAIT", "SLOWDOWN", "UTIL", "KWH"]
-    columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"] if width >= _WIDE else []
-    columns = [c for c in columns if c not in ("P95 JCT", "P95 WAIT")] if width < 90 else columns
-    shown = common.plain_table(*columns, right=columns[2:])
+    columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"]
+    drop = ("JOBS/S", "INEFF. KWH", "JAIN", "FRAG", "GAP", "MAKESPAN", "P95 WAIT", "P95 JCT", "KWH", "JOBS", "SLOWDOWN")
+    shown = common.plain_table(*columns, right=columns[2:], wrap=("POLICY",), drop=(*drop, "KNOWS", "UTIL"))
     for outcome in outcomes:
         cells = _cells(outcome) | {"POLICY": common.clean(label(outcome, outcomes))}
         shown.add_row(*(cells[c] for c in columns))
@@ -83,14 +83,12 @@ def _cells(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def screen(
-    outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], width: int, by: str | None = None
-) -> RenderableType:
+def screen(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], by: str | None = None) -> RenderableType:
     """The table, what changed, what to know of it, and (``by`` user or group) who got what."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [table(outcomes, width), Text()]
+    parts: list[RenderableType] = [table(outcomes), Text()]
     parts += [Text(common.clean(line)) for line in (*summary(outcomes, changes), *recorded(outcomes))]
     if by is not None:
         for outcome in outcomes:
@@ -104,9 +102,9 @@ def _holders(outcome: Outcome, by: str) -> RenderableType:
 
     found = outcome.metrics.users if by == "user" else outcome.metrics.groups
     if not found:
-        return Text(f"the trace names no {by}s", "dim")
+        return Text(f"the trace has no {by}s", "dim")
     columns = (by.upper(), "JOBS", "GPU HOURS", "MEAN JCT", "MEAN WAIT", "SLOWDOWN")
-    shown = common.plain_table(*columns, right=columns[1:])
+    shown = common.plain_table(*columns, right=columns[1:], drop=("SLOWDOWN", "MEAN JCT"))
     for h in found[:MAX_HOLDERS]:
         times = (span(h.mean_jct_s), span(h.mean_wait_s), bars.quantity(h.mean_bounded_slowdown))
         shown.add_row(common.clean(h.name), f"{h.jobs:,}", bars.quantity(h.gpu_hours), *times)
@@ -146,8 +144,8 @@ def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Out
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
-    text = f"Under {name} jobs took {span(jct.other)} on average, {_than(jct)} than under {other} ({span(jct.base)})"
-    text += f"{_interval(jct)}. They waited {span(wait.other)} instead of {span(wait.base)}."
+    text = f"Under {name} jobs took {span(jct.other)} on average, {_than(jct)} {other} ({span(jct.base)})"
+    text += f"{_interval(jct)}. {_waits(wait)}."
     ours, theirs = outcome.metrics, base.metrics
     if ours.utilization is not None and theirs.utilization is not None:
         points = (ours.utilization - theirs.utilization) * 100
@@ -157,31 +155,37 @@ def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Out
         text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
     text += "."
     if outcome.result.knows != base.result.knows:
-        text += f" Mind: {name} knows {_KNOWS[outcome.result.knows]}, {other} {_KNOWS[base.result.knows]}."
+        text += f" Note: {name} uses {_KNOWS[outcome.result.knows]}; {other} uses {_KNOWS[base.result.knows]}."
     return text
+
+
+def _waits(wait: Change) -> str:
+    before, after = span(wait.base), span(wait.other)
+    return f"Waiting was unchanged ({after})" if before == after else f"They waited {after} instead of {before}"
 
 
 def _than(change: Change) -> str:
     if change.relative is None:
-        return "more" if change.difference > 0 else "as long"
+        return "more than under" if change.difference > 0 else "the same as under"
     if abs(change.relative) < 5e-4:
-        return "no longer and no shorter"
-    return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'}"
+        return "the same as under"
+    return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'} than under"
 
 
 def _interval(change: Change) -> str:
     if change.low is None or change.high is None:
-        return f"; {change.days} day{'s are' if change.days != 1 else ' is'} too few to say how sure that is"
-    doubt = "" if change.sure else ", which may be chance"
+        verb = "are" if change.days != 1 else "is"
+        return f"; {count_of(change.days, 'day')} {verb} too little data for a confidence interval"
+    doubt = "" if change.sure else ", not significant"
     return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{doubt}"
 
 
 def remarks(outcomes: Sequence[Outcome]) -> list[str]:
     """What every policy knows, and what else a reader of the figures must know; each once."""
     known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
-    lines = [f"{policy} knows {_KNOWS[knows]}." for policy, knows in known]
+    lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in known]
     if len({o.result.knows for o in outcomes}) > 1:
-        lines.append("Policies that know different things are not on a par.")
+        lines.append("These policies use different information; compare with care.")
     notes = dict.fromkeys(n for o in outcomes for n in (*o.scenario.notes, *o.result.notes))
     bound = next((o.bounds for o in outcomes if o.bounds.mean_jct_s is not None), None)
     if bound is not None:
@@ -191,7 +195,8 @@ def remarks(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.metrics.infeasible:
             why = outcome.result.infeasible_why[0]
-            lines.append(f"{outcome.metrics.infeasible} jobs can never run on these nodes ({why}) and are left out.")
+            jobs = count_of(outcome.metrics.infeasible, "job")
+            lines.append(f"{jobs} excluded that can never run on these nodes ({why}).")
             break
     return list(dict.fromkeys(lines))
 

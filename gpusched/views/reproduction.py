@@ -46,7 +46,7 @@ def _words(made: Reproduction) -> str:
 
 def screen(made: Reproduction) -> RenderableType:
     """The table, speed and a word on what it means."""
-    table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED")
+    table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED", wrap=("WHAT",), drop=("EXACT",))
     for row in made.figures:
         table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
     return Group(table, Text(), Text(_subtitle(made)), Text(_words(made)), Text(_speed(made)))

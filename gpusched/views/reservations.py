@@ -39,7 +39,7 @@ def asked_lines(asked: Asked) -> list[str]:
     span = f"{local_time(one.begin)} to {local_time(one.end)} ({format_duration(one.end - one.begin)})"
     lines = [f"{_DONE[asked.what]} requested: {one.name}, {common.compress_names(one.nodes)}, {span}"]
     lines += [
-        f"job {job} of {common.clean(user)} runs there, and may last until {local_clock(end, now)} by its limit"
+        f"job {job} of {common.clean(user)} runs there; its time limit ends at {local_clock(end, now)}"
         for job, user, end in asked.late
     ]
     return lines
@@ -55,14 +55,15 @@ def reservations_screen(rows: Sequence[ReservationRow]) -> RenderableType:
     from rich.text import Text
 
     if not rows:
-        return Text("nothing is reserved")
+        return Text("no reservations")
     now = time.time()
     columns = ("NAME", "KIND", "STATE", "FROM", "TO", "GPUS", "NODES", "FOR", "JOBS", "REASON")
-    table = common.plain_table(*columns, right=("GPUS",), wrap=("NODES", "FOR", "JOBS", "REASON"))
+    wrap = ("FROM", "TO", *columns[6:])
+    table = common.plain_table(*columns, right=("GPUS",), wrap=wrap, drop=("KIND", "JOBS", "REASON"))
     for row in rows:
         state = Text("active", "bold green") if row.state == "active" else Text(f"in {common.age(row.begin - now)}")
-        jobs = [f"{len(row.running)} in it"] if row.running else []
-        jobs += [f"{', '.join(row.late[:3])}{' ...' if len(row.late) > 3 else ''} may last into it"] if row.late else []
+        jobs = [f"{len(row.running)} running"] if row.running else []
+        jobs += [f"{', '.join(row.late[:3])}{' ...' if len(row.late) > 3 else ''} may overlap"] if row.late else []
         table.add_row(
             Text(row.name, "bold"),
             row.kind,

@@ -33,7 +33,7 @@ _PAGE_HEADS = ("Trace", "Base", "It knows", "Jobs", "Utilization", "Mean wait", 
 
 def screen(lines: Sequence[Line]) -> RenderableType:
     """The table and a word on what it means."""
-    table = plain_table(*_HEADS)
+    table = plain_table(*_HEADS, drop=("JOBS", "UTILIZATION", "MEAN WAIT"))
     for x in lines:
         table.add_row(x.trace, x.base, f"{x.jobs:,}", *_figures(x))
     return Group(table, Text(), Text(WORDS))

@@ -13,9 +13,10 @@ from gpusched.model.forecast import SpreadStart
 from gpusched.model.indices import each
 from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import DependencyKind, Job, JobSpec
+from gpusched.model.outputs import shown_path
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
-from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
+from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 from gpusched.views.jobs import (
     elapsed_s,
@@ -135,12 +136,12 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "state", str(job.state) + (f" ({reason})" if (reason := queue_position(job)) else "")
     yield "user", job.user
     yield "partition", spec.partition + (f", flavor {spec.flavor}" if spec.flavor else "")
-    yield "asked for", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
+    yield "requested", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
     if job.slurm is None:
         yield "image", spec.image or common.UNKNOWN
         if spec.script is not None:
             lines = spec.script.count("\n") + (not spec.script.endswith("\n"))
-            yield "script", f"{lines} line{'s' * (lines != 1)} (gpusched show {job.id} --script)"
+            yield "script", f"{count_of(lines, 'line')} (gpusched show {job.id} --script)"
         if spec.function:
             yield "function", f"{spec.function} ({spec.command[-1] if spec.command else common.UNKNOWN})"
         elif spec.script is None or spec.command:
@@ -156,9 +157,9 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for line in spread_lines(page.spreads, page.now):
         yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
-        gpus = common.ranges(part.gpus) or ("not known" if job.slurm and spec.gpus_per_node else "none")
+        gpus = common.ranges(part.gpus) or ("unknown" if job.slurm and spec.gpus_per_node else "none")
         memory = f", {format_memory(part.memory_mib)}" if memory_is_counted(job) else ""
-        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores{memory}"
+        yield "on", f"{part.node}: GPUs {gpus}, {count_of(part.cores, 'core')}{memory}"
     if page.shared:
         yield "shared", page.shared
     if page.place_cost is not None and page.place_cost.lines:
@@ -186,7 +187,7 @@ def _slurm(facts: SlurmFacts) -> Iterator[tuple[str, str]]:
     if facts.pinned:
         yield "sent to", f"{common.compress_names(facts.pinned)}, {local_time(facts.pinned_at)}"
     if facts.restarts or not facts.requeue:
-        yield "requeued", f"{facts.restarts} times" if facts.requeue else "never: --no-requeue"
+        yield "requeued", count_of(facts.restarts, "time") if facts.requeue else "never: --no-requeue"
 
 
 def _progress(page: Page) -> Iterator[tuple[str, str]]:
@@ -197,7 +198,10 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
     if line := progress_line(progress, page.now if ended is None else ended):
         yield "progress", line
     if page.job.spec.elastic is not None and page.speeds:
-        yield "speeds", ", ".join(f"{gpus} GPUs {pace:.3g} steps/s" for gpus, pace in sorted(page.speeds.items()))
+        yield (
+            "speeds",
+            ", ".join(f"{count_of(gpus, 'GPU')} {pace:.3g} steps/s" for gpus, pace in sorted(page.speeds.items())),
+        )
     if progress.saved_step is not None:
         yield "saved", f"up to step {progress.saved_step:,.0f}, {local_time(progress.saved_at)}"
     if progress.trouble:
@@ -211,8 +215,8 @@ def private_fields(job: Job) -> list[tuple[str, str]]:
         ("image", spec.image or ""),
         ("command", _command(spec.command) if job.slurm is None else ""),
         ("workdir", spec.workdir or ""),
-        ("output", spec.output or ""),
-        ("error", spec.error or ""),
+        ("output", shown_path(spec.output, job) or ""),
+        ("error", shown_path(spec.error, job) or ""),
         ("env", " ".join(spec.env)),
         ("mounts", _mounts(spec)),
         ("comment", spec.comment),
@@ -230,8 +234,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         (label, value)
         for label, value in (
             ("workdir", spec.workdir or ""),
-            ("output", spec.output or ""),
-            ("errors", spec.error or ""),
+            ("output", shown_path(spec.output, job) or ""),
+            ("errors", shown_path(spec.error, job) or ""),
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
             ("mounts", _mounts(spec)),
@@ -248,7 +252,10 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("preemptible", "yes" if spec.preemptible else ""),
             ("exclusive", "yes" if spec.exclusive else ""),
             ("may share", f"{spec.share}, {format_memory(spec.gpu_memory_mib or 0)} of each GPU" if spec.share else ""),
-            ("max spread", spec.max_spread + (f", on up to {spec.max_nodes} nodes" if spec.max_nodes else "")),
+            (
+                "max spread",
+                spec.max_spread + (f", on up to {count_of(spec.max_nodes, 'node')}" if spec.max_nodes else ""),
+            ),
             ("stopped", stopped_line(job)),
             ("comment", spec.comment),
         )
@@ -259,7 +266,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
 def _link(job: Job) -> str:
     if not any(d.kind is DependencyKind.CHAIN for d in job.spec.dependencies):
         return ""
-    return f"link {job.array_index}; the next one begins when it ends, at its limit too, unless it fails"
+    return f"link {job.array_index}; the next starts when it ends or reaches its time limit, unless it fails"
 
 
 def _is_delayed(job: Job) -> bool:
@@ -270,7 +277,7 @@ def _is_delayed(job: Job) -> bool:
 def _command(command: Sequence[str]) -> str:
     import shlex
 
-    return common.shorten(shlex.join(command), 400) if command else "(the image's own)"
+    return common.shorten(shlex.join(command), 400) if command else "(default of the image)"
 
 
 def event_line(event: Event) -> str:

@@ -17,9 +17,9 @@ from gpusched.views import common
 
 _KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "rdma": "RDMA", "ethernet": "Ethernet"}
 _SOURCES = {
-    "declared": "as inventory.yaml declares it",
-    "discovered": "as LLDP and NVLink tell; topology: in inventory.yaml would go before it",
-    "none": "no switches are known: topology: in inventory.yaml declares them",
+    "declared": "declared in inventory.yaml",
+    "discovered": "discovered from LLDP and NVLink; topology: in inventory.yaml overrides it",
+    "none": "no switches known; declare them with topology: in inventory.yaml",
 }
 
 

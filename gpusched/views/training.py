@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpusched.model.units import format_duration
+from gpusched.model.units import count_of, format_duration
 from gpusched.views.bars import change, number
 from gpusched.views.common import plain_table
 from gpusched.views.replay import span
@@ -39,10 +39,10 @@ def screen(made: Sequence[Made]) -> RenderableType:
 
 def _partition(made: Made) -> list[RenderableType]:
     card = made.card
-    head = f"{made.partition}: {card.agent} trained on {card.trace.jobs:,} jobs of {card.trace.name}"
+    head = f"{made.partition}: {card.agent} trained on {count_of(card.trace.jobs, 'job')} of {card.trace.name}"
     head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
     parts: list[RenderableType] = [Text(head), Text(f"decides by: {card.decides}")]
-    parts += [_table(card.metrics) if card.metrics else Text("nothing was held out to judge it by")]
+    parts += [_table(card.metrics) if card.metrics else Text("no held-out jobs to evaluate it")]
     parts += [Text(f"- {note}") for note in card.notes]
     return [*parts, Text(f"weights: {made.weights}"), Text(f"card: {made.card_file}"), Text()]
 
@@ -50,8 +50,8 @@ def _partition(made: Made) -> list[RenderableType]:
 def _table(rows: Sequence[Row]) -> Table:
     jct = rows[0].figure == "mean_jct_s"
     heads = ["POLICY", "KNOWS", "MEAN JCT" if jct else "UTILIZATION", "95 %"]
-    heads += ["MEAN WAIT", "UTILIZATION", "AGENT IS", "95 %"] if jct else []
-    table = plain_table(*heads, right=heads[2:])
+    heads += ["MEAN WAIT", "UTILIZATION", "CHANGE", "95 %"] if jct else []
+    table = plain_table(*heads, right=heads[2:], wrap=("POLICY",), drop=("95 %", "UTILIZATION", "KNOWS", "MEAN WAIT"))
     for row in rows:
         cells = [row.policy, row.knows, _figure(row.value, jct), _between(row.low, row.high, jct)]
         if jct:

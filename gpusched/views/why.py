@@ -167,7 +167,7 @@ def _spread_line(start: SpreadStart, now: float) -> str:
         where = counted if len(start.nodes) > 1 else "in one server"
     when = f"from {_clock(start.median, now)}"
     if start.median is None:
-        when = "later than can be predicted"
+        when = "too far ahead to predict"
     elif start.median <= now:
         when = "at once"
     cost = start.message.removeprefix(f"{where} ")
@@ -179,12 +179,13 @@ def _expected_line(expected: ExpectedStart, now: float) -> str:
     if expected.never:
         return f"expected to start: {expected.never}"
     if expected.median is None:
-        return f"expected to start: later than can be predicted; by the limits {_clock(expected.by_limits, now)}"
+        return f"expected to start: too far ahead to predict; {_clock(expected.by_limits, now)} at most, by time limits"
     if expected.median <= now:
         return f"expected to start at once{where}"
     low, high = _clock(expected.low, now), _clock(expected.high, now)
     between = f" (between {low} and {high})" if low != high else ""
-    latest = f"; {_clock(expected.by_limits, now)} if every job uses its whole limit" if expected.by_limits else ""
+    by_limits = _clock(expected.by_limits, now)
+    latest = f"; {by_limits} at most, if every job uses its time limit" if expected.by_limits else ""
     return f"expected to start about {_clock(expected.median, now)}{between}{where}{latest}"
 
 
@@ -216,19 +217,22 @@ def why_screen(why: Why) -> Group:
     if job.slurm is not None:
         parts.append(Text(f"Slurm says:    {common.clean(slurm_line(job.slurm))}"))
         parts += [Text(f"gpusched says: {reason}")] if reason else []
+    elif reason.startswith("completed normally"):
+        head = Text.assemble((f"{job.id} ", "bold"), f"({common.clean(job.spec.name)}) {reason}")
+        parts = [head]
     elif reason:
         head.append(f": {reason}")
-    parts += [Text(f"asked for: {resources_line(job)}, in {job.spec.partition}")]
+    parts += [Text(f"requested: {resources_line(job)}, in {job.spec.partition}")]
     if job.exit_code is not None:
         parts.append(Text(f"exit code: {job.exit_code}"))
     if nodes := job_nodes(job):
         parts.append(Text(f"nodes: {common.compress_names(nodes)}"))
     if why.stopped:
-        parts.append(Text(f"stopped for other jobs: {common.clean(why.stopped)}"))
+        parts.append(Text(f"preempted: {common.clean(why.stopped)}"))
     if why.sizes is not None:
         parts.append(Text(f"sizes: {common.clean(why.sizes.message)}"))
     if why.position is not None:
-        parts.append(Text(f"place in the queue: {why.position} of {why.queue_length}"))
+        parts.append(Text(f"position in queue: {why.position} of {why.queue_length}"))
     parts += [Text(common.clean(line)) for line in expected_lines(why)]
     if why.expected is not None and why.expected.assumptions:
         parts.append(Text(f"assumed: {common.clean('; '.join(why.expected.assumptions))}", style="dim"))
@@ -252,7 +256,7 @@ def slurm_line(facts: SlurmFacts) -> str:
 def _node_table(nodes: tuple[NodeVerdict, ...]) -> Table:
     from rich.text import Text
 
-    table = common.plain_table("NODE", "FITS", "WHY", wrap=["WHY"])
+    table = common.plain_table("NODE", "FITS", "WHY", wrap=("WHY",))
     for line in nodes:
         fits = Text("yes", style="green") if line.fits else Text("no", style="red")
         table.add_row(Text(line.node), fits, Text(common.clean(line.text)))
@@ -271,7 +275,7 @@ def dry_run_lines(why: Why) -> list[str]:
     spec = why.job.spec
     flavor = f", flavor {spec.flavor}" if spec.flavor else ""
     return [
-        f"would ask for: {resources_line(why.job)}, {format_duration(spec.time_limit_s)}, in {spec.partition}{flavor}",
+        f"would request: {resources_line(why.job)}, {format_duration(spec.time_limit_s)}, in {spec.partition}{flavor}",
         f"would wait: {why.reason}: {why.message}",
         *([f"sizes: {why.sizes.message}"] if why.sizes is not None else []),
         *expected_lines(why),

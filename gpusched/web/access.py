@@ -51,10 +51,10 @@ def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> Rul
         return Rules(names=names)
     if header is None or proxy is None:
         raise UsageError(
-            "--user-header and --proxy go together", "a header that anyone may send says nothing; name the proxy"
+            "--user-header and --proxy must be used together", "without a trusted proxy anyone could send the header"
         )
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header):
-        raise UsageError(f"--user-header: {header[:70]!r} is no name of a header", "say for example X-Remote-User")
+        raise UsageError(f"--user-header: {header[:70]!r} is not a header name", "for example X-Remote-User")
     try:
         address = ipaddress.ip_address(proxy)
     except ValueError:

@@ -52,7 +52,7 @@ def details(client: Client, job: Job, *, private: bool) -> dict[str, Any]:
     energy = sum(row.energy_j for row in used) if measured else None
     row = job_row(job, energy, progress[-1] if progress else None, partner)
     lines = [
-        ("asked for", resources_line(job)),
+        ("requested", resources_line(job)),
         ("stopped", stopped_line(job)),
         ("resized", resizes_line(job)),
         ("shares", shared),

@@ -27,6 +27,7 @@ from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, Job
 from gpusched.model.progress import JobProgress
+from gpusched.queue.presence import controller_of
 from gpusched.queue.store import Reader
 from gpusched.web.rows import job_rows, node_row
 
@@ -235,23 +236,32 @@ def _head(client: Client, more: int) -> dict[str, Any]:
     out = reader.fallbacks() if reader else {}
     notes = [*client.notes(), *(found.line for found in out.values())]
     if more:
-        notes.append(f"{more:,} more waiting jobs are not shown")
+        notes.append(f"{more:,} more pending jobs not shown")
     return {
         "version": __version__,
         "host": socket.gethostname(),
         "partitions": [p.name for p in inventory.partitions],
         "warning": client.warning(),
+        "controller": _silence(client),
         "notes": notes,
         "engine": slurm.modes_line(client) if inventory.engine == "slurm" else "",
         "simulated": any(n.simulated_gpus for n in inventory.nodes),
     }
 
 
+def _silence(client: Client) -> dict[str, Any] | None:
+    """Return whether a controller that decides nothing ``runs``, and when it was ``seen`` last; None: it is at work."""
+    if not client.controller_warning():
+        return None
+    beat = client.reader.meta("heartbeat") if client.reader is not None else None
+    return {"runs": controller_of(client.state) is not None, "seen": None if beat is None else round(float(beat))}
+
+
 def _failed(head: bytes, line: str) -> bytes:
     """The head with what went wrong in the place of the warning."""
     known = msgspec.json.decode(head)
     known.setdefault("partitions", [])
-    return msgspec.json.encode(known | {"warning": f"this page cannot be brought up to date: {line}"})
+    return msgspec.json.encode(known | {"warning": f"this page cannot be updated: {line}"})
 
 
 def shown_jobs(client: Client, now: float) -> list[Job]:

@@ -71,7 +71,8 @@ class WebServer(ThreadingHTTPServer):
             super().__init__((address, port), _Connection)
         except OSError as error:
             raise UsageError(
-                f"cannot listen on {address} port {port}: {error.strerror or error}", "choose others: --bind, --port"
+                f"cannot listen on {address} port {port}: {error.strerror or error}",
+                "choose another with --bind or --port",
             ) from None
 
     def server_bind(self) -> None:
@@ -166,11 +167,9 @@ class _Connection(BaseHTTPRequestHandler):
             self.server.rules, self.client_address[:2], self.request.getsockname()[:2], _Headers(self.headers)
         )
         if not viewer.proxied and not right_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
-            raise Refused(
-                HTTPStatus.MISDIRECTED_REQUEST, "this server has another name; --name of 'gpusched web' adds one"
-            )
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
         if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-            raise Refused(HTTPStatus.FORBIDDEN, "another site's page asks for this")
+            raise Refused(HTTPStatus.FORBIDDEN, "request from another site")
         return viewer
 
     # -- answers
@@ -205,7 +204,7 @@ class _Connection(BaseHTTPRequestHandler):
         with _a_client() as client:
             job = one_job(client, text)
             if not may_see(self._viewer, job.user, client.inventory, client.state):
-                raise Refused(HTTPStatus.FORBIDDEN, "only its user, logged in, and admins see what a job prints")
+                raise Refused(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
             rank, attempt = self._number("rank") or 0, self._number("attempt")
             try:
                 self._json({"text": log_tail(client, job, rank, attempt)})

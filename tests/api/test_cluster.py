@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -23,10 +25,11 @@ from gpusched.api import watching
 from gpusched.api.executor import _translated
 from gpusched.client.resolve import stored_jobs
 from gpusched.client.submit import Request
-from gpusched.config.paths import result_path
+from gpusched.config.paths import log_path, result_path
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.job.call import MAGIC
 from gpusched.model.commands import Requeue, Submit
+from gpusched.model.events import Event
 from gpusched.model.jobs import Job as JobRecord
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
@@ -96,14 +99,14 @@ def test_it_asks_for_what_the_command_line_asks_for(
 
 def test_every_option_of_submit_can_be_given() -> None:
     # An option that is new in client.submit.Request belongs into gpusched.api.options.Options, too.
-    own = {"python", "modules", "max_running"}
+    own = {"python", "modules", "max_running", "result_dir"}
     assert set(Options.__annotations__) - own == set(Request.__struct_fields__) - {"command"}
-    documented = Options.__doc__ or ""
-    assert [name for name in Options.__annotations__ if f"\n        {name}: " not in documented] == []
+    documented = inspect.cleandoc(Options.__doc__ or "")  # from Python 3.13 on it comes without its indentation
+    assert [name for name in Options.__annotations__ if f"\n    {name}: " not in documented] == []
 
 
 def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cluster) -> None:
-    with pytest.raises(TypeError, match="there is no option 'gpu'; did you mean 'gpus'"):
+    with pytest.raises(TypeError, match="no option 'gpu'; did you mean 'gpus'"):
         cluster.submit("true", gpu=1)  # type: ignore[call-overload]
     for options, said in (
         ({"partition": "nowhere", "gpus": 1}, "nowhere"), ({"flavor": "s-V100", "time": "soon"}, "--time"),
@@ -112,12 +115,12 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
             cluster.submit("true", **options)  # type: ignore[arg-type]
-    for name, value in (("array", "0-3"), ("ntasks_per_node", 2), ("script", "x")):
-        with pytest.raises(UsageError, match=f"(?s){name} is for commands.*(map_array|once on each node|a command)"):
+    for name, value in (("array", "0-3"), ("ntasks", 2), ("script", "x")):
+        with pytest.raises(UsageError, match=f"(?s){name} is for commands.*(map_array|ntasks_per_node|a command)"):
             cluster.submit(len, "x", **SMALL, **{name: value})  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"(?s)at most 4194304 are possible.*pass the paths of files"):
+    with pytest.raises(UsageError, match=r"(?s)the maximum is 4194304.*pass file paths"):
         cluster.submit(len, os.urandom(4 << 20), **SMALL)
-    with pytest.raises(TypeError, match="no arguments besides its words"):
+    with pytest.raises(TypeError, match="no further arguments"):
         cluster.submit(["true"], 1, **SMALL)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="dependency: expected a text or jobs"):
         cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
@@ -168,12 +171,12 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     assert programs.read(second) == texts[1]
     assert not programs.of(os.getuid()).has(single.id)
     single.wait(10)
-    with pytest.raises(GpuschedError, match="its function was forgotten with it: submit it again"):
+    with pytest.raises(GpuschedError, match="its function is no longer stored: submit it again"):
         cluster.requeue([single])
     Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
     site.fold()
     assert [e.data["why"] for e in store.events() if e.kind == "refused"] == [
-        f"job {single.id}: its function was forgotten when it ended; submit it again"
+        f"job {single.id}: its function was deleted when it ended; submit it again"
     ]
     store.close()
 
@@ -185,7 +188,7 @@ def test_programs_count_as_what_waits(site: Site, cluster: Cluster) -> None:
     site.fold()
     for job in jobs[:3]:
         assert job.state == "PENDING"
-    with pytest.raises(GpuschedError, match=r"was refused: the waiting jobs of .* would take 5 MiB with this one"):
+    with pytest.raises(GpuschedError, match=r"was refused: the pending jobs of .* would take 5 MiB"):
         jobs[3].result(10)
 
 
@@ -272,9 +275,12 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
         (MAGIC + b'{"outcome": "raised", "error": "Odd: x", "traceback": "t", "size": 3}\nabc', "COMPLETED .Odd: x."),
         (MAGIC + b'{"outcome": "raised", "error": "Odd: x", "size": 0}\n', "COMPLETED .Odd: x."),
         (b"", "its function left no result"),
-        (b"junk", "is no result of a function"),
-        (MAGIC + b"[]\n", "is no result of a function"),
-        (MAGIC + b'{"outcome": "returned", "size": 99999999}\nshort', "has 99999999 bytes, more than is brought back"),
+        (b"junk", "left no valid function result"),
+        (MAGIC + b"[]\n", "left no valid function result"),
+        (
+            MAGIC + b'{"outcome": "returned", "size": 99999999}\nshort',
+            "has 99999999 bytes, more than is brought back",
+        ),
         (MAGIC + b'{"outcome": "returned", "size": 3, "python": [3, 99]}\nabc', "in Python 3.99, cannot be unpickled"),
         (MAGIC + b'{"outcome": "not run", "error": "too old", "size": 0}\n', "ended COMPLETED .too old."),
     ],
@@ -302,27 +308,64 @@ def test_anothers_result_is_not_unpickled(site: Site, cluster: Cluster) -> None:
     leave(site, job, Trap())
     site.change(job.id, uid=4711)
     site.end(job.id)
-    with pytest.raises(GpuschedError, match="could run anything as you"):
+    with pytest.raises(GpuschedError, match="could run code as you"):
         job.result(10)
     assert not (site.folder / "trapped").exists()
 
 
-def test_a_larger_result_is_read_from_a_shared_folder(site: Site, cluster: Cluster) -> None:
+def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site, cluster: Cluster) -> None:
     shared = site.folder / "shared"
     site.inventory.write_text(f"settings: {{job_dirs: {shared}}}\n" + site.inventory.read_text())
-    job = cluster.submit(len, "four", **SMALL)
+    data = pickle.dumps("whole")
+    told = {"outcome": "returned", "file": "result.1.0.data", "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
+    for folder, content, expected in (
+        ("", data, "whole"),
+        (str(site.folder / "own"), data, "whole"),
+        ("", pickle.dumps("other"), "its digest differs"),
+        ("", None, "is no longer in"),
+    ):
+        job = cluster.submit(len, "four", **SMALL)
+        site.fold()
+        site.start(job.id)
+        leave(site, job, None, folder=folder, **told)
+        store = Store.create_or_open(site.state)
+        place = Path(folder) if folder else shared / (store.meta("cluster_id") or "") / job.id
+        store.close()
+        place.mkdir(parents=True)
+        if content is not None:
+            (place / "result.1.0.data").write_bytes(content)
+        site.end(job.id)
+        if expected == "whole":
+            assert (job.result(10), job.result(10)) == ("whole", "whole")
+            assert os.listdir(place) == []
+            with pytest.raises(GpuschedError, match=r"is no longer in .*data"):
+                raise cluster.job(job.id).exception(10) or AssertionError
+        else:
+            with pytest.raises(GpuschedError, match=expected):
+                job.result(10)
+
+
+def test_the_last_lines_of_a_job_that_failed_come_with_its_exception(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit("true", **SMALL)
     site.fold()
     site.start(job.id)
-    leave(site, job, None, size=len(pickle.dumps("whole")))  # cut
-    store = Store.create_or_open(site.state)
-    place = shared / (store.meta("cluster_id") or "") / job.id
-    store.close()
-    place.mkdir(parents=True)
-    data = pickle.dumps("whole")
-    told = json.dumps({"outcome": "returned", "size": len(data)}).encode()
-    (place / "result.1.0").write_bytes(MAGIC + told + b"\n" + data)
-    site.end(job.id)
-    assert job.result(10) == "whole"
+    log = log_path(site.state, job.id, 1, 0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("".join(f"line {n}\n" for n in range(100)) + "CUDA error\n")
+    site.end(job.id, JobState.FAILED)
+    failed = job.exception(10)
+    assert isinstance(failed, JobFailed)
+    assert failed.output.splitlines() == [*(f"line {n}" for n in range(81, 100)), "CUDA error"]
+    assert str(failed).endswith("CUDA error")
+
+
+def test_all_public_names_are_listed_without_being_loaded() -> None:
+    code = "import gpusched, sys; print(*dir(gpusched)); print([m for m in sys.modules if m.startswith('gpusched')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, loaded = done.stdout.splitlines()
+    assert set(gpusched.api.__all__) <= set(names.split())
+    assert loaded == "['gpusched']"
 
 
 def test_threads_share_a_cluster(site: Site, cluster: Cluster) -> None:
@@ -413,13 +456,11 @@ def test_names_of_submitit() -> None:
     }  # fmt: skip
     assert _translated(given) == {
         "time": 90, "partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_per_node": "8192M",
-        "max_running": 3,
-        "name": "n",
+        "max_running": 3, "name": "n", "ntasks_per_node": None,
     }  # fmt: skip
-    with pytest.raises(UsageError, match="tasks_per_node=4: a function runs once on each node"):
-        _translated({"tasks_per_node": 4})
+    assert _translated({"tasks_per_node": 4}) == {"ntasks_per_node": 4}
     pool = Executor(Cluster())
-    with pytest.raises(TypeError, match="there is no option 'slurm_wckey'"):
+    with pytest.raises(TypeError, match="no option 'slurm_wckey'"):
         pool.update_parameters(slurm_wckey="x")
 
 
@@ -475,7 +516,7 @@ def test_it_looks_at_what_the_commands_show(site: Site, cluster: Cluster) -> Non
 
 def test_slurm_s_jobs_are_left_to_it(site: Site) -> None:
     site.inventory.write_text("engine: slurm\n" + site.inventory.read_text())
-    with pytest.raises(UsageError, match="jobs here are Slurm's"):
+    with pytest.raises(UsageError, match="managed by Slurm"):
         Cluster().submit("true", **SMALL)
 
 
@@ -497,6 +538,28 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     assert wait(jobs[:3], 10).not_done == set()
     assert set(looked[2000:]) == {job.id for job in jobs[:3]}
     assert not any(job.done() for job in jobs[3:])
+
+
+def test_what_ended_between_two_looks_is_done_in_the_order_in_which_it_ended(site: Site, cluster: Cluster) -> None:
+    jobs = [cluster.submit("true", **SMALL) for _ in range(8)]
+    done: list[str] = []
+    for job in jobs:
+        job.add_done_callback(lambda future: done.append(future.id))
+    site.fold()
+    store = Store.create_or_open(site.state)
+    now = time.time()
+    order = [jobs[i] for i in (5, 2, 7, 0, 6, 1, 3, 4)]
+    records = {job.id: store.job(job.id) for job in jobs}
+    ended = [
+        msgspec.structs.replace(records[job.id], state=JobState.COMPLETED, exit_code=0, end_time=now + place)
+        for place, job in enumerate(order)
+    ]
+    with store.transaction():
+        store.put_jobs(sorted(ended, key=lambda job: job.id))
+        store.append([Event(time=now, kind="ended", job_id=job.id) for job in ended])
+    store.close()
+    assert wait(jobs, 10).not_done == set()
+    assert done == [job.id for job in order]
 
 
 LIGHT = """

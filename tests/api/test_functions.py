@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import hashlib
 import json
 import linecache
 import operator
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,10 +25,13 @@ import pytest
 
 import gpusched
 import gpusched.job.call
+from gpusched import Again
 from gpusched.api import functions
+from gpusched.client.results import Left
 from gpusched.errors import UsageError
 from gpusched.job.call import MAGIC
 from gpusched.model.resources import LogSettings, Settings
+from tests.testbed import wait_until
 
 BARE = ("-I", "-S")
 """A Python without anything installed, as an image may have it."""
@@ -40,29 +46,31 @@ class Ran(NamedTuple):
     told: dict[str, Any]
     value: Any
     left: list[str]
+    data: bytes
 
 
-def run(text: str, folder: Path, *flags: str, cwd: Path | None = None) -> Ran:
+def run(text: str, folder: Path, *flags: str, cwd: Path | None = None, keep: bool = False) -> Ran:
     job_dir = folder / "job"
     job_dir.mkdir(exist_ok=True)
     (job_dir / "program.1.0.py").write_text(text)
-    env = {"GPUSCHED_JOB_DIR": str(job_dir), "GPUSCHED_ATTEMPT": "1", "NODE_RANK": "0", "PATH": os.environ["PATH"]}
+    env = {"GPUSCHED_JOB_DIR": str(job_dir), "GPUSCHED_ATTEMPT": "1", "NODE_RANK": "0", "PATH": os.environ["PATH"],
+           "WORLD_SIZE": "2", "RANK": "0", "GPUSCHED_JOB_ID": "j", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, *flags, "-u", str(job_dir / "program.1.0.py")], env=env, cwd=cwd or folder, text=True,
         capture_output=True, timeout=60, check=False,
     )  # fmt: skip
-    result, told, value = job_dir / "result.1.0", dict[str, Any](), None
+    result, told, value, data = job_dir / "result.1.0", dict[str, Any](), None, b""
     if result.exists():
         line, _, data = result.read_bytes().removeprefix(MAGIC).partition(b"\n")
         told = json.loads(line)
         assert len(data) == told["size"]
-        value = pickle.loads(data) if data else None
+        value = pickle.loads(data) if data and not keep else None
         result.unlink()
-    return Ran(done.returncode, done.stdout, done.stderr, told, value, os.listdir(job_dir))
+    return Ran(done.returncode, done.stdout, done.stderr, told, value, os.listdir(job_dir), data)
 
 
 def sent(function: Callable[..., Any], *args: Any, modules: list[str] | None = None, **kwargs: Any) -> str:
-    return functions.program([function], [(args, kwargs)], Settings(), modules).text
+    return functions.program([function], [(args, kwargs)], Settings(), {"modules": modules}).text
 
 
 def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
@@ -271,7 +279,85 @@ def test_a_result_that_cannot_travel_is_told(tmp_path: Path) -> None:
     done = run(text, tmp_path, *BARE)
     assert "what bytes returned takes 2.0 MiB, and at most 0.8 travel back" in done.told["error"]
     shared = Settings(logs=LogSettings(max_mib_per_job=1), job_dirs="/shared")  # the client finds it there
-    assert len(run(functions.program([bytes], [((2 << 20,), {})], shared).text, tmp_path).value) == 2 << 20
+    done = run(functions.program([bytes], [((2 << 20,), {})], shared).text, tmp_path)
+    assert (done.told["file"], done.told["size"], done.left) == ("result.1.0.data", 0, ["result.1.0.data"])
+    data = (tmp_path / "job/result.1.0.data").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == done.told["sha256"]
+    assert len(pickle.loads(data)) == 2 << 20
+    folder = tmp_path / "own"
+    text = functions.program([bytes], [((2 << 20,), {})], small, {"result_dir": folder}).text
+    assert f"cannot be written to {folder}: No such file" in run(text, tmp_path).told["error"]
+    folder.mkdir()
+    assert run(text, tmp_path).told["file"] == "gpusched-j.result.1.0.data"
+    assert os.listdir(folder) == ["gpusched-j.result.1.0.data"]
+
+
+def test_each_task_is_called_with_its_rank(tmp_path: Path) -> None:
+    def ranks() -> tuple[str, ...]:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "CUDA_VISIBLE_DEVICES")
+        return tuple(os.environ[name] for name in names)
+
+    given = {"ntasks_per_node": 2, "gpus_per_task": 2}
+    done = run(functions.program([ranks], [((), {})], Settings(), given).text, tmp_path, *BARE, keep=True)
+    assert (done.code, done.err, done.left) == (0, "", [])
+    left = Left(done.told, done.data).tasks()
+    assert [pickle.loads(one.data) for one in left] == [
+        ("0", "0", "4", "2", "0", "4,5"), ("1", "1", "4", "2", "1", "6,7"),
+    ]  # fmt: skip
+
+
+def test_a_task_that_fails_ends_the_others_and_is_the_one_told_of(tmp_path: Path) -> None:
+    def fail() -> None:
+        if os.environ["RANK"] == "1":
+            raise KeyError("mine")
+        threading.Event().wait(60)
+
+    text = functions.program([fail], [((), {})], Settings(), {"ntasks_per_node": 2}).text
+    done = run(text, tmp_path, *BARE, keep=True)
+    assert (done.code, done.told["outcome"]) == (143, "raised")
+    assert [part["outcome"] for part in done.told["tasks"]] == ["not run", "raised"]
+    assert "task 0 ended with exit code 143 and left no result" in done.told["tasks"][0]["error"]
+
+
+class Count:
+    """Counts on from what its checkpoint says, and says so when it waits to be told."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    def __call__(self, up: str) -> int:
+        if not self.start:
+            Path(up).touch()
+            threading.Event().wait(60)
+        return self.start
+
+    def checkpoint(self, up: str) -> Again:
+        return Again(Count(41), up=up)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_checkpoint_says_what_is_called_when_the_job_starts_again(tmp_path: Path, code: int) -> None:
+    with pytest.raises(UsageError, match=r"Count.* has a checkpoint, and there is no folder where its next start"):
+        sent(Count(), "up")
+    text = functions.program([Count()], [((str(tmp_path / "up"),), {})], Settings(), {"result_dir": tmp_path}).text
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run, text, tmp_path, *BARE)
+        wait_until(lambda: (tmp_path / "up").exists() or first.done(), 60, "the call")
+        program = str(tmp_path / "job/program.1.0.py")
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if program.encode() in (folder / "cmdline").read_bytes():
+                    os.kill(int(folder.name), signal.SIGUSR1)
+        ask = tmp_path / "job/ask.json"
+        wait_until(lambda: ask.exists() or first.done(), 60, "what it asks")
+        asked = json.loads(ask.read_text())
+        assert (asked["attempt"], asked["words"]) == (1, ["scontrol", "requeue", "j"])
+        (tmp_path / "job/answer.part").write_text(f"{asked['id']} {code}\nwhy\n")
+        (tmp_path / "job/answer.part").rename(tmp_path / "job/answer")
+        done = first.result(60)
+    assert (done.code, done.told, done.left) == (0 if code == 0 else 128 + signal.SIGUSR1, {}, ["answer"])
+    assert run(text, tmp_path, *BARE).value == 41
+    assert not (tmp_path / "gpusched-again.j").exists()
 
 
 def test_what_cannot_be_sent_is_told_at_once() -> None:

@@ -109,7 +109,7 @@ def test_without_a_history_everybody_uses_the_limit(cluster: Cluster) -> None:
     day = said[1] or f"{datetime.now():%Y-%m-%d}"  # of another day the date is there
     shown = datetime.fromisoformat(f"{day} {said[2]}").astimezone()
     assert abs((shown - median).total_seconds()) <= 120
-    assert f"sooner once job {first} of" in out
+    assert f"sooner after job {first} of" in out
 
 
 def test_with_a_history_runs_end_as_the_users_runs_did(cluster: Cluster) -> None:
@@ -142,14 +142,14 @@ def test_what_would_start_it_sooner_is_checked(cluster: Cluster) -> None:
     assert "with 4 GPUs" not in sooner
     there = sooner["in V100"]
     assert (there["now"], there["nodes"], there["how"]) == (True, ["v1"], "-p V100 --gpus 8")
-    assert any("partition V100 would fit it now" in s for s in answer["next_steps"]) or answer["reason"] == "Priority"
-    assert not any(w.startswith("once job") for w in sooner), "whoever ends, the head goes first"
+    assert any("partition V100 could run it now" in s for s in answer["next_steps"]) or answer["reason"] == "Priority"
+    assert not any(w.startswith("after job") for w in sooner), "whoever ends, the head goes first"
     cluster.site.call("cancel", head).ok()
     cluster.site.fold()
     sooner = {s["what"]: s for s in cluster.why(job)["sooner"]}
     assert (sooner["with 4 GPUs"]["now"], sooner["with 4 GPUs"]["nodes"]) == (True, ["a1"])
     assert "with 2 GPUs" not in sooner, "the least that must be given up"
-    assert any(w.startswith("once job") for w in sooner)
+    assert any(w.startswith("after job") for w in sooner)
     assert blocking
 
 
@@ -185,12 +185,12 @@ def test_held_dependent_and_drained(cluster: Cluster) -> None:
     running = cluster.run("a2", 8, 1.0, "3h")
     after = cluster.why(cluster.wait(8, "1h", "--dependency", f"afterok:{running}"))["expected_start"]
     assert hours_from_now(after["median"]) == pytest.approx(2.0, abs=0.02)
-    assert f"not before job {running} ends, and taken to end well" in after["assumptions"]
+    assert f"not before job {running} ends (assumed successful)" in after["assumptions"]
     stuck = cluster.why(cluster.wait(8, "1h", "--dependency", f"afterok:{held}"))["expected_start"]
-    assert stuck["never"] == f"never while job {held} is held, for which it waits"
+    assert stuck["never"] == f"never while job {held}, on which it depends, is held"
     cluster.well("a1")
     away = cluster.why(cluster.wait(16))["expected_start"]
-    assert away["never"].startswith("never as long as nothing comes back: ")
+    assert away["never"].startswith("never unless nodes become available: ")
     assert any("a1 (DRAINED: fan)" in a for a in away["assumptions"])
 
 
@@ -200,7 +200,7 @@ def test_array_bounds_and_begin_times_are_kept(cluster: Cluster) -> None:
     assert hours_from_now(last["median"]) == pytest.approx(4.0, abs=0.02)
     later = cluster.why(cluster.wait(1, "1h", "--begin", "now+3h", partition="V100"))["expected_start"]
     assert hours_from_now(later["median"]) == pytest.approx(3.0, abs=0.02)
-    assert any("not before the time set for it" in a for a in later["assumptions"])
+    assert any("not before its begin time" in a for a in later["assumptions"])
 
 
 def test_a_dry_run_says_when_and_queues_nothing(cluster: Cluster) -> None:

@@ -44,7 +44,7 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
     assert told(site) == {f"{array}_[0-9,13-19,21-99]": "PENDING", f"{array}_[10-12,20]": "user"}
     assert told(site, f"{array}_[9-10]") == {f"{array}_9": "PENDING", f"{array}_10": "user"}
     half = site.call("release", f"{array}_[5-11]").err
-    assert "not for 5 of its 7 tasks" in half
+    assert "skipped 5 of 7 tasks" in half
     assert "is not held" in half
     site.call("priority", f"{array}_[90-99]", "-3").ok()
     site.call("cancel", f"{array}_[0-4]", f"{array}_50").ok()
@@ -92,7 +92,7 @@ def test_cancelling_all_of_a_user_counts_tasks(site: Site, monkeypatch: pytest.M
     site.call("hold", f"{array}_[5-7]").ok()
     site.fold()
     site.call("cancel", "-s", "pending").ok()
-    assert asked == ["cancel 1000 jobs?"]
+    assert asked == ["cancel 1,000 jobs"]
     site.fold()
     assert site.call("status").out.splitlines()[0] == "1000 CANCELLED"
 
@@ -131,14 +131,14 @@ def test_a_chain_is_links_one_after_the_other(site: Site) -> None:
     site.start(f"{chain}_1")
     why = site.call("why", "--json", f"{chain}_2").ok().json
     assert (why["reason"], f"{chain}_1 (RUNNING)" in why["message"]) == ("Dependency", True)
-    assert "link 1; the next one begins when it ends, at its limit too" in site.call("show", f"{chain}_1").ok().out
+    assert "link 1; the next starts when it ends or reaches its time limit" in site.call("show", f"{chain}_1").ok().out
     site.end(f"{chain}_1", JobState.TIMEOUT, None, "TimeLimit")
     assert site.call("why", "--json", f"{chain}_2").ok().json["reason"] != "Dependency"
     assert site.call("why", "--json", f"{chain}_3").ok().json["reason"] == "Dependency"
     site.change(f"{chain}_1", state=JobState.FAILED)
     assert site.call("why", "--json", chain).ok().json["reason"] == "DependencyNeverSatisfied"
     assert f"waits for job {chain}_3" in site.call("why", "--json", f"{chain}_4").ok().json["message"]
-    assert "not for 1 of its 4 tasks" in site.call("cancel", chain).err
+    assert "skipped 1 of 4 tasks" in site.call("cancel", chain).err
     site.fold()
     assert told(site)[f"{chain}_[2-4]"] == "CANCELLED"
 

@@ -118,7 +118,7 @@ def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> Non
         (("cancel", waits, ended), "has ended"),
         (("hold", runs), "is RUNNING, not PENDING"),
         (("release", waits), "is not held"),
-        (("requeue", waits), "is PENDING already"),
+        (("requeue", waits), "is already PENDING"),
         (("priority", runs, "3"), "is RUNNING"),
     ):
         done = site.call(*words)
@@ -129,13 +129,13 @@ def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> Non
 
 
 ERRORS = [
-    (("cancel",), "say which jobs"),
+    (("cancel",), "no jobs given"),
     (("cancel", "0"), "there is no job"),
-    (("cancel", "a", "-u", "x"), "not both"),
+    (("cancel", "a", "-u", "x"), "use one or the other"),
     (("hold",), "missing argument"),
     (("hold", "!"), "is not a job id"),
     (("priority", "0", "x"), "not a whole number"),
-    (("priority", "0", "99999999999"), "at most"),
+    (("priority", "0", "99999999999"), "is between"),
     (("drain", "pc1"), "--reason"),
     (("drain", "pc1", "--reason", " "), "--reason"),
     (("drain", "pc1", "--reason", "a\nb"), "--reason"),
@@ -213,7 +213,7 @@ def test_wait_gives_up(site: Site) -> None:
     job_id = site.submit()
     done = site.call("wait", job_id, "--timeout", "1s")
     assert (done.code, done.out) == (1, "")
-    assert f"not ended within 1 s: {job_id}" in done.err
+    assert f"still running after 1 s: {job_id}" in done.err
 
 
 def test_wait_is_no_busy_loop(site: Site) -> None:
@@ -265,12 +265,12 @@ def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
         site.end(ended, JobState.FAILED, 1)
     done = site.run("requeue", job_id)
     assert (done.code, done.out) == (1, "")
-    assert "its secrets were forgotten with it: submit it again" in done.err
+    assert "its secrets are no longer stored: submit it again" in done.err
     assert done.err.count("\n") == 1
     assert site.commands() == []
     done = site.run("requeue", array)  # the other task has not ended: the controller still has them
     assert (done.code, done.out) == (0, f"requeue requested: {array}\n")
-    assert f"not for 1 of its 2 tasks: job {array}_1 is PENDING already" in done.err
+    assert f"skipped 1 of 2 tasks: job {array}_1 is already PENDING" in done.err
 
 
 def test_what_would_be_dropped_in_silence_is_said_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,13 +279,13 @@ def test_what_would_be_dropped_in_silence_is_said_at_once(site: Site, monkeypatc
     site.start(f"{array}_1", node="pc1")
     done = site.run("hold", array)
     assert done.code == 0
-    assert f"not for 1 of its 3 tasks: job {array}_1 is RUNNING, not PENDING" in done.err
+    assert f"skipped 1 of 3 tasks: job {array}_1 is RUNNING, not PENDING" in done.err
     site.change(job_id, held_by="admin")
     monkeypatch.setattr("gpusched.client.control.check_admin", _no_admin)
     for words, why in (
         (("release", job_id), "is held by an admin"),
-        (("hold", job_id), "is held by an admin already"),
-        (("priority", job_id, "5"), "has priority 0, and raising it needs an admin"),
+        (("hold", job_id), "is already held by an admin"),
+        (("priority", job_id, "5"), "has priority 0; only an admin can raise it"),
     ):
         done = site.call(*words)
         assert (done.code, why in done.err, done.out) == (1, True, ""), done.err

@@ -57,19 +57,19 @@ def test_what_one_has_of_ones_limits(site: Site) -> None:
     screen = site.call("quota", "--all")
     assert screen.code == 0
     assert "user zoe" in screen.out
-    assert "QOSMaxJobsPerUserLimit, in 0:" in screen.out
+    assert "QOSMaxJobsPerUserLimit, frees within 0:" in screen.out
     assert "theirs" in screen.out
 
 
 def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:
     asked = ("-p", "bare", "--gpus")
     for words, says in (
-        ((*asked, "8"), "8 GPUs are more than"),
-        ((*asked, "6"), "6 GPUs are more than group mine may have at once (4) (AssocGrpGRES); 'gpusched quota' shows"),
-        ((*asked, "1", "-t", "1h"), "longer than"),
+        ((*asked, "8"), "8 GPUs exceed the limit of"),
+        ((*asked, "6"), "6 GPUs exceed the limit of group mine (4 at once) (AssocGrpGRES); 'gpusched quota' shows"),
+        ((*asked, "1", "-t", "1h"), "exceeds the limit of"),
         ((*asked, "1", "-q", "theirs"), f"{ME} may not use it; {ME} may use: high"),
         ((*asked, "1", "-q", "hihg"), "did you mean 'high'"),
-        ((*asked, "1", "-A", "other"), f"{ME} is no member of it; {ME} is a member of: mine"),
+        ((*asked, "1", "-A", "other"), f"{ME} is not a member; {ME} is a member of: mine"),
     ):
         result = site.call("submit", *words, "--", "true")
         assert (result.code, result.err.count("\n")) == (2, 1), words
@@ -77,15 +77,31 @@ def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site)
     site.submit("-p", "V100", "--gpus", "1", "--array", "0-1", "--", "true")
     site.fold()
     result = site.call("submit", "-p", "V100", "--gpus", "1", "--", "true")
-    assert f"user {ME} has 2 jobs waiting and may have 2: 1 more" in result.err
+    assert f"limit of user {ME}: 2 of 2 pending jobs; 1 more" in result.err
+
+
+def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
+    text = LIMITS.replace("theirs: {users: [zoe]}", "theirs: {users: [zoe], limits: {gpus: 3}, per_user: {gpus: 1}}")
+    site.inventory.write_text(INVENTORY + text)
+    found = [row["whose"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
+    assert {whose for whose in found if "class" in whose} == {
+        f"user {ME} in class high", "user zoe in class high", "user zoe in class theirs", "class theirs",
+    }  # fmt: skip
+    # Who may use the class no more, but still has a job in it, is bounded by it until the job has run.
+    job = site.submit("--gpus", "1", "-p", "V100", "-q", "high", "--", "true")
+    site.fold()
+    site.change(job, state=JobState.RUNNING, start_time=time.time())
+    site.inventory.write_text(INVENTORY + text.replace("high: {", "high: {users: [zoe], "))
+    found = [row["whose"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
+    assert f"user {ME} in class high" in found
 
 
 def test_only_admins_see_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert site.call("quota", "-u", "zoe", "--json").ok().json["users"] == ["zoe"]
     assert "there is no user 'nobody-here'" in site.call("quota", "-u", "nobody-here").err
     monkeypatch.setattr("os.getuid", lambda: 12301)
-    assert "12301 is no admin" in site.call("quota", "--all").err
-    assert "12301 is no admin" in site.call("quota", "--user", "zoe").err
+    assert "12301 is not an admin" in site.call("quota", "--all").err
+    assert "12301 is not an admin" in site.call("quota", "--user", "zoe").err
     assert site.call("quota", "--json").ok().json["users"] == ["12301"]
 
 

@@ -34,7 +34,7 @@ def test_a_maintenance_is_made_listed_changed_and_cancelled(site: Site) -> None:
     site.call("reservations", "cancel", "disks").ok()
     site.fold()
     assert site.call("reservations", "--json").ok().json == []
-    assert site.call("reservations").ok().out == "nothing is reserved\n"
+    assert site.call("reservations").ok().out == "no reservations\n"
 
 
 def test_overlaps_are_refused_with_the_name(site: Site) -> None:
@@ -43,33 +43,33 @@ def test_overlaps_are_refused_with_the_name(site: Site) -> None:
     site.call("reserve", "pc1", "--from", "now", "--for", "2h", "--users", "alice", "--name", "class").ok()
     refused = site.call("maintenance", "pc1", "pc2", "--from", "now+1h", "--for", "1h")
     assert refused.code == 2
-    assert "node pc1 is reserved then (reservation class, " in refused.err
+    assert "node pc1 is already reserved (reservation class, " in refused.err
     assert "reservations change or cancel class" in refused.err
     site.call("maintenance", "pc1", "--from", "now+2h", "--for", "1h", "--name", "next").ok()
     site.fold()
     assert [row["name"] for row in site.call("reservations", "--json").json] == ["class", "next"]
-    assert "reserved then" in site.call("reservations", "change", "class", "--for", "3h").err
+    assert "already reserved" in site.call("reservations", "change", "class", "--for", "3h").err
 
 
 def test_what_is_asked_wrong_is_one_line(site: Site) -> None:
     """Each with what to do."""
     site.fold()
     for words, said in {
-        ("maintenance", "pc1", "--from", "now"): "say until when",
+        ("maintenance", "pc1", "--from", "now"): "no end given",
         ("maintenance", "pc1", "--from", "soon", "--for", "1h"): "--from: found 'soon'",
         ("maintenance", "pc1", "--from", "now+2h", "--to", "now+1h"): "is not after --from",
-        ("maintenance", "pc1", "--from", "2020-01-01", "--for", "1h"): "is over already",
+        ("maintenance", "pc1", "--from", "2020-01-01", "--for", "1h"): "is in the past",
         ("maintenance", "pc9", "--for", "1h"): "there is no node 'pc9'",
         ("maintenance", "pc[", "--for", "1h"): "expected nodes such as",
-        ("maintenance", "--for", "1h"): "say which nodes",
+        ("maintenance", "--for", "1h"): "no nodes given",
         ("maintenance", "pc1", "--for", "1h", "--name", "a b"): "one word",
         ("reserve", "pc1", "--for", "1h", "--users", "alice"): "needs a name",
-        ("reserve", "pc1", "--for", "1h", "--name", "x"): "is for somebody",
+        ("reserve", "pc1", "--for", "1h", "--name", "x"): "needs users or groups",
         ("reserve", "pc1", "--for", "1h", "--name", "x", "--groups", "lab"): "there is no group 'lab'",
         ("reserve", "--gpus", "99", "--for", "1h", "--name", "x", "--users", "a"): "--gpus 99",
-        ("reserve", "pc1", "--gpus", "1", "--for", "1h", "--name", "x", "--users", "a"): "not both",
-        ("reservations", "cancel", "nope"): "there is no reservation 'nope'",
-        ("reservations", "change", "nope", "--for", "1h"): "there is no reservation 'nope'",
+        ("reserve", "pc1", "--gpus", "1", "--for", "1h", "--name", "x", "--users", "a"): "cannot be combined",
+        ("reservations", "cancel", "nope"): "no current reservation 'nope'",
+        ("reservations", "change", "nope", "--for", "1h"): "no current reservation 'nope'",
     }.items():
         refused = site.call(*words)
         assert (refused.code, refused.out) == (2, ""), words
@@ -99,7 +99,7 @@ def test_running_jobs_that_last_into_it_are_named(site: Site) -> None:
     site.start(job)
     made = site.call("maintenance", "dgx-1v-1", "--from", "now+1h", "--for", "1h")
     assert f"job {job} of " in made.err
-    assert "may last until" in made.err
+    assert "its time limit ends at" in made.err
     assert [row["late"] for row in site.call("reservations", "--json").json] == [[job]]
     later = site.call("maintenance", "dgx-1v-1", "--from", "now+73h", "--for", "1h", "--json").ok()
     assert later.json["late"] == []
@@ -121,7 +121,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
             store.put_nodes([NodeRecord(name=name, state=NodeState.IDLE, reading=reading)])
     store.close()
     submit = ("submit", "-p", "bare", "--gpus", "1")
-    assert "there is no reservation min" in site.call(*submit, "--reservation", "min", "--", "true").err
+    assert "no current reservation min" in site.call(*submit, "--reservation", "min", "--", "true").err
     assert "is for alice, not for" in site.call(*submit, "--reservation", "hers", "--", "true").err
     assert "lasts 4 h" in site.call(*submit, "-t", "5h", "--reservation", "mine", "--", "true").err
     job = site.call(*submit, "-t", "2h", "--reservation", "mine", "--json", "--", "true").ok().json["id"]
@@ -137,7 +137,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
     site.call("reservations", "cancel", "mine").ok()
     site.fold()
     why = site.call("why", job, "--json").ok().json
-    assert (why["reason"], "there is no reservation mine" in why["message"]) == ("Reservation", True)
+    assert (why["reason"], "no current reservation mine" in why["message"]) == ("Reservation", True)
     assert site.call("show", job, "--json").ok().json["state"] == JobState.PENDING
 
 

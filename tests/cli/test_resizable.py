@@ -59,35 +59,35 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (("--gpus", "1-4"), "--gpus: several sizes are for jobs that can be stopped and resumed; add --resizable"),
-        (("--resizable",), "--resizable: say which sizes it may have; --gpus 1-8, or --sizes 1,2,4,8"),
-        (("--resizable", "--gpus", "4-1"), "--gpus: 4-1 is no range of at most 1000 sizes; the smaller number first"),
+        (("--gpus", "1-4"), "--gpus: several sizes are only for resizable jobs; add --resizable"),
+        (("--resizable",), "--resizable: no sizes given; --gpus 1-8, or --sizes 1,2,4,8"),
+        (
+            ("--resizable", "--gpus", "4-1"),
+            "--gpus: 4-1 is no range of at most 1000 sizes; write",
+        ),
         (("--resizable", "--gpus", "1-1000000"), "--gpus: 1-1000000 is no range of at most 1000 sizes"),
         (("--resizable", "--gpus", "few"), "--gpus: found 'few', expected a number, or with --resizable 1-8"),
         (("--resizable", "--sizes", "1,x"), "--sizes: found '1,x', expected numbers such as 1,2,4,8"),
         (("--resizable", "--sizes", "1-4"), "--sizes: found '1-4', expected numbers such as 1,2,4,8"),
-        (
-            ("--resizable", "--sizes", "1,2", "--gpus", "2"),
-            "--sizes already says how many GPUs, so --gpus has no place",
-        ),
-        (("--resizable", "--gpus", "1-4", "--base", "8"), "--base 8 is none of the sizes that it may have"),
+        (("--resizable", "--sizes", "1,2", "--gpus", "2"), "--sizes and --gpus cannot be combined"),
+        (("--resizable", "--gpus", "1-4", "--base", "8"), "--base 8 is not one of its sizes"),
         (("--resizable", "--gpus", "1-4", "--batch", "big"), "--batch: found 'big', expected fixed or scale"),
         (("--resizable", "--gpus", "1-4", "--cooldown", "soon"), "--cooldown: found 'soon', expected a time"),
-        (("--resizable", "--gpus", "1-17"), "--resizable: 9 GPUs fit on no number of equal nodes of partition A100"),
+        (("--resizable", "--gpus", "1-17"), "--resizable: 9 GPUs cannot be split evenly across any number of nodes"),
         (
             ("--gpus", "4", "--cpus", "2-12"),
-            "--cpus: a range is for jobs that can be stopped and resumed; add --resizable",
+            "--cpus: a range is only for resizable jobs; add --resizable",
         ),
         (
             ("--gpus", "4", "--mem", "1G-2G"),
-            "--mem: a range is for jobs that can be stopped and resumed; add --resizable",
+            "--mem: a range is only for resizable jobs; add --resizable",
         ),
-        ((*RANGE, "--cpus", "12-2"), "--cpus: 12-2 is no range; the smaller number first"),
+        ((*RANGE, "--cpus", "12-2"), "--cpus: 12-2 is no range; write the smaller number first"),
         ((*RANGE, "--cpus", "few"), "--cpus: found 'few', expected a number of CPU cores, or with --resizable 2-12"),
         ((*RANGE, "--cpus", "2-x"), "--cpus: found 'x', expected a number of CPU cores"),
-        ((*RANGE, "--cpus", "0-4"), "--cpus 0-4 is no range; the smaller number first, at least 1"),
+        ((*RANGE, "--cpus", "0-4"), "--cpus 0-4 is no range; write the smaller number first, at least 1"),
         ((*RANGE, "--mem", "1G-lots"), "--mem: found 'lots', expected"),
-        ((*RANGE, "--cpus", "600-700"), "1 GPUs, 600 cores, 128G of memory fit on no number of equal nodes"),
+        ((*RANGE, "--cpus", "600-700"), "1 GPU, 600 cores, 128G of memory cannot be split evenly across any"),
         ((*RANGE, "--cpus", "2-600"), "--cpus 600 is more than the largest flavor of partition A100 has (f-A100: 512)"),
         ((*RANGE, "--mem", "1G-4T"), "--mem 4T is more than the largest flavor of partition A100 has (f-A100: 2048G)"),
         (("--resizable", "--sizes", "0,1"), "--resizable takes 1 to 1000 sizes of at least one GPU, ascending"),
@@ -205,7 +205,8 @@ def test_a_partition_refuses_sizes_out_of_its_bounds(site: Site) -> None:
         done = site.call("submit", "-p", "V100", "--resizable", "--gpus", gpus, "--", "r")
         assert done.code == 2
         assert (
-            f"--resizable: partition V100 resizes jobs to 2 to 6 GPUs, not to {found}; its bounds stand in" in done.err
+            f"--resizable: partition V100 resizes jobs to 2 to 6 GPUs, not to {found}; the limits are set in"
+            in done.err
         )
 
 
@@ -265,14 +266,14 @@ def plain(text: str) -> str:
 
 def test_one_that_waits_is_told_what_its_policy_would_give_it(elastics: Elastics) -> None:
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
-    says = "there is room for 2, 4, 8, 16 GPUs; elastic would start it with 16"
+    says = "room for 2, 4, 8, 16 GPUs; elastic would start it with 16"
     assert f"sizes: {says}" in plain(site.call("why", job).ok().out)
     assert f"sizes: 2,4,8,16 GPUs; {says}" in plain(site.call("show", job).ok().out)
     assert site.call("show", "--json", job).ok().json["sizes_now"] == {
         "fits": [2, 4, 8, 16], "least": 2, "given": 16, "shrinks": [], "message": says,
     }  # fmt: skip
     again = site.call("submit", "--dry-run", *elastics.asks(2, 4)).ok().out
-    assert "sizes: there is room for 2, 4 GPUs; elastic would start it with 4" in again, "they share"
+    assert "sizes: room for 2, 4 GPUs; elastic would start it with 4" in again, "they share"
     rigid = elastics.wait(1)
     assert site.call("why", "--json", rigid).ok().json["sizes_now"] is None
 
@@ -284,10 +285,7 @@ def test_it_is_told_who_shrinks_for_it(elastics: Elastics) -> None:
     elastics.runs(second, "a2", 8)
     job = elastics.queue(4, 8)
     answer = site.call("why", "--json", job).ok().json
-    says = (
-        "there is room for none of 4, 8 GPUs; elastic would give it 4 GPUs, for which others shrink first: "
-        f"job {second} from 8 to 4"
-    )
+    says = f"no room for any of 4, 8 GPUs; elastic would give it 4 GPUs, after these shrink: job {second} from 8 to 4"
     assert answer["sizes_now"] == {
         "fits": [], "least": 4, "given": 4, "shrinks": [{"id": second, "from": 8, "to": 4}], "message": says,
     }  # fmt: skip
@@ -301,16 +299,14 @@ def test_it_is_told_what_it_waits_for_where_nobody_shrinks(elastics: Elastics) -
     elastics.runs(second, "a2", 8)
     elastics.runs(first, "a1", 8, ran_s=10.0)  # less than the least time between two stops
     job = elastics.queue(4, 8)
-    says = (
-        "there is room for none of 4, 8 GPUs; it waits for 4 GPUs, its least size, and nobody can be made to shrink now"
-    )
+    says = "no room for any of 4, 8 GPUs; waits for 4 GPUs, its minimum; no job can shrink now"
     assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == says
     elastics.runs(first, "a1", 8, ran_s=36000.0 - 5.0)  # its limit is near, and it costs 30 s to stop it
     costs = Resizes(count=1, costs_s=30.0, measured=1)
     site.change(first, resizes=costs)
     assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == (
-        "there is room for none of 4, 8 GPUs; it waits for 4 GPUs, its least size; who could shrink "
-        f"(job {first} from 8 to 4) is not stopped for it now"
+        "no room for any of 4, 8 GPUs; waits for 4 GPUs, its minimum; jobs that could shrink "
+        f"(job {first} from 8 to 4) are not stopped for it now"
     )
 
 
@@ -324,12 +320,12 @@ def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
     (tmp_path / "policies").mkdir(exist_ok=True)
     (tmp_path / "policies" / "mine.yaml").write_text("agent: chooses\nfallback: elastic\n")
     site.inventory.write_text(site.inventory.read_text().replace("policy: elastic", "policy: mine"))
-    room = "there is room for 2, 4, 8, 16 GPUs;"
+    room = "room for 2, 4, 8, 16 GPUs;"
 
     def message() -> str:
         return str(site.call("why", "--json", job).ok().json["sizes_now"]["message"])
 
-    assert message() == f"{room} elastic would start it with 16", "there are no weights"
+    assert message() == f"{room} elastic would start it with 16", "no weights"
     weights = tmp_path / "policies" / "mine" / "default.safetensors"
     weights.parent.mkdir()
     save_model(weights, "chooses", {"sizes": np.array([4])})

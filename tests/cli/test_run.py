@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import time
 
 import pytest
 
+from gpusched.client import forwarding
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import JobState
 from tests.cli.conftest import Site, eventually
@@ -50,7 +53,7 @@ def _handles(pid: int, number: signal.Signals) -> bool:
 def test_a_terminal_is_asked_for_in_a_terminal_only(site: Site) -> None:
     done = site.run("run", "-F", "s-V100", "--pty", "sh")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "gpusched: error: --pty needs a terminal as stdin; leave it out, or run it in a terminal\n"
+    assert done.err == "gpusched: error: --pty needs a terminal as stdin; omit it, or run it in a terminal\n"
     assert site.commands() == []
 
 
@@ -74,10 +77,7 @@ def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
 def test_what_is_no_port_is_refused_before_anything_is_queued(site: Site, text: str) -> None:
     done = site.call("run", "-F", "s-V100", f"--forward={text}", "--", "true")
     assert done.code == 2
-    assert (
-        done.err
-        == f"gpusched: error: --forward is a port, or one here and one of the job, found '{text}'; 8888, 9000:8888\n"
-    )
+    assert done.err == f"gpusched: error: --forward: expected PORT or LOCAL:REMOTE, found '{text}'; 8888, 9000:8888\n"
     assert site.commands() == []
 
 
@@ -88,8 +88,45 @@ def test_a_port_that_another_has_is_refused_before_anything_is_queued(site: Site
         port = other.getsockname()[1]
         done = site.call("run", "-F", "s-V100", "--forward", str(port), "--", "true")
     assert done.code == 2
-    assert f"--forward: port {port} cannot be had on this machine: Address already in use; --forward " in done.err
+    assert f"--forward: port {port} cannot be opened on this machine: Address already in use; --forward " in done.err
     assert site.commands() == []
+
+
+def test_the_port_that_is_suggested_can_be_had_and_leads_to_the_same_one_of_the_job(site: Site) -> None:
+    with socket.socket() as other, socket.socket() as after:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with contextlib.suppress(OSError, OverflowError):  # another has it, which is as good
+            after.bind(("127.0.0.1", port + 1))
+            after.listen()
+        asked = ("--forward", f"{port}:8888", "--forward", f"{max(1, port - 1)}:22")
+        done = site.call("run", "-F", "s-V100", *asked, "--", "true")
+    found = re.search(rf"port {port} cannot be opened on this machine: .*; --forward (\d+):8888\n", done.err)
+    assert found is not None, done.err
+    assert int(found[1]) not in (port, port + 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", int(found[1])))
+        free.listen()
+    assert (done.code, site.commands()) == (2, [])
+
+
+@pytest.mark.parametrize(("near", "first"), [(80, 8081), (1023, 9024), (8888, 8889), (65535, None)])
+def test_where_a_free_port_is_looked_for(monkeypatch: pytest.MonkeyPatch, near: int, first: int | None) -> None:
+    tried: list[int] = []
+
+    def bound(port: int) -> socket.socket:
+        tried.append(port)
+        if port:
+            raise OSError
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        return sock
+
+    monkeypatch.setattr(forwarding, "_bound", bound)
+    assert forwarding._free_port(near, ()) > 0
+    assert tried[0] == (first if first is not None else 0)
+    assert tried[-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +144,7 @@ def test_who_can_be_attached_to_what(site: Site) -> None:
     done = site.call("attach", other)
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        f"gpusched: error: nobody can be attached to job {other}: 'gpusched run' did not make it; "
+        f"gpusched: error: cannot attach to job {other}: it was not started with 'gpusched run'; "
         f"gpusched logs -f {other}, or gpusched exec -it {other} -- sh\n"
     )
     assert site.call("attach", "zzzzzzzzzzz").code == 2

@@ -39,20 +39,37 @@ def test_who_was_stopped_for_others_is_told(site: Site) -> None:
     site.fold()
     stops = Preemptions().once_more(time.time() - 90, "learned", "v1", runs)
     site.change(waits, preemptions=stops.with_run(700.0, False).once_more(time.time() - 9, "learned", "v1", runs))
-    assert "3 PENDING (1 stopped for others)" in site.call("status").ok().out
+    assert "3 PENDING (1 preempted)" in site.call("status").ok().out
     by_id = {j["id"]: j["preemptions"] for j in site.call("status", "--json").ok().json}
     assert by_id == {waits: 2, runs: 0, never: 0}
     line = f"by learned for job {runs}"
     why = site.call("why", waits).ok().out
-    assert "stopped for other jobs: 2 times, last " in why
+    assert "preempted: 2 times, last " in why
     assert line in " ".join(why.split())
     assert site.call("why", waits, "--json").ok().json["stopped"].endswith(line)
     assert site.call("why", never, "--json").ok().json["stopped"] is None
-    assert "stopped for other jobs" not in site.call("why", never).ok().out
+    assert "preempted" not in site.call("why", never).ok().out
     page = " ".join(site.call("show", waits).ok().out.split())
     assert "preemptible: yes" in page
     assert "stopped: 2 times, last " in page
     assert "preemptible" not in site.call("show", never).ok().out
+
+
+def test_counts_are_of_the_user_and_partition_asked_for(site: Site) -> None:
+    mine, also, ours = site.submit(), site.submit("--array", "0-4", "-F", "s-V100", "--", "true"), site.submit()
+    site.fold()
+    stops = Preemptions().once_more(time.time(), "learned", "v1", mine)
+    site.change(ours, user="bob", preemptions=stops)
+    waits = site.submit()  # in the inbox
+    assert site.call("status").ok().out.splitlines()[0] == "8 PENDING (1 preempted)"
+    me = site.call("show", mine, "--json").ok().json["user"]
+    assert site.call("status", "-u", me).ok().out.splitlines()[0] == f"user {me}: 7 PENDING"
+    assert site.call("status", "-u", "bob").ok().out.splitlines()[0] == "user bob: 1 PENDING (1 preempted)"
+    both = site.call("status", "-u", "bob", "-p", "A100").ok().out.splitlines()[0]
+    assert both == "user bob, partition A100: no jobs"
+    assert site.call("status", "-u", "zoe").ok().out.splitlines()[0] == "user zoe: no jobs"
+    assert also[:4] in site.call("status").out
+    assert waits[:4] in site.call("status").out
 
 
 def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
@@ -66,9 +83,9 @@ def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
     )
     site.change(job.id, state=JobState.COMPLETING, ending=ending, reason="Preempted", message=message)
     told = site.call("why", runs, "--json").ok().json
-    assert told["message"] == f"it is being ended ({message})"
-    assert told["next_steps"] == [f"'gpusched show {runs}' tells what was tried, and what could not be ended"]
-    assert "stopped for other jobs: once, " in site.call("why", runs).ok().out
+    assert told["message"] == f"ending ({message})"
+    assert told["next_steps"] == [f"'gpusched show {runs}' shows what was tried and what is still running"]
+    assert "preempted: once, " in site.call("why", runs).ok().out
     assert f"job {runs} is being stopped for it" in site.call("why", waits, "--json").ok().json["message"]
 
 
@@ -141,15 +158,15 @@ def test_of_a_long_queue_the_oldest_unless_asked(site: Site) -> None:
     store.put_jobs(more[:-1])
     whole = site.run("status").out
     assert "200 PENDING" in whole
-    assert "more jobs wait" not in whole
+    assert "more pending" not in whole
     store.put_jobs(more[-1:])
     store.close()
     short = site.run("status").out
     assert "201 PENDING" in short
-    assert short.splitlines()[-1].startswith("176 more jobs wait; all of them: gpusched status -s PENDING")
+    assert short.splitlines()[-1].startswith("176 more pending; list all with gpusched status -s PENDING")
     assert oldest.id[:8] in short
     for words in (("-s", "PENDING"), ("-u", oldest.user), ("--all",)):
-        assert "more jobs wait" not in site.run("status", *words).out
+        assert "more pending" not in site.run("status", *words).out
     assert len(site.run("status", "--json").json) == 201
 
 
@@ -185,12 +202,12 @@ def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> No
     with present(site.state):
         assert f"the controller (pid {pid}) is starting\n" in site.call("status").ok().out
         announce(site.state, COMPILING)
-        assert f"(pid {pid}) is starting: it compiles the scheduling passes" in site.run("status").ok().out
+        assert f"(pid {pid}) is starting: compiling the scheduling passes" in site.run("status").ok().out
         assert (site.state / FILE).stat().st_mode & 0o777 == 0o644, "who may not open the lock can read it"
         announce(site.state)
-        assert "is in its first cycle" in site.call("status").ok().out
+        assert "is running its first cycle" in site.call("status").ok().out
         job = site.submit()
-        assert "is in its first cycle" in site.call("why", job).out
+        assert "is running its first cycle" in site.call("why", job).out
     assert "the controller has not run yet; start it" in site.call("status").ok().out
 
 
@@ -202,7 +219,7 @@ def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
         controller.send_signal(signal.SIGSTOP)
         said = site.call("status").ok().out  # where another process had compiled all, it may be beyond starting
         doing = f"the controller (pid {controller.pid}) is"
-        assert f"{doing} starting" in said or f"{doing} in its first cycle" in said
+        assert f"{doing} starting" in said or f"{doing} running its first cycle" in said
     finally:
         controller.kill()
         controller.wait()
@@ -240,13 +257,13 @@ def test_status_and_nodes_tell_of_nodes_that_left_the_inventory_and_of_one_not_i
     node = load_inventory(site.inventory).node("pc1")
     assert node is not None
     gone = msgspec.structs.replace(node, name="pc0")
-    reason = "no longer in inventory.yaml; its jobs run on"
+    reason = "no longer in inventory.yaml; its jobs keep running"
     store.put_nodes([NodeRecord(name="pc0", state=NodeState.DRAINING, reason=reason, declared=gone, left=True)])
     store.set_meta(INVENTORY_TROUBLE, "inventory.yaml:3: it is garbled")
     store.close()
     said = " ".join(site.call("status").ok().out.split())
     assert f"warning: node pc0 is {reason}" in said
-    assert "goes on with the last good inventory: inventory.yaml:3: it is garbled" in said
+    assert "still uses the last valid inventory: inventory.yaml:3: it is garbled" in said
     rows = {row["name"]: row for row in site.call("nodes", "--json").ok().json}
     assert (rows["pc0"]["state"], rows["pc0"]["reason"]) == ("DRAINING", reason)
     assert [row["name"] for row in site.call("nodes", "pc0", "--json").ok().json] == ["pc0"]
@@ -316,14 +333,14 @@ def test_who_shares_gpus_with_whom_is_told(site: Site) -> None:
     page = site.call("show", "--json", jobs[0]).ok().json
     assert (page["shared_with"], page["spec"]["share"], page["spec"]["gpu_memory_mib"]) == (jobs[1], "pairs", 8192)
     line = f"GPUs 0-1 of dgx-1v-1 with job {jobs[1]} (second of "
-    told = "expected to be about 61 % slower than alone ("
+    told = "expected about 61 % slower than alone ("
     text = " ".join(site.call("show", jobs[0]).ok().out.split())
     assert line in text
     assert told in text
     assert "may share: pairs, 8G of each GPU" in text
-    assert f"it runs; shares {line}" in " ".join(site.call("why", jobs[0]).ok().out.split())
+    assert f"is RUNNING: shares {line}" in " ".join(site.call("why", jobs[0]).ok().out.split())
     assert site.call("why", "--json", jobs[0]).ok().json["job"]["shared_with"] == jobs[1]
-    assert site.call("why", "--json", jobs[2]).ok().json["message"] == "it runs"
+    assert site.call("why", "--json", jobs[2]).ok().json["message"] is None
     gpus = {gpu["index"]: gpu for node in site.call("nodes", "--json").ok().json for gpu in node["gpus"]
             if node["name"] == "dgx-1v-1"}  # fmt: skip
     assert {gpus[0]["job"], gpus[0]["shared_with"]} == set(jobs[:2])
@@ -351,8 +368,8 @@ def test_a_story_is_told_in_local_time_and_round_memory(site: Site) -> None:
 
 
 def test_a_nodes_name_stands_once_before_its_trouble() -> None:
-    record = NodeRecord(name="dgx003", state=NodeState.DOWN, reason="dgx003: nothing listens on 10.0.0.3 port 22")
-    assert _unavailable(NodeState.DOWN, record) == "DOWN: nothing listens on 10.0.0.3 port 22"
+    record = NodeRecord(name="dgx003", state=NodeState.DOWN, reason="dgx003: nothing is listening on 10.0.0.3 port 22")
+    assert _unavailable(NodeState.DOWN, record) == "DOWN: nothing is listening on 10.0.0.3 port 22"
 
 
 def test_show_an_array_and_one_task(site: Site) -> None:
@@ -487,7 +504,7 @@ def test_ambiguous_prefixes_list_their_candidates(site: Site) -> None:
 
 
 def test_watch_and_json_do_not_go_together(site: Site) -> None:
-    assert "do not go together" in site.call("status", "-w", "--json").json["error"]
+    assert "cannot be combined" in site.call("status", "-w", "--json").json["error"]
 
 
 @pytest.mark.parametrize("content", [b"SQLite", b"not a database at all" * 100])
@@ -614,7 +631,7 @@ def test_more_waiting_jobs_than_a_user_may_have_are_refused_with_the_number(site
     site.fold()
     refused = site.call("show", many)
     assert refused.code == 1
-    assert "has 2 jobs waiting and may have 2: 1 more are too many (settings.max_queued_jobs_per_user" in refused.err
+    assert "has 2 of 2 pending jobs; 1 more exceed the limit (settings.max_queued_jobs_per_user" in refused.err
     site.call("cancel", "-y", fits).ok()
     site.fold()
     again = site.submit("-F", "s-V100", "--", "true")

@@ -139,7 +139,7 @@ def placed(spec: JobSpec) -> tuple[object, ...]:
 def test_how_far_apart(site: Site, options: tuple[str, ...], expected: tuple[object, ...] | None) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     if expected is None:
-        assert "fit on no number of equal nodes" in done.err
+        assert "cannot be split evenly across any number of nodes" in done.err
         return
     spec = site.only_submit().spec
     assert placed(spec) == expected
@@ -159,7 +159,7 @@ def test_how_far_apart_by_the_partition(site: Site) -> None:
         file.write("topology: {r1: {nodes: dgx-a100-1}, r2: {nodes: dgx-a100-2}}\n")
     done = site.call("submit", *asked, "--", "run")
     assert done.code == 2
-    assert "no rack has 2 nodes of partition A100 that are large enough (at most 1)" in done.err
+    assert "no rack has 2 large enough nodes of partition A100 (at most 1)" in done.err
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_how_far_apart_by_the_partition(site: Site) -> None:
         (("--gpus", "12", "--max-spread", "server"), "--max-spread server: the job needs 2 nodes of partition A100"),
         (("--gpus", "2", "--max-spread", "town"), "--max-spread: found 'town', expected server, rack or any"),
         (("--gpus", "2", "--wait-for-placement", "soon"), "--wait-for-placement: found 'soon', expected a time"),
-        (("--exclusive", "-N", "9"), "has no 9 nodes of one size"),
-        (("--exclusive", "-F", "s-A100"), "--exclusive whole ones; use one of the two"),
-        (("--exclusive", "--resizable", "--gpus", "2-4"), "--exclusive has no place with --resizable"),
-        (("--max-spread", "any", "--resizable", "--gpus", "2-4"), "--max-spread has no place with --resizable"),
+        (("--exclusive", "-N", "9"), "lacks 9 large enough nodes of one size"),
+        (("--exclusive", "-F", "s-A100"), "--exclusive cannot be combined; use one of the two"),
+        (("--exclusive", "--resizable", "--gpus", "2-4"), "--exclusive and --resizable cannot be combined"),
+        (("--max-spread", "any", "--resizable", "--gpus", "2-4"), "--max-spread and --resizable cannot be combined"),
     ],
 )
 def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: str) -> None:
@@ -181,21 +181,27 @@ def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: s
 
 
 SHARING = "    defaults: {gpus: 8, cores: 256, memory: 1024G, rated_power: 6.5kW, sharing: {mode: mps}}\n"
-ALONE = "no node that it may use lets jobs share GPUs (sharing: in the inventory), so it has them alone"
+ALONE = "no node it may use shares GPUs (sharing: in the inventory), so it gets them alone"
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (("--gpus", "1", "--share", "pairs"), "--share: say how much GPU memory the job needs, so that both fit"),
+        (("--gpus", "1", "--share", "pairs"), "--share needs the job's GPU memory"),
         (("--gpus", "1", "--share", "all", "--gpu-mem", "2G"), "--share: found 'all', expected pairs (with one other"),
         (("--gpus", "1", "--share", "pairs", "--gpu-mem", "2 gigs"), "--gpu-mem: found '2 gigs', expected"),
-        (("--gpus", "1", "--gpu-mem", "2G"), "--gpu-mem is for jobs that may share a GPU; add --share pairs"),
-        (("--gpus", "0", "--cpus", "1", "--share", "pairs", "--gpu-mem", "2G"), "--share: the job asks for no GPU"),
-        (("--gpus", "12", "--share", "pairs", "--gpu-mem", "2G"), "--share is for jobs on one node"),
-        (("--gpus", "2", "--max-spread", "any", "--share", "pairs", "--gpu-mem", "2G"), "--share is for jobs on one"),
-        (("--exclusive", "--share", "pairs", "--gpu-mem", "2G"), "--exclusive asks for nodes of its own, so --share"),
-        (("--resizable", "--gpus", "1-2", "--share", "pairs", "--gpu-mem", "2G"), "--resizable has no place with --sh"),
+        (("--gpus", "1", "--gpu-mem", "2G"), "--gpu-mem needs --share; add --share pairs"),
+        (("--gpus", "0", "--cpus", "1", "--share", "pairs", "--gpu-mem", "2G"), "--share: the job requests no GPU"),
+        (("--gpus", "12", "--share", "pairs", "--gpu-mem", "2G"), "--share is only for jobs on one node"),
+        (
+            ("--gpus", "2", "--max-spread", "any", "--share", "pairs", "--gpu-mem", "2G"),
+            "--share is only for jobs on one",
+        ),
+        (("--exclusive", "--share", "pairs", "--gpu-mem", "2G"), "--exclusive and --share cannot be combined"),
+        (
+            ("--resizable", "--gpus", "1-2", "--share", "pairs", "--gpu-mem", "2G"),
+            "--resizable and --share cannot be combined",
+        ),
     ],
 )
 def test_what_cannot_share(site: Site, options: tuple[str, ...], error: str) -> None:
@@ -221,7 +227,7 @@ def test_a_job_that_may_share_and_a_site_that_lets_none(site: Site) -> None:
 def test_mounts_mean_nothing_without_containers(site: Site) -> None:
     done = site.call("submit", "-p", "bare", "--gpus", "1", "--mount", "/data", "--", "run")
     assert done.code == 2
-    assert "without containers, so --mount has no meaning" in done.err
+    assert "without containers; --mount does not apply" in done.err
 
 
 @pytest.mark.parametrize(
@@ -308,9 +314,9 @@ def test_wait_exits_with_the_jobs_code(site: Site) -> None:
 
 
 ERRORS = [
-    ((), "say what the job needs"),
+    ((), "no resources requested"),
     (("-F", "s-A10", "x"), "did you mean 's-A100'?"),
-    (("-F", "shared", "x"), "several partitions: V100, bare; say which one with -p"),
+    (("-F", "shared", "x"), "several partitions: V100, bare; choose one with -p"),
     (("-p", "A10", "--gpus", "1", "x"), "did you mean 'A100'?"),
     (("--gpus", "1", "x"), "several partitions"),
     (("-F", "s-A100", "x"), "--image"),
@@ -318,22 +324,22 @@ ERRORS = [
     (("-F", "s-A100", "--image", "-v", "x"), "--image"),
     (("-F", "one"), "the command is missing"),
     (("-F", "one", "--image", "i", "x"), "without containers"),
-    (("-F", "s-V100", "--gpus", "1", "x"), "--gpus has no place"),
-    (("-F", "s-V100", "-t", "73h", "x"), "longer than flavor s-V100 allows"),
+    (("-F", "s-V100", "--gpus", "1", "x"), "--flavor s-V100 and --gpus cannot be combined"),
+    (("-F", "s-V100", "-t", "73h", "x"), "exceeds the maximum of flavor s-V100"),
     (("-F", "s-V100", "-t", "soon", "x"), "--time"),
     (("-F", "s-V100", "-t", "0", "x"), "--time"),
-    (("-p", "bare", "--gpus", "1", "-t", "3d", "x"), "longer than partition bare allows"),
+    (("-p", "bare", "--gpus", "1", "-t", "3d", "x"), "exceeds the maximum of partition bare"),
     (("-p", "V100", "--gpus", "3", "x"), "more than the largest flavor"),
     (("-p", "V100", "--cpus", "21", "x"), "more than the largest flavor"),
     (("-p", "V100", "--mem", "129G", "x"), "more than the largest flavor"),
     (("-p", "bare", "--gpus", "5", "--mem", "1M", "-N", "1", "x"), "does not fit"),
-    (("-p", "bare", "--gpus", "7", "x"), "fit on no number of equal nodes"),
+    (("-p", "bare", "--gpus", "7", "x"), "cannot be split evenly across any number of nodes"),
     (("-p", "bare", "--gpus", "3", "-N", "2", "x"), "cannot be split"),
     (("-p", "bare", "--gpus", "-1", "x"), "--gpus"),
     (("-p", "bare", "--gpus", "1", "-N", "0", "x"), "-N"),
     (("-p", "bare", "--gpus", "one", "x"), "found 'one', expected a number"),
     (("-p", "bare", "--gpus", "4", "--gpus-per-node", "3", "x"), "multiple"),
-    (("-p", "bare", "--gpus", "4", "--gpus-per-node", "2", "-N", "3", "x"), "-N says 3"),
+    (("-p", "bare", "--gpus", "4", "--gpus-per-node", "2", "-N", "3", "x"), "not -N 3"),
     (("-p", "bare", "--mem", "lots", "x"), "--mem"),
     (("-F", "one", "--array", "9-0", "x"), "--array"),
     (("-F", "one", "--array", "a", "x"), "--array"),
@@ -342,12 +348,12 @@ ERRORS = [
     (("-F", "one", "--dependency", "afterok:zzz", "x"), "there is no job 'zzz'"),
     (("-F", "one", "--dependency", "later:1", "x"), "--dependency"),
     (("-F", "one", "--dependency", "afterok:", "x"), "--dependency"),
-    (("-F", "one", "--begin", "tomorrow", "x"), "--begin"),
+    (("-F", "one", "--begin", "someday", "x"), "--begin"),
     (("-F", "one", "--signal", "FOO", "x"), "--signal"),
     (("-F", "one", "--signal", "TERM@soon", "x"), "--signal"),
     (("-F", "one", "--env", "1A=2", "x"), "not a name"),
     (("-F", "one", "--env", "NOT_THERE_AT_ALL", "x"), "no such variable"),
-    (("-F", "one", "--secret", "TOKEN=hunter2", "x"), "can be seen by everyone"),
+    (("-F", "one", "--secret", "TOKEN=hunter2", "x"), "is visible to everyone"),
     (("-F", "one", "--secret", "NOT_THERE_AT_ALL", "x"), "no such variable"),
     (("-F", "one", "--secret", "TOKEN=@/no/such", "x"), "No such file"),
     (("-F", "one", "--secret", "LD_PRELOAD=-", "x"), "LD_PRELOAD"),
@@ -360,8 +366,8 @@ ERRORS = [
     (("-F", "one", "-J", "n" * 201, "x"), "job name"),
     (("-F", "one", "-J", "\udcff", "x"), "job name"),
     (("-F", "one", "x", "\udcff"), "not valid UTF-8"),
-    (("-F", "one", "x", "y" * 125_000), "at most 120000"),
-    (("-F", "one", "x", *["y" * 100_000] * 11), "at most 1000000"),
+    (("-F", "one", "x", "y" * 125_000), "the maximum is 120000"),
+    (("-F", "one", "x", *["y" * 100_000] * 11), "the maximum is 1000000"),
     (("-F", "one", "--nodelist", "pc9", "x"), "did you mean"),
     (("-F", "one", "--nodelist", "dgx-1v-1", "-p", "bare", "x"), "is in partition V100"),
     (("-F", "one", "-x", "pc1,pc2,pc3", "x"), "nodes"),
@@ -426,7 +432,10 @@ def test_gpu_types(site: Site) -> None:
     assert (spec.nodes, spec.gpu_types) == (2, ("V100", "A100"))
     for words, line in (
         (("--gpus", "1", "--gpu-type", "A10"), "has no GPUs of type 'A10'; did you mean 'A100'?; it has A100, V100"),
-        (("--gpus", "8", "--gpu-type", "A100"), "8 GPUs, 32 cores, 128G of memory fit on no number of equal nodes"),
+        (
+            ("--gpus", "8", "--gpu-type", "A100"),
+            "8 GPUs, 32 cores, 128G of memory cannot be split evenly across any number of nodes",
+        ),
     ):
         done = site.call("submit", *words, "--", "run")
         assert done.code == 2

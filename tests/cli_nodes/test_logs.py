@@ -82,7 +82,7 @@ def test_ranks_of_a_gang_are_told_apart(cluster: Cluster) -> None:
     keep(cluster, b"c\nd", rank=1)
     assert cluster.run("logs", ID).stdout == "[0] a\n[0] b\n[1] c\n[1] d\n"
     assert cluster.run("logs", ID, "--rank", "1").stdout == "c\nd"
-    assert "ranks are 0 to 1" in cluster.run("logs", ID, "--rank", "2", code=2).stderr
+    assert "valid ranks: 0 to 1" in cluster.run("logs", ID, "--rank", "2", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_no_such_job_and_arrays(cluster: Cluster) -> None:
 def test_log_that_is_gone(cluster: Cluster) -> None:
     ended(cluster)
     done = cluster.run("logs", ID, code=1)
-    assert "there is no output" in done.stderr
+    assert "no output (it never ran" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -77,7 +77,7 @@ def test_table_says_what_is_wrong(living: Cluster) -> None:
     assert "GPU 5 LOST" in shown
     assert "foreign: pid 4711 (alice)" in shown
     assert "no answer since 5 min: timed out; last seen 5 min ago" in shown
-    assert "7.2 s behind the controller's" in shown
+    assert "7.2 s behind the controller" in shown
     assert "ann ×4" in shown
     assert "warning" not in shown
 

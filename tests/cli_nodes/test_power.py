@@ -48,7 +48,7 @@ def test_held_but_idle_is_listed_with_its_owner(used: Cluster) -> None:
     assert (idle["job"], idle["user"], idle["gpus"], idle["nodes"]) == (JOB_B, "bob", 1, ["here"])
     assert idle["idle_s"] > 7000
     shown = used.run("power").stdout
-    assert "Held but idle: 1 GPU" in shown
+    assert "Allocated but idle: 1 GPU" in shown
     assert "bob" in shown
 
 

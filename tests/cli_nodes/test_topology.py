@@ -44,7 +44,7 @@ def read(cluster: Cluster) -> Cluster:
 
 DECLARED = "topology:\n  r1: {nodes: 'dgx[1-2]', uplink: 800G, parent: spine}\n  r2: {nodes: [here], parent: spine}\n"
 TREE = """\
-as inventory.yaml declares it
+declared in inventory.yaml
 spine
 ├── r1  uplink 800G (2:1)
 │   └── dgx[1-2] ×2  A100, 8 GPUs, NVLink 0-2 3-4, 2 × 400G RoCE to leaf1, 1 × 1G Ethernet to management, 1 down

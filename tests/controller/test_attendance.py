@@ -28,7 +28,7 @@ def assert_given_up(found: Step) -> None:
     ending = found.job.ending
     outcome, reason = (found.job.state, found.job.reason) if ending is None else (ending.outcome, ending.reason)
     assert (outcome, reason) == (JobState.TIMEOUT, "InactiveLimit")
-    assert found.job.message == "nobody has been attached to it for 600 s (settings.session_keep)"
+    assert found.job.message == "nobody attached for 600 s (settings.session_keep)"
 
 
 def test_what_is_ready_is_left_to_the_first_who_attaches() -> None:

@@ -101,7 +101,7 @@ def test_what_broke_off_is_not_taken_for_the_whole_and_the_old_file_stays(tmp_pa
     target = tmp_path / "logs" / "job" / "1.0.log"
     target.parent.mkdir(parents=True)
     target.write_text("before")
-    with pytest.raises(TransportError, match="broke off"):
+    with pytest.raises(TransportError, match="was cut off"):
         collect_log(Broken(), Script(("true",)), target, CAPS)
     assert target.read_text() == "before"
     assert files(tmp_path / "logs") == ["1.0.log"]

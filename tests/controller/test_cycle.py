@@ -137,7 +137,7 @@ def test_why_a_job_is_tried_again_is_not_overwritten_by_its_waiting(site: Site) 
     waiting = site.store.job(job)
     assert waiting is not None
     assert (waiting.state, waiting.reason) == (JobState.PENDING, "BeginTime")
-    assert "tried again after 10 s" in waiting.message
+    assert "retrying in 10 s" in waiting.message
     host.up = False
     site.turn(3, 20)
     assert len(site.world.starts) == 2
@@ -170,7 +170,7 @@ def test_a_node_that_vanishes_from_the_inventory_keeps_its_jobs_until_they_have_
     site.turn(2)
     record = site.store.node_records()[host.name]
     assert (record.state, record.left) == (NodeState.DRAINING, True)
-    assert record.reason == "no longer in inventory.yaml; its jobs run on"
+    assert record.reason == "no longer in inventory.yaml; its jobs keep running"
     site.restart()
     for _ in range(3):
         site.submit(spec=spec(gpus_per_node=2))
@@ -247,9 +247,9 @@ def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once
     snapshot = snapshot_of_store(site.store, inventory(), POLICIES, site.world.now)
     stuck = {n.name: n.blocked for n in snapshot.nodes if n.blocked}
     assert {tuple(b) for b in stuck.values()} == {(0, 1)}
-    assert all("cannot be ended (it is stuck)" in why for b in stuck.values() for why in b.values())
+    assert all("cannot be killed (it is stuck)" in why for b in stuck.values() for why in b.values())
     records = site.store.node_records()
-    assert all("GPU 0, 1 not handed out: " in records[name].reason for name in stuck)
+    assert all("GPU 0, 1 not allocated: " in records[name].reason for name in stuck)
     for box in boxes:
         box.stuck = False
     site.turn(3, 61)

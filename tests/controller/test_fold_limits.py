@@ -44,7 +44,7 @@ def refused(desk: Desk, uid: int = ALICE, array: tuple[int, ...] | None = None, 
 def test_a_job_counts_for_the_first_group_of_its_user(desk: Desk) -> None:
     assert desk.job(desk.submit(ALICE)).spec.group == "g"
     assert desk.job(desk.submit(BOB)).spec.group == ""
-    assert refused(desk, group="h") == f"--group h: {A} is no member of it; {A} is a member of: g"
+    assert refused(desk, group="h") == f"--group h: {A} is not a member; {A} is a member of: g"
     assert refused(desk, group="gg").startswith("there is no group 'gg'")
 
 
@@ -56,7 +56,7 @@ def test_a_class_gives_its_priority_to_whom_it_is_open(desk: Desk) -> None:
     assert (job.priority, job.spec.preemptible) == (-50, True)
     assert "there is no class 'low'" in refused(desk, qos="low")
     assert len(refused(desk, qos="x" * 10**6)) < 200
-    assert "is no name" in refused(desk, group="a\nb")
+    assert "is not a valid name" in refused(desk, group="a\nb")
 
 
 def test_nobody_makes_his_own_priority(desk: Desk) -> None:
@@ -68,9 +68,9 @@ def test_nobody_makes_his_own_priority(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"gpus_per_node": 2, "nodes": 3}, f"6 GPUs are more than user {A} may have at once (4) (AssocGrpGRES)"),
+        ({"gpus_per_node": 2, "nodes": 3}, f"6 GPUs exceed the limit of user {A} (4 at once) (AssocGrpGRES)"),
         ({"time_limit_s": 1801}, "(AssocMaxWallDurationPerJobLimit)"),
-        ({"gpus_per_node": 4, "time_limit_s": 1800}, "may take 2.0 GPU hours"),
+        ({"gpus_per_node": 4, "time_limit_s": 1800}, "may use 2.0 GPU hours"),
     ],
 )
 def test_what_could_never_run_is_refused(desk: Desk, asked: dict[str, Any], says: str) -> None:
@@ -79,9 +79,9 @@ def test_what_could_never_run_is_refused(desk: Desk, asked: dict[str, Any], says
 
 
 def test_tasks_of_arrays_and_jobs_that_come_back_count_as_queued(desk: Desk) -> None:
-    assert "3 more are too many (AssocMaxSubmitJobLimit)" in refused(desk, array=(0, 1, 2))
+    assert "3 more exceed it (AssocMaxSubmitJobLimit)" in refused(desk, array=(0, 1, 2))
     assert refused(desk, array=(0, 1)) == ""
-    assert f"user {A} has 2 jobs waiting and may have 2: 1 more" in refused(desk)
+    assert f"limit of user {A}: 2 of 2 pending jobs; 1 more" in refused(desk)
     desk.submit(ALICE, qos="spare")
     ended = desk.submit(BOB)
     desk.put(ended, JobState.COMPLETED, uid=ALICE, user=A)

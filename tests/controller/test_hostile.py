@@ -170,7 +170,7 @@ def test_a_decision_that_nobody_is_to_blame_for_is_left_out(site: Site, monkeypa
     monkeypatch.setattr(site.cycle._decider, "decide", fault)
     site.turn(3)
     assert len(said) == 1
-    assert "nothing was decided" in said[0]
+    assert "no decision was made" in said[0]
     monkeypatch.undo()
     site.turn(3)
     assert [box.name.split("-")[1] for _, box in site.world.running()] == [job]

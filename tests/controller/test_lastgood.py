@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.controller.lastgood import declared_or_kept, inventory_path, keep
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.queue.lastgood import declared_or_kept, inventory_path, keep
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
 from tests.controller.test_service import DECLARED
 

@@ -46,7 +46,7 @@ INIT = "Error: container-init binary not found on the host: stat /usr/libexec/po
         ("error getting output of conmon: not a directory", Fault.NODE),
         ("copying blob sha256:1: no space left on device", Fault.NODE),
         ("mkdir: cannot create directory '/root/.local': Permission denied", Fault.NODE),
-        ("refused: argument 3 holds a NUL byte", Fault.JOB),
+        ("refused: argument 3 contains a NUL byte", Fault.JOB),
         ("a line before\nrefused: /a leads out of /b", Fault.JOB),
         ("initializing source docker://nope:1: reading manifest 1 in docker.io: manifest unknown", Fault.JOB),
         ('initializing source docker://localhost/x: pinging container registry localhost: Get "..."', Fault.JOB),
@@ -60,12 +60,30 @@ INIT = "Error: container-init binary not found on the host: stat /usr/libexec/po
         ("Error: statfs /more/data/set: no such file or directory", Fault.NODE),
         ('chdir to cwd ("/work") set in config.json failed: permission denied', Fault.OWN),
         ("cannot write the output file /home/ann/1.out", Fault.OWN),
+        ("sh: cannot create /full/1.out: No space left on device\ncannot write the output file /full/1.out", Fault.OWN),
+        ("cannot write the file of --error /nowhere/1.err", Fault.OWN),
+        ("Error: statfs /data/set: input/output error", Fault.OWN),
+        ('Error: lstat "/data/set": No space left on device', Fault.OWN),
+        ('error mounting "/x" to rootfs at "/mnt/set": mkdir /o/merged/mnt/set: read-only file system', Fault.OWN),
+        ('error mounting "/x" to rootfs at "/mnt/set": mkdir /o/merged/mnt/set: no space left on device', Fault.NODE),
+        ("mkdir /var/lib/containers/storage: read-only file system", Fault.NODE),
+        ("invalid specification: destination can't be '/'", Fault.OWN),
+        ("procHooks process: unable to set memory limit to 1048576 (current usage: 2433024)", Fault.OWN),
+        ("Error response from daemon: Minimum memory limit allowed is 6MB", Fault.OWN),
+        ("Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs available", Fault.OWN),
         ("requested access to the resource is denied", Fault.OWN),
         ("pinging container registry r.example: Get ...: dial tcp: i/o timeout", Fault.REGISTRY),
     ],
 )
 def test_words(error: str, fault: Fault) -> None:
     assert fault_of(error, OWN) == fault
+
+
+def test_what_a_user_wrote_is_not_the_engines_word() -> None:
+    wrote = "/a: no space left on device"
+    assert (
+        fault_of(f"Error: statfs {wrote}: no such file or directory", spec(mounts=(Mount(wrote, "/b"),))) == Fault.OWN
+    )
 
 
 def job(*nodes: str, user: str = "ann", requeue: bool = True) -> Job:
@@ -112,7 +130,7 @@ def test_what_may_not_be_tried_again_ends_at_once_as_its_own_fault_over_its_own_
     ("failures", "spare", "suspicious"),
     [
         ([failed("a"), failed("b"), failed("c", "bob")], False, True),
-        ([failed("a"), failed("b"), failed("c", image="other")], True, True),
+        ([failed("a"), failed("b"), failed("c", image="other")], True, False),  # three bad images
         ([failed("a"), failed("b"), failed("c", image="other")], False, False),
         ([failed("a"), failed("b"), failed("c")], True, False),  # one bad image
         ([failed("a"), failed("b"), failed("c", verdict="node")], True, True),
@@ -120,6 +138,10 @@ def test_what_may_not_be_tried_again_ends_at_once_as_its_own_fault_over_its_own_
         ([failed("a"), failed("a"), failed("a", "bob")], True, False),  # one job
         ([failed("a"), failed("b", "bob")], True, False),
         ([failed("a", verdict="job"), failed("b"), failed("c", "bob")], True, False),
+        ([failed(name, own=True, verdict="node") for name in "abcde"], True, False),
+        ([failed(name, name, own=True, verdict="node") for name in "abcde"], True, False),
+        ([failed("a"), failed("b", own=True), failed("c", "bob")], True, False),
+        ([failed("a"), failed("b", own=True), failed("c", "bob"), failed("d")], True, True),
     ],
 )
 def test_when_a_node_is_at_fault(failures: list[FailedLaunch], spare: bool, suspicious: bool) -> None:
@@ -202,6 +224,19 @@ def test_who_drained_it_by_hand_is_not_overruled() -> None:
 NODES = st.sampled_from(["n0", "n1", "n2"])
 
 
+@given(st.lists(st.tuples(NODES, st.sampled_from("abcdef"), st.sampled_from("uvw"), st.booleans()), max_size=40))
+def test_what_jobs_name_themselves_never_suspends_a_node(launches: list[tuple[str, str, str, bool]]) -> None:
+    site = Site()
+    for node, name, user, works in launches:
+        site.launch(node, failed(name, user, own=not works), works=works)
+        assert not site.suspended
+
+
+def test_a_mistyped_folder_does_not_clear_a_node_of_what_else_failed_there() -> None:
+    failures = with_failure({"n0": (failed("a"), failed("b"))}, "n1", failed("c", own=True))
+    assert [f.verdict for f in (*failures["n0"], *failures["n1"])] == ["", "", ""]
+
+
 @given(st.lists(st.tuples(NODES, st.sampled_from("abcdef")), max_size=40))
 def test_one_users_bad_image_never_suspends_a_node(launches: list[tuple[str, str]]) -> None:
     site = Site()
@@ -278,4 +313,6 @@ def test_the_last_node_of_a_partition_is_not_taken_by_one_user() -> None:
     assert site.records["n0"].drain_reason is None
     site.records["n2"] = NodeRecord(name="n2")
     site.launch("n0", failed("d", image="d"), works=False)
+    assert site.records["n0"].drain_reason is None, "no other user's, and none has run elsewhere"
+    site.launch("n2", failed("a", image="a"), works=True)
     assert "4 launches of 4 jobs failed here; why" in str(site.records["n0"].drain_reason)

@@ -15,8 +15,6 @@ from gpusched.cluster.base import Operation
 from gpusched.cluster.requests import (
     MASTER_PORTS,
     environment,
-    expand_error,
-    expand_output,
     hostfile,
     launch_request,
     master_port,
@@ -26,6 +24,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import UsageError
 from gpusched.model.images import TRANSPORTS, image_error
 from gpusched.model.jobs import Allocation, Job, JobState, Mount, NodeAllocation
+from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.resources import Inventory, RuntimeName
 from gpusched.queue.store import RankRecord, Store
 from tests.controller.folding import spec
@@ -186,7 +185,7 @@ def test_what_the_inventory_forbids_by_now_is_not_launched() -> None:
     file = job(image="/home/alice/my.sif")
     declared = with_node("n0", runtime=RuntimeName.APPTAINER)
     assert launch_request(file, part, declared, "c", secrets={}, run_as=(1, 1), mount_anything=False).image
-    with pytest.raises(UsageError, match="is no name in a registry"):
+    with pytest.raises(UsageError, match="is not a registry image name"):
         launch_request(file, part, inventory(), "c", secrets={}, run_as=(1, 1), mount_anything=False)
 
 
@@ -243,7 +242,7 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
         expected = run_as and (daemon.pw_uid, daemon.pw_gid)
         assert [w.request.run_as for w in found if w.request] == [expected] * 2
     assert launches(launcher, msgspec.structs.replace(job(), uid=64077)) == []
-    assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is not known"}
+    assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is unknown"}
 
 
 def test_the_nodes_of_a_script_have_one_key_and_one_node_has_none(launcher: Launcher, tmp_path: Path) -> None:
@@ -274,7 +273,7 @@ def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monke
 def test_what_cannot_be_launched_says_why_until_its_attempt_is_over(launcher: Launcher, tmp_path: Path) -> None:
     secret = job(secret_names=("A",))
     assert launches(launcher, secret) == []
-    assert launcher.errors == {(ID, 2, 0): "refused: its secrets are not there any more"}
+    assert launcher.errors == {(ID, 2, 0): "refused: its secrets are no longer stored"}
     SecretFiles(tmp_path).write(ID, {"A": "x"})
     (operation,) = launches(launcher, secret)
     assert operation.request is not None

@@ -42,7 +42,7 @@ SEEN = NodeRecord(name="n0", state=NodeState.IDLE, last_seen=NOW - 5, reading=re
 
 def test_a_node_is_unknown_until_it_has_been_read() -> None:
     record, events = update(NodeRecord(name="n0"), None)
-    assert (record.state, record.reason, events) == (NodeState.UNKNOWN, "not read yet", [])
+    assert (record.state, record.reason, events) == (NodeState.UNKNOWN, "not probed yet", [])
     record, _ = update(record, reading())
     assert record.state == NodeState.IDLE
 
@@ -71,7 +71,7 @@ def test_a_runtime_that_does_not_answer_takes_the_node_down_but_its_figures_coun
     hung = reading(containers=None, runtime_error="podman: timed out after 10 s")
     record, events = update(SEEN, hung)
     assert (record.state, events) == (NodeState.DOWN, ["node_down"])
-    assert record.reason == "podman does not answer: podman: timed out after 10 s"
+    assert record.reason == "podman does not respond: podman: timed out after 10 s"
     assert record.reading == hung
 
 
@@ -115,13 +115,13 @@ def test_dead_is_down_for_long_enough() -> None:
 
 def test_what_is_stuck_there_stands_in_the_reason() -> None:
     observation = Observation(began=NOW - 1, result=reading())
-    record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not handed out: x")
-    assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not handed out: x")
+    record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not allocated: x")
+    assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not allocated: x")
 
 
 def test_the_borders_of_silence_are_where_the_settings_say() -> None:
     silent = msgspec.structs.replace(SEEN, down_since=NOW)
-    assert update(silent, failure(at=NOW + 29), NOW + 29)[0].reason == "not answering for 29 s: no answer; look at it"
+    assert update(silent, failure(at=NOW + 29), NOW + 29)[0].reason == "not responding for 29 s: no answer; look at it"
     assert update(silent, failure(at=NOW + 30), NOW + 30)[0].state == NodeState.DOWN
     never = update(NodeRecord(name="n0"), failure())[0]
     assert (never.state, never.down_since) == (NodeState.DOWN, NOW), "never read: nothing to wait for"
@@ -194,9 +194,9 @@ def test_what_is_said_of_a_node_that_left() -> None:
         return found.state, found.reason
 
     left = "no longer in inventory.yaml"
-    assert said(SEEN, reading(), True) == ("DRAINING", f"{left}; its jobs run on")
-    assert said(SEEN, reading(), False) == ("DRAINING", f"{left}; it is being tidied up")
-    assert said(SEEN, reading(), False, "x is stuck") == ("DRAINING", f"{left}; it is being tidied up; x is stuck")
+    assert said(SEEN, reading(), True) == ("DRAINING", f"{left}; its jobs keep running")
+    assert said(SEEN, reading(), False) == ("DRAINING", f"{left}; it is being cleaned up")
+    assert said(SEEN, reading(), False, "x is stuck") == ("DRAINING", f"{left}; it is being cleaned up; x is stuck")
     silent = msgspec.structs.replace(SEEN, down_since=NOW - 50)
     assert said(silent, failure(), True, "x is stuck") == ("DOWN", f"no answer; look at it; {left}")
 

@@ -76,7 +76,7 @@ def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) ->
     assert made(store, Notices(), event) == [("ada", "node")]
     assert len(made(store, whose, event)) == 2, "mail, and the receiver of her jobs"
     (told,) = Maker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
-    assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not answer", None)
+    assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not respond", None)
 
 
 @pytest.mark.parametrize(

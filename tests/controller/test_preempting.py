@@ -120,7 +120,7 @@ def test_a_job_is_stopped_waits_and_runs_again(site: Site) -> None:
     site.turn()
     stopping = site.job(first)
     assert stopping.state == JobState.COMPLETING
-    assert stopping.message == f"stopped by stopper for job {new}"
+    assert stopping.message == f"preempted by stopper for job {new}"
     assert site.job(new).state == JobState.PENDING
     assert stopping.preemptions is None, "not yet stopped"
     site.turn()
@@ -171,7 +171,7 @@ def test_what_may_not_be_stopped_is_not_whatever_the_policy_wants(site: Site) ->
     site.turn()
     assert site.job("solid").state != JobState.COMPLETING or site.job("solid").reason != "Preempted"
     refused = [e.data["why"] for e in site.store.events() if e.kind == "plan_rejected"]
-    assert all("does not say that it may be stopped" in why or "is not running" in why for why in refused)
+    assert all("is not preemptible" in why or "is not running" in why for why in refused)
 
 
 def test_no_more_often_than_the_rules_say(site: Site) -> None:

@@ -102,7 +102,7 @@ def test_a_promotion_is_remembered_with_what_it_replaced(office: Office) -> None
 
 def test_only_the_very_same_is_in_charge_already(office: Office) -> None:
     office.promote("mine")
-    with pytest.raises(GpuschedError, match=r"mine \(.*\) is in charge of p already"):
+    with pytest.raises(GpuschedError, match=r"mine \(.*\) is already live in p"):
         office.promote("mine")
     office.write("twin", "order: sjf\n")
     office.promote("twin")
@@ -124,12 +124,12 @@ def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
     office.write("mine", "order: ljf\n")
     assert take_up(office.store, office.inventory, {"p": office.last().spec}, NOW).policies["p"].order == "sjf"
     for ask in (office.promote, office.shadow):
-        with pytest.raises(GpuschedError, match=f"was {seen}: it changed meanwhile"):
+        with pytest.raises(GpuschedError, match=f"was {seen}: it has changed"):
             ask("mine", version=seen)
         with pytest.raises(GpuschedError, match="partition"):
             ask("mine", partition="q")
         for version in ("0", "~"):
-            with pytest.raises(GpuschedError, match=f"was {version}: it changed meanwhile"):
+            with pytest.raises(GpuschedError, match=f"was {version}: it has changed"):
                 ask("mine", version=version)
     Path(office.path("mine")).unlink()
     for ask in (office.promote, office.shadow):
@@ -249,14 +249,14 @@ def test_a_promotion_ends_the_shadow_of_the_same(office: Office) -> None:
 
 def test_a_shadow_begins_anew_and_ends_once(office: Office) -> None:
     off = ShadowOff(time=NOW, partition="p")
-    with pytest.raises(GpuschedError, match="there is no shadow in p"):
+    with pytest.raises(GpuschedError, match="no shadow policy in p"):
         office.desk().shadow_off(off, "ann", office.now)
     office.shadow("mine")
     office.store.put_shadow(msgspec.structs.replace(office.store.shadows()["p"], decisions=7))
     office.desk().shadow_off(off, "bob", office.now)
     ended: Shadow = office.store.shadows()["p"]
     assert (ended.until, ended.decisions) == (office.now, 7)
-    with pytest.raises(GpuschedError, match="there is no shadow in p"):
+    with pytest.raises(GpuschedError, match="no shadow policy in p"):
         office.desk().shadow_off(off, "ann", office.now)
     office.shadow("mine")
     assert (office.store.shadows()["p"].until, office.store.shadows()["p"].decisions) == (None, 0)
@@ -266,7 +266,7 @@ def test_a_shadow_begins_anew_and_ends_once(office: Office) -> None:
 
 
 def test_modes_are_of_slurm_and_go_with_the_change(office: Office) -> None:
-    with pytest.raises(GpuschedError, match="p is no partition of Slurm, so it has no mode"):
+    with pytest.raises(GpuschedError, match="p is not a partition of Slurm, so it has no mode"):
         office.promote("mine", mode=SlurmMode.DECIDE)
     office.promote("mine")
     assert office.last().mode is None
@@ -282,9 +282,9 @@ def test_modes_are_of_slurm_and_go_with_the_change(office: Office) -> None:
     office.promote("mine", mode=SlurmMode.ADVISE)
     office.promote("mine", mode=SlurmMode.DECIDE)
     assert (mode(), office.told("policy_changed")[-1].data["mode"]) == (SlurmMode.DECIDE, "decide")
-    with pytest.raises(GpuschedError, match="is in charge of p already"):
+    with pytest.raises(GpuschedError, match="is already live in p"):
         office.promote("mine", mode=SlurmMode.DECIDE)
-    with pytest.raises(GpuschedError, match="is in charge of p already"):
+    with pytest.raises(GpuschedError, match="is already live in p"):
         office.promote("mine")
     office.promote("sjf")
     assert (office.in_charge(), mode()) == ("sjf", SlurmMode.DECIDE), "without a word it stays"

@@ -183,7 +183,8 @@ def test_whose_fault_a_failed_launch_is(error: str, state: JobState) -> None:
         assert (step.job.exit_code, step.launch_failed) == (125, None)
     else:
         assert (step.job.excluded_nodes, step.job.unlaunched_on) == (("n0",), ("n0",))
-        assert step.launch_failed == ("n0", error)
+        assert step.launch_failed is not None
+        assert step.launch_failed[:2] == ("n0", error)
         assert step.job.eligible_time == NOW + 10
 
 
@@ -192,7 +193,7 @@ def test_a_launch_that_fails_over_the_jobs_own_words_twice_is_its_fault_and_says
     answer = says("failed", exit_code=125, error="cannot write the output file /nowhere/x")
     step = reconcile_job(again, ranks(), world(answer))
     assert (step.job.state, step.job.reason) == (JobState.FAILED, "LaunchFailed")
-    assert step.job.message.endswith("cannot write the output file /nowhere/x (as on n7 before)")
+    assert step.job.message.endswith("cannot write the output file /nowhere/x (as earlier on n7)")
     others = {"n0": (FailedLaunch(job="o", user="bob"),)}
     assert reconcile_job(again, ranks(), world(answer, failed_launches=others)).job.state == JobState.PENDING
 
@@ -224,14 +225,14 @@ def test_out_of_memory(code: int) -> None:
     big = job(JobState.RUNNING, spec=spec(memory_mib_per_node=524288))
     step = reconcile_job(big, ranks(), world(says("exited", exit_code=code, oom_killed=True)))
     assert (step.job.state, step.job.reason) == (JobState.OUT_OF_MEMORY, "OutOfMemory")
-    assert "(512G asked for)" in step.job.message
+    assert "(512G requested)" in step.job.message
 
 
 @pytest.mark.parametrize(
     ("runtime", "signalled", "said"),
     [
-        ("podman", None, "rank 0 on n0 was killed by signal KILL from outside (137)"),
-        ("process", None, "killed by signal KILL from outside, by hand or for want of the node's memory (137)"),
+        ("podman", None, "rank 0 on n0 was killed by an external SIGKILL (137)"),
+        ("process", None, "killed by an external SIGKILL, manually or because the node ran out of memory (137)"),
         ("docker", "KILL", "rank 0 on n0 exited with 137"),  # the signal that the job asked for, before its limit
     ],
 )
@@ -428,7 +429,7 @@ def test_a_launch_of_which_nothing_is_there_is_the_nodes_fault_once_it_was_asked
         step = reconcile_job(job(JobState.STARTING), ranks(launched_at=launched), world(says(None)))
         assert step.job.state is state
     assert step.job.excluded_nodes == ("n0",)
-    assert "rank 0 on n0: the node has nothing of the launch" in step.job.message
+    assert "rank 0 on n0: the node has no trace of the launch" in step.job.message
     lost = reconcile_job(job(JobState.STARTING, excluded_nodes=("n5", "n0")), ranks(), world(says("lost")))
     assert "rank 0 on n0: the launcher died" in lost.job.message
     assert lost.job.excluded_nodes == ("n5", "n0")
@@ -455,7 +456,7 @@ def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() ->
     over = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99, trouble="no fork"), world(says("ready")))
     assert over.events[0].data["message"] == "rank 0 on n0 could not be started: no fork"
     silent_one = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99), world(says("ready")))
-    assert silent_one.events[0].data["message"].endswith("could not be started: the node gave no reason")
+    assert silent_one.events[0].data["message"].endswith("could not be started: no reason given by the node")
 
 
 def test_once_it_runs_tries_are_counted_anew_and_the_last_rank_says_when_it_began() -> None:
@@ -498,7 +499,7 @@ def test_of_several_that_failed_the_first_rank_is_told_of() -> None:
     unknown = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited")))
     assert unknown.job.message == "rank 0 on n0 exited with an unknown code"
     late = reconcile_job(job(JobState.RUNNING, start_time=NOW - 600), ranks(), world(says("running")))
-    assert (ending(late).message, ending(late).kill_at) == ("ran into its limit of 600 s", NOW + 10)
+    assert (ending(late).message, ending(late).kill_at) == ("exceeded its 600 s time limit", NOW + 10)
 
 
 def test_how_one_that_does_not_end_is_pressed() -> None:

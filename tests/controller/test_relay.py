@@ -19,7 +19,6 @@ import msgspec
 import pytest
 
 from gpusched.controller import peers, relay
-from gpusched.controller.lastgood import declared_or_kept, keep
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
 from gpusched.model.relay import (
@@ -46,6 +45,7 @@ from gpusched.model.relay import (
 )
 from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
+from gpusched.queue.lastgood import declared_or_kept, keep
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
 from tests.cli_nodes.test_logs import ID, Attempt
@@ -180,7 +180,7 @@ def test_who_may_be_attached(call: Callable[..., Caller], site: relay.Site, clus
     asked = Attach(job=ID, attempt=1), Forward(job=ID, attempt=1, port=22)
     for request in asked:
         assert "belongs to ann" in Caller(site, OTHER, request).hear().failure
-        assert "'gpusched run' did not make it" in Caller(site, OWNER, request).hear().failure
+        assert "not started with 'gpusched run'" in Caller(site, OWNER, request).hear().failure
     ours = job(ID, JobState.COMPLETING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
     cluster.store.put_jobs([ours])
     for request in asked:
@@ -469,6 +469,20 @@ def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.soc
     assert session.did == [b"ab", "close"]
 
 
+def test_a_session_ends_with_its_listener_and_a_socket_that_was_closed_is_no_error(
+    ends: tuple[socket.socket, Timed],
+) -> None:
+    peer, session = peers.Peer(ends[1]), Heard()
+    peer.start_listening(session, True, None)  # type: ignore[arg-type]
+    peer.hang_up()
+    assert session.did == ["close"], "before the socket may be closed"
+    ends[1].close()
+    peer.listen(session, True, None)  # type: ignore[arg-type]
+    assert session.did == ["close", "close"]
+    with pytest.raises(OSError, match="closed"):
+        peer._is_gone()
+
+
 def test_what_is_sent_counts_as_a_sign_of_life(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,7 +548,7 @@ def turned_away(door: relay.Door) -> str:
         ((kind, payload),) = Frames().feed(ours.recv(65536))
         assert kind == FAILED
         failure = msgspec.json.decode(payload, type=Failure)
-        assert (failure.hint, failure.transient) == ("end some of them", True)
+        assert (failure.hint, failure.transient) == ("close some of them", True)
         return failure.message
 
 
@@ -542,7 +556,7 @@ def test_sessions_are_bounded_in_all_too(site: relay.Site, monkeypatch: pytest.M
     door = relay.Door(site, print)
     door._inside.update({n: 1 for n in range(relay.MAX_SESSIONS)})
     before = dict(door._inside)
-    assert turned_away(door) == "too many sessions (at most 32 of a user, 256 in all)"
+    assert turned_away(door) == "too many sessions (at most 32 per user, 256 in all)"
     assert dict(door._inside) == before
     door._inside = Counter({os.getuid(): 32})
     assert "too many sessions" in turned_away(door)

@@ -65,7 +65,7 @@ def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place)
     for place.now, there in ((5.0 + RELAY_RESTART_S - 0.1, False), (5.0 + RELAY_RESTART_S, True)):
         place.relaying.watch()
         assert (place.pid() is not None) is there
-    assert place.said == ["the relay to running jobs ended (exit code -9); it is started again"]
+    assert place.said == ["the relay to running jobs ended (exit code -9); restarting it"]
     assert process.stdin is not None
     assert process.stdin.closed
 

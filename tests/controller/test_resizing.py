@@ -136,7 +136,7 @@ def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
     assert (step.job.resizes.unusable, step.job.resizes.before, step.job.resizes.count) == ((1,), None, 2)
     assert step.job.ending is not None
     assert step.job.ending.resize == ResizeTo(gpus=2, asked_at=NOW, back=True)
-    assert "made no step within 100 s" in step.job.message
+    assert "no step within 100 s" in step.job.message
     gone = reconcile_job(step.job, ranks(signalled="TERM"), world(says("exited", exit_code=0, finished_at=NOW)))
     assert gone.job.resizes is not None
     assert (gone.job.state, gone.job.resizes.frozen, gone.job.resizes.resume_at) == (JobState.PENDING, "", 2)

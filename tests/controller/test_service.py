@@ -61,6 +61,9 @@ class Nodes(ImaginedCluster):
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory
 
+    def watch_ends(self) -> None:
+        pass
+
     def has_news(self) -> bool:
         return False
 
@@ -183,7 +186,7 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     service.run(0.0)
     assert [n.name for n in service.cycle.inventory.nodes] == ["n0", "n1", "n2"]
     assert site.nodes.declared is service.cycle.inventory
-    assert (service.store.meta("tick_s"), site.said[-1]) == ("9.0", f"took up the changed {site.path}")
+    assert (service.store.meta("tick_s"), site.said[-1]) == ("9.0", f"reloaded {site.path}")
     for text in ("partitions: [", "partitions: [ "):  # the same mistake, and told of once
         site.change(text)
         service.run(0.0)
@@ -226,7 +229,7 @@ def test_what_goes_on_is_as_it_was_after_the_clock_was_set(site: Installation) -
     job = service.store.job(command.id)
     assert job is not None
     assert job.submit_time == pytest.approx(command.time - 900.0, abs=1e-3)
-    assert "this machine's clock was set by -900 s; limits, retries and graces go on as before" in site.said
+    assert "this machine's clock was set by -900 s; limits, retries and grace periods are unaffected" in site.said
     before = len(site.said)
     service.run(0.0)
     assert site.said[before:] == []
@@ -238,7 +241,7 @@ def test_a_cycle_that_could_not_be_recorded_is_done_again(site: Installation) ->
     service.recover(sqlite3.OperationalError("database or disk is full"))
     assert service.cycle is not cycle
     assert service.cycle.inbox is inbox
-    assert "database or disk is full; tried again" in site.said[-1]
+    assert "database or disk is full; retrying" in site.said[-1]
     command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec())
     service.cycle.inbox.deliver(command)
     service.run(0.0)
@@ -265,7 +268,7 @@ def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) ->
     service.predict_starts()
     service.predict_starts()
     assert broken.calls == 101, "asked once, and closed"
-    assert site.said[-1] == "no more starts are predicted until the next start: ZeroDivisionError: oh"
+    assert site.said[-1] == "start predictions are off until the controller restarts: ZeroDivisionError: oh"
     assert site.kinds()[-1] == "foretelling_failed"
 
 
@@ -297,7 +300,7 @@ def test_logs_that_cannot_be_taken_back_are_told_of(site: Installation, monkeypa
 
     monkeypatch.setattr(module, "secure_logs", fails)
     site.start()
-    why = f"output of earlier versions cannot be taken back: {site.state} is read-only; look at {site.state / 'logs'}"
+    why = f"output of earlier versions cannot be reclaimed: {site.state} is read-only; see {site.state / 'logs'}"
     assert site.said == [why]
 
 
@@ -397,7 +400,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
     assert site.nodes.waited == [3.0] * 4
     assert relays == (["watch"] * 4 if shared else ["predict_starts"] * 3) + ["close"]
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
-    assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said
+    assert f"controller {os.getpid()} on {site.state}: 2 nodes" in site.said
     assert not (site.state / FILE).exists()
 
 

@@ -130,15 +130,15 @@ def test_an_agent_that_cannot_answer_is_counted_apart(desk: Desk, tmp_path: Path
     desk.put(msgspec.structs.replace(SKIPS, budget_s=0.25), trouble="old")
     desk.shadowing._asked["p"] = Thinks()  # type: ignore[assignment]
     found = desk.ask(BLOCKED)
-    assert (counts(found), found.trouble) == ((0, 0, 0, 0, 1, 0), "no answer within its budget of 250 ms")
+    assert (counts(found), found.trouble) == ((0, 0, 0, 0, 1, 0), "no answer within its time budget of 250 ms")
     del desk.shadowing._asked["p"]
     assert desk.ask(BLOCKED).trouble == "", "it answers again"
 
 
 def test_budgets_in_words() -> None:
-    assert late_line(0.5) == "no answer within its budget of 500 ms"
-    assert late_line(1.0) == "no answer within its budget of 1 s"
-    assert late_line(2.5) == "no answer within its budget of 2.5 s"
+    assert late_line(0.5) == "no answer within its time budget of 500 ms"
+    assert late_line(1.0) == "no answer within its time budget of 1 s"
+    assert late_line(2.5) == "no answer within its time budget of 2.5 s"
 
 
 def test_it_sees_recent_use_though_no_live_policy_asks_for_it(desk: Desk) -> None:

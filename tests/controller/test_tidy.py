@@ -171,11 +171,11 @@ def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
 
 def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
     one = rank(stuck=True, gpus=(3, 1), trouble="busy")
-    assert stuck_on("n0", [one]) == f"GPU 1, 3 not handed out: attempt 1 of job {ID} cannot be ended (busy)"
+    assert stuck_on("n0", [one]) == f"GPU 1, 3 not allocated: attempt 1 of job {ID} cannot be killed (busy)"
     plain = rank(stuck=True, attempt=2)
-    assert stuck_on("n0", [plain]) == f"attempt 2 of job {ID} cannot be ended"
-    assert stuck_on("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not handed out: ")
-    assert stuck_on("n0", [plain, one]).endswith("cannot be ended, and 1 more")
+    assert stuck_on("n0", [plain]) == f"attempt 2 of job {ID} cannot be killed"
+    assert stuck_on("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not allocated: ")
+    assert stuck_on("n0", [plain, one]).endswith("cannot be killed, and 1 more")
     assert stuck_on("n0", [plain, one, plain]).endswith(", and 2 more")
     others = [rank(), rank(stuck=True, gone=True), rank(stuck=True, node="n1")]
     assert stuck_on("n0", others) == ""

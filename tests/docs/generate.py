@@ -20,7 +20,7 @@ import yaml
 
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.reservations import Asked
-from gpusched.client.script.sbatch import OPTIONS, Refused, Understood, all_names
+from gpusched.client.script.sbatch import OPTIONS, Refused, all_names
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
@@ -170,18 +170,16 @@ def _sbatch_names(name: str) -> str:
     return f"`-{short}`, `--{name}`" if short else f"`--{name}`"
 
 
-def _sbatch_understood() -> str:
-    rows = [(_sbatch_names(n), _as_code(o.means)) for n in all_names() if isinstance(o := OPTIONS[n], Understood)]
-    return table(("sbatch", "here"), rows)
-
-
-def _sbatch_refused() -> str:
-    rows = [
-        (_sbatch_names(n), _as_code(f"{o.why}; {o.hint}" if o.hint else o.why))
-        for n in all_names()
-        if isinstance(o := OPTIONS[n], Refused)
-    ]
-    return table(("sbatch", "why"), rows)
+def _sbatch_results() -> str:
+    rows = []
+    for name in all_names():
+        option = OPTIONS[name]
+        if isinstance(option, Refused):
+            here, result = f"{option.why}; {option.hint}" if option.hint else option.why, "refused"
+        else:
+            here, result = option.means.removeprefix("no effect: "), option.result
+        rows.append((_sbatch_names(name), result, _as_code(here)))
+    return table(("sbatch", "result", "here"), rows)
 
 
 def _as_code(text: str) -> str:
@@ -499,8 +497,7 @@ def _read_variables() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "cli": _cli,
-    "sbatch-understood": _sbatch_understood,
-    "sbatch-refused": _sbatch_refused,
+    "sbatch-results": _sbatch_results,
     "settings": _settings,
     "logs": _logs,
     "partition": _partition,

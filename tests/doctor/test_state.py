@@ -74,6 +74,14 @@ def test_open_to_others(state: Path, folder: str) -> None:
     assert wrong(state) == {"permissions": "fail"}
 
 
+def test_a_database_that_others_can_lock(state: Path) -> None:
+    assert "permissions" not in wrong(state)
+    (state / DATABASE).chmod(0o644)
+    found = examine(state)["permissions"]
+    assert (found.status, found.hint) == ("warn", "restart the controller, which closes it to them")
+    assert str(state / DATABASE) in found.message
+
+
 def test_a_damaged_database(state: Path) -> None:
     path = state / DATABASE
     data = bytearray(path.read_bytes())

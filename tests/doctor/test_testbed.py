@@ -64,7 +64,7 @@ def test_a_container_is_started_as_a_jobs_would_be(
     assert "nvidia-ctk cdi generate" in of(findings, no_file.name)["container"].hint
     assert "container-init binary not found" in of(findings, no_init.name, "fail")["container"].message
     assert of(findings, busy.name, "ok")["container"].message == "not tried: no GPU is free now"
-    assert "no image is there yet" in of(findings, no_image.name, "ok")["container"].message
+    assert "no image on the node yet" in of(findings, no_image.name, "ok")["container"].message
     assert left == [""] * 4
     assert of(examine(write_inventory(), tmp_path / "state"), no_file.name, "ok")["container"].message.startswith(
         "started one with GPU "
@@ -75,7 +75,7 @@ def test_only_some_nodes(testbed: Testbed, write_inventory: WriteInventory, tmp_
     path = write_inventory()
     subjects = {f.subject for f in examine(path, tmp_path, nodes=["dgx002"])}
     assert subjects & {n.name for n in testbed.nodes} == {"dgx002"}
-    with pytest.raises(UsageError, match="no node is called dgx9"):
+    with pytest.raises(UsageError, match="no node named dgx9"):
         examine(path, tmp_path, nodes=["dgx9"])
 
 
@@ -114,16 +114,16 @@ def test_sick_gpus(testbed: Testbed, write_inventory: WriteInventory, tmp_path: 
     assert of(findings, lost.name, "fail")["gpus"].message.startswith("GPU 3 is lost: ")
     assert of(findings, lost.name, "fail")["mig"].message.startswith("GPU 1 is in MIG mode")
     assert of(findings, odd.name, "fail")["ecc"].message == "GPU 2 has 7 uncorrected memory errors"
-    assert of(findings, few.name, "fail")["gpus"].message == "GPU 6, 7 are declared but not there (6 found)"
+    assert of(findings, few.name, "fail")["gpus"].message == "GPU 6, 7 are declared but missing (6 found)"
     assert set(of(findings, none.name, "fail")) == {"nvml"}
     assert "driver" in of(findings, none.name)["nvml"].hint
-    assert of(findings, odd.name, "warn")["gpu type"].message.endswith("the driver says Tesla V100-SXM2-32GB")
+    assert of(findings, odd.name, "warn")["gpu type"].message.endswith("the driver reports Tesla V100-SXM2-32GB")
 
 
 def test_declared_too_much(testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path) -> None:
     findings = examine(write_inventory("dgx001", cores=9999, memory="999T", gpus=4), tmp_path)
     assert set(of(findings, "dgx001", "fail")) == {"cores", "memory"}
-    assert of(findings, "dgx001", "warn")["gpus"].message == "4 are declared, 8 are there"
+    assert of(findings, "dgx001", "warn")["gpus"].message == "4 declared, 8 found"
 
 
 def test_a_noisy_shell_without_python(testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_init_round_trip(testbed: Testbed, tmp_path: Path) -> None:
     assert [(f.name, f.gpus) for f in a100.flavors][-2:] == [("l-A100", 8), ("f-A100", 16)]
     assert f"# - {testbed.nodes[3].address}" in path.read_text()
     assert "is an estimate" in path.read_text()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_file(path, "partitions: {}\n")
     assert load_inventory(path) == inventory
     assert [p.name for p in tmp_path.iterdir()] == ["inventory.yaml"]

@@ -45,7 +45,7 @@ def messages(found: Inventory, **changes: Wiring) -> list[str]:
 def test_agreement() -> None:
     (finding,) = judge_topology(inventory(*RACKS), AGREED)
     assert (finding.status, finding.message) == (
-        "ok", "2 racks; nothing that 6 of their 6 nodes tell is otherwise",
+        "ok", "2 racks; confirmed by 6 of 6 nodes",
     )  # fmt: skip
     assert judge_topology(inventory(), AGREED) == [], "nothing is declared"
     (finding,) = judge_topology(inventory(*RACKS), {})
@@ -54,20 +54,20 @@ def test_agreement() -> None:
 
 def test_a_node_on_another_switch() -> None:
     assert messages(inventory(*RACKS), g3=wired("l2")) == [
-        "g3 should hang on r1, whose nodes LLDP sees on l1; it sees l2",
+        "g3 should be on r1, whose nodes LLDP sees on l1; it sees l2",
     ]
 
 
 def test_two_racks_on_one_switch() -> None:
     assert messages(inventory(*RACKS), **dict.fromkeys(("g4", "g5", "g6"), wired("l1"))) == [
-        "r1, r2 are declared as different racks, and LLDP sees all of them on l1",
+        "r1, r2 are declared as different racks, but LLDP sees all of them on l1",
     ]
 
 
 def test_a_node_that_no_switch_names() -> None:
     short = Switch(name="r2", nodes=("g4",))
-    assert messages(inventory(RACKS[0], short)) == ["no switch names g[5-6]"]
-    assert messages(inventory(Switch(name="spine"))) == ["no switch names g[1-6]"]
+    assert messages(inventory(RACKS[0], short)) == ["not on any switch: g[5-6]"]
+    assert messages(inventory(Switch(name="spine"))) == ["not on any switch: g[1-6]"]
 
 
 def test_an_uplink_slower_than_a_nic() -> None:
@@ -88,5 +88,5 @@ def test_nics_that_differ_within_a_partition() -> None:
 
 def test_an_nvlink_domain_across_racks() -> None:
     changes = {"g3": wired("l1", domain="u.1"), "g4": wired("l2", domain="u.1"), "g5": wired("l2", domain="u.2")}
-    assert messages(inventory(*RACKS), **changes) == ["the NVLink domain u.1 of g[3-4] goes across r1, r2"]
+    assert messages(inventory(*RACKS), **changes) == ["the NVLink domain u.1 of g[3-4] spans r1, r2"]
     assert messages(inventory(*RACKS), g3=wired(None, domain="u.1")) == [], "no LLDP, and alone in its domain"

@@ -149,6 +149,7 @@ class Cluster:
     def stop_controller(self) -> int:
         """``kill``; returns the exit code."""
         assert self.controller is not None
+        self.controller.send_signal(signal.SIGCONT)  # a test that failed may have stopped it
         self.controller.send_signal(signal.SIGTERM)
         return self.controller.wait(timeout=30)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,6 +70,49 @@ def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
     assert len([line for line in small.controller_log.splitlines() if "could not be recorded" in line]) < 100
 
 
+def shrink(folder: Path) -> None:
+    """Leave no block of a tmpfs free."""
+    used = os.statvfs(folder)
+    subprocess.run(
+        ["mount", "-o", f"remount,size={(used.f_blocks - used.f_bfree) * used.f_frsize}", folder], check=True
+    )
+
+
+def test_commands_confirmed_before_the_disk_was_full_are_all_done_once(small: Cluster) -> None:
+    """The transaction's body succeeds in memory, and its COMMIT finds no room."""
+    small.start_controller()
+    held = small.submit("--hold", "--gpus", "1")
+    wait_until(lambda: small.state_of(held) == "PENDING", 20, "a job to give orders for")
+    assert small.controller is not None
+    for number in range(2):
+        small.controller.send_signal(signal.SIGSTOP)
+        jobs = [small.submit("--hold", "--gpus", "1") for _ in range(3)]
+        small.cli("cancel", jobs[0])
+        small.cli("priority", held, f"-{number + 1}")
+        small.cli("drain", "dgx003", "--reason", f"look {number}")
+        confirmed = set(os.listdir(small.state / "inbox" / "new"))
+        assert len(confirmed) == 6
+        shrink(small.state)
+        said = small.controller_log.count("could not be recorded")
+        small.controller.send_signal(signal.SIGCONT)
+        wait_until(lambda said=said: small.controller_log.count("could not be recorded") > said, 60, "a failed cycle")
+        assert set(os.listdir(small.state / "inbox" / "new")) == confirmed, "not one of them is in the store"
+        subprocess.run(["mount", "-o", "remount,size=8m", small.state], check=True)
+        wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 90, "the commands to be taken")
+        found = [small.job(job) for job in [*jobs, held]]
+        assert [job and job.state for job in found] == ["CANCELLED", "PENDING", "PENDING", "PENDING"]
+        assert found[3] is not None
+        assert found[3].priority == -(number + 1)
+        with small.reader() as reader:
+            assert reader is not None
+            assert reader.node_records()["dgx003"].drain_reason == f"look {number}"
+        small.cli("resume", "dgx003")
+        wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 60, "the last command")
+    with small.reader() as reader:
+        assert reader is not None
+        assert sum(e.kind == "submitted" for e in reader.events()) == 7
+
+
 def test_a_read_only_state_folder(small: Cluster) -> None:
     junk = small.state / "logs" / "job" / "9.9.log"
     junk.parent.mkdir(parents=True)
@@ -106,7 +153,7 @@ def test_a_broken_inventory_is_refused_and_the_old_one_stays_in_force(cluster: C
         assert [e.kind for e in reader.events()].count("inventory_refused") == 3
     assert cluster.state_of(running) == "RUNNING"
     cluster.inventory.write_text(good)
-    wait_until(lambda: "took up the changed" in cluster.controller_log, 10, "the reload")
+    wait_until(lambda: "reloaded" in cluster.controller_log, 10, "the reload")
     traces.let_go("go")
     assert cluster.wait_state(running).state == JobState.COMPLETED
     assert cluster.wait_state(traces.submit("true")).state == JobState.COMPLETED
@@ -121,7 +168,57 @@ def test_garbage_in_the_inbox_of_a_running_controller(cluster: Cluster) -> None:
     assert cluster.wait_state(job).state == JobState.COMPLETED
     wait_until(lambda: list(new.iterdir()) == [], what="the inbox to be empty")
     refused = sorted(p.name for p in (cluster.state / "inbox" / "refused").iterdir())
-    assert refused == ["bad.submit", "folder.cancel", "link.cancel"]
+    assert refused == ["bad.submit"], "files are kept, for a person to look at"
+
+
+LOOKS = ("status", "nodes", "why {job}", "show {job}", "wait {job}", "cancel {job}", "quota", "power", "logs {job}")
+
+
+def test_a_damaged_row_is_set_aside_and_stops_nobody_elses_jobs(cluster: Cluster) -> None:
+    traces = Traces(cluster)
+    running = traces.until("go")
+    cluster.wait_state(running, "RUNNING")
+    damaged = cluster.submit("--hold", "--gpus", "1")
+    wait_until(lambda: cluster.state_of(damaged), 20, "a job to damage")
+    assert cluster.controller is not None
+    cluster.controller.send_signal(signal.SIGSTOP)
+    with contextlib.closing(sqlite3.connect(cluster.state / "gpusched.db")) as db, db:
+        db.execute("UPDATE jobs SET data = CAST('{\"id\": ' AS BLOB) WHERE id = ?", (damaged,))
+    for line in LOOKS:
+        done = cluster.cli(*line.format(job=damaged).split(), check=False)
+        assert "internal error" not in done.stderr + done.stdout, done
+        if done.returncode:
+            assert done.stderr.startswith(f"gpusched: error: the database is damaged: row {damaged} of jobs cannot"), (
+                done
+            )
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+    assert cluster.cli("status", check=False).returncode == 1
+    assert f"row {damaged} of jobs cannot be read" in cluster.cli("check", check=False).stdout
+    cluster.controller.send_signal(signal.SIGCONT)
+    wait_until(lambda: f"row {damaged} of jobs cannot be read" in cluster.controller_log, 60, "a word about it")
+    wait_until(lambda: cluster.cli("status", "--all", check=False).returncode == 0, 60, "an end of it")
+    found = cluster.wait_state(damaged, "FAILED")
+    assert "set aside: its row" in found.message
+    assert cluster.wait_state(traces.submit("true")).state == JobState.COMPLETED
+    traces.let_go("go")
+    assert cluster.wait_state(running).state == JobState.COMPLETED, "of another job nothing was lost"
+    assert cluster.cli("status").returncode == 0
+    assert set(traces.counted().values()) == {1}
+
+
+def test_a_database_of_garbage_is_one_clear_line(stopped: Cluster) -> None:
+    stopped.cli("tick")
+    content = bytearray((stopped.state / "gpusched.db").read_bytes())
+    for begin, said in ((4096, "the database is damaged"), (0, "file is not a database")):
+        content[begin : begin + 30 * 4096] = b"\xa5" * len(content[begin : begin + 30 * 4096])
+        (stopped.state / "gpusched.db").write_bytes(content)
+        for command in ("status", "nodes", "tick", "controller"):
+            done = stopped.cli(command, check=False)
+            assert done.returncode == 1, done
+            assert done.stderr.splitlines()[-1].endswith("see 'gpusched check'"), done
+            assert said in done.stderr or "malformed" in done.stderr, done
+            assert "Traceback" not in done.stderr
+        assert stopped.cli("check", check=False).returncode == 1
 
 
 def test_a_controller_whose_state_folder_was_replaced_takes_no_more_commands(stopped: Cluster) -> None:
@@ -130,7 +227,7 @@ def test_a_controller_whose_state_folder_was_replaced_takes_no_more_commands(sto
     assert first is not None
     stopped.state.rename(stopped.state.with_name("replaced"))
     assert first.wait(60) == 1
-    assert "was removed or replaced while this controller ran on it; it stops" in stopped.controller_log
+    assert "was removed or replaced while this controller used it; it stops" in stopped.controller_log
     stopped.start_controller()
     traces = Traces(stopped)
     job = traces.submit("true")

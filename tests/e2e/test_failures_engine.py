@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gpusched.model.jobs import JobState
@@ -11,6 +13,10 @@ from tests.e2e.failing import Traces
 from tests.testbed import TestNode, wait_until
 
 
+def has_failed(cluster: Cluster, job: str) -> bool:
+    return any(e.kind == "requeued" for e in cluster.events(job))
+
+
 @pytest.mark.one_partition
 def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> None:
     """A file of the driver is missing, as after an upgrade. All jobs are of one user and one image."""
@@ -18,13 +24,10 @@ def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> 
     cluster.cli("drain", "dgx003", "--reason", "later")
     cluster.wait_node("dgx003", "DRAINED")
 
-    def failed_once(job: str) -> bool:
-        return any(e.kind == "requeued" for e in cluster.events(job))
-
     broken.run(["sh", "-c", BREAK_CDI])
     try:
         jobs = [cluster.submit("--gpus", "2") for _ in range(3)]
-        wait_until(lambda: all(failed_once(job) for job in jobs), 60, "three failed launches")
+        wait_until(lambda: all(has_failed(cluster, job) for job in jobs), 60, "three failed launches")
         assert cluster.nodes()["dgx001"]["state"] in ("IDLE", "MIXED"), "it may be the one image"
         cluster.cli("resume", "dgx003")
         for job in jobs:
@@ -34,7 +37,7 @@ def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> 
         assert "suspended: 3 launches of 3 jobs failed here" in reason
         assert "gpusched resume dgx001" in reason
         listed = cluster.cli("status")
-        assert "suspended, since launches failed there: dgx001" in listed.stdout + listed.stderr
+        assert "nodes suspended after failed launches: dgx001" in listed.stdout + listed.stderr
         checked = {(f["check"], f["status"]): f for f in cluster.json("check", "dgx001", check=False)}
         assert MISSING in checked["container", "fail"]["message"]
         assert "resume dgx001" in checked["service", "fail"]["hint"]
@@ -44,6 +47,30 @@ def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> 
     cluster.wait_node("dgx001", "IDLE")
     again = cluster.submit("--gpus", "2", "--nodelist", "dgx001")
     assert cluster.wait_state(again).state == JobState.COMPLETED
+
+
+@pytest.mark.processes
+@pytest.mark.one_partition
+def test_one_users_folder_that_only_one_node_has_suspends_no_other(cluster: Cluster) -> None:
+    """Their jobs run where it is; the other node goes on serving everybody."""
+    here, bare = cluster.node("dgx001"), cluster.node("dgx003")
+    here.run(["mkdir", "/root/only-here"])
+    cluster.cli("drain", here.name, "--reason", "so that all fail on the other one first")
+    jobs = [cluster.submit("--cpus", "1", "-o", "/root/only-here/%j.out") for _ in range(5)]
+    for job in jobs:
+        wait_until(partial(has_failed, cluster, job), 90, "a failed launch")
+    cluster.cli("resume", here.name)
+    for job in jobs:
+        assert cluster.wait_state(job, timeout=90).state == JobState.COMPLETED
+    with cluster.reader() as reader:
+        assert reader is not None
+        record = reader.node_records()[bare.name]
+    assert record.drain_reason is None
+    assert [f.own for f in record.failed_launches] == [True] * 5
+    assert (
+        cluster.wait_state(cluster.submit("--cpus", "1", "--nodelist", bare.name), timeout=90).state
+        == JobState.COMPLETED
+    )
 
 
 def kill_conmon(node: TestNode, job: str, *, init: bool = False) -> None:

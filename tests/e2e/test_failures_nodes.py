@@ -108,7 +108,7 @@ def test_cut_off_and_back(patient: Cluster, fault: str) -> None:
     node = patient.node("dgx002")
     node.cut() if fault == "link" else node.stop_sshd(sessions=True)
     patient.wait_node("dgx002", "DOWN")
-    expected = "no answer" if fault == "link" else "nothing listens"
+    expected = "no answer" if fault == "link" else "nothing is listening"
     assert expected in reason(patient, "dgx002")
     traces.let_go("first")  # ends on a node that nobody can ask
     wait_until(lambda: len([n for n, _ in patient.containers() if n == "dgx002"]) == 1, what="the first job's end")
@@ -240,7 +240,7 @@ def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluste
     old = placed(cluster, job)
     cluster.write_inventory(leave_out=[old])
     cluster.wait_node(old, "DRAINING")
-    assert reason(cluster, old) == "no longer in inventory.yaml; its jobs run on"
+    assert reason(cluster, old) == "no longer in inventory.yaml; its jobs keep running"
     assert f"node {old} is no longer in inventory.yaml" in " ".join(cluster.cli("status").stdout.split())
     cluster.kill_controller()
     good = cluster.inventory.read_text()
@@ -248,9 +248,9 @@ def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluste
     cluster.start_controller(nodes=False)
     assert "kept the old inventory" in cluster.controller_log
     said = " ".join(cluster.cli("status").stdout.split())
-    assert f"the controller goes on with the last good inventory: {cluster.inventory}:" in said
+    assert f"the controller still uses the last valid inventory: {cluster.inventory}:" in said
     checked = cluster.cli("check", check=False, timeout=90)
-    assert "goes on with the last good one" in " ".join(checked.stdout.split())
+    assert "still uses the last valid one" in " ".join(checked.stdout.split())
     other = traces.submit("true", "--gpus", "1", env={"GPUSCHED_INVENTORY": str(saved(cluster, good))})
     assert cluster.wait_state(other).state == JobState.COMPLETED
     assert [node for *_, node in traces.starts(other)] == [partner(old)], "nothing new goes there"
@@ -290,7 +290,7 @@ def saved(cluster: Cluster, text: str) -> Path:
 
 @pytest.mark.one_partition
 def test_a_job_that_outlives_its_node_in_the_inventory(cluster: Cluster) -> None:
-    """The node left it for good reason, and does not answer: given up like any other, and fenced when it is back."""
+    """The node left it for good reason, and does not respond: given up like any other, and fenced when it is back."""
     traces = Traces(cluster)
     job = traces.until("go", "--gpus", "1")
     cluster.wait_state(job, "RUNNING")

@@ -152,16 +152,19 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
     ("words", "said"),
     [
         (["-F", "s-A10"], "s-A100"),
-        (["--gpus", "17", "-p", "A100"], "17 GPUs, 17 cores, 8704M of memory fit on no number of equal nodes"),
+        (
+            ["--gpus", "17", "-p", "A100"],
+            "17 GPUs, 17 cores, 8704M of memory cannot be split evenly across any number of nodes",
+        ),
         (["-F", "s-A100", "--env", "A-B=1"], "A-B"),
         (["-F", "s-A100", "--env", f"A={'x' * 130_000}"], "130000 bytes"),
         (["-F", "s-A100", "--mount", "/a:/b:rx:ro"], "--mount"),
-        (["-F", "s-A100", "--secret", "TOKEN=abc"], "can be seen by everyone"),
+        (["-F", "s-A100", "--secret", "TOKEN=abc"], "is visible to everyone"),
         (["-F", "s-A100", "--dependency", "afterok:zzz"], "zzz"),
         (["-F", "s-A100", "-J", "two\nlines"], "one line"),
         (["-F", "s-A100", "--array", "9-1"], "--array"),
         (["-F", "s-A100", "-t", "soon"], "soon"),
-        (["-F", "s-A100", "-t", "2h"], "longer than flavor"),
+        (["-F", "s-A100", "-t", "2h"], "exceeds the maximum of flavor"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_queued(
@@ -341,4 +344,4 @@ def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
     assert began["start_time"] is None
     assert house.cli("cancel", "--user", "root", "--state", "PENDING", "-y").returncode == 0
     done = house.cli("cancel", "--user", "root", "--state", "RUNNING", check=False)
-    assert (done.returncode, "no such jobs" in done.stdout) == (0, True)
+    assert (done.returncode, "no matching jobs" in done.stdout) == (0, True)

@@ -106,7 +106,8 @@ def test_who_asked_is_told_what_they_asked_for(house: Cluster, site: Site, share
     wait_until(lambda: len(site.mails) == 3, 30, "three mails")
     wait_until(lambda: all(len(site.of(job)) >= 2 for job in (good, bad, plain)), 30, "the webhook")
     subjects = [str(message_from_bytes(m.content, policy=default)["Subject"]).strip() for m in site.mails]
-    about = (f"{bad} (bad) of root has begun", f"{good} (good) of root has begun", f"{good} (good) of root has ended ")
+    happened = ((bad, "bad", "started"), (good, "good", "started"), (good, "good", "ended"))
+    about = [f"{job} ({name}) of root has {what} " for job, name, what in happened]
     assert all(any(told.startswith(f"gpusched: job {what}") for told in subjects) for what in about), subjects
     assert {tuple(m.rcpt_tos) for m in site.mails} == {("ada@example.org",)}
     assert {m.mail_from for m in site.mails} == {"gpusched@example.org"}
@@ -157,7 +158,7 @@ def test_what_is_wrong_is_one_line(house: Cluster) -> None:
     for words, said in (
         (("--mail", "a b"), "--mail: found 'a b', expected an address such as ada@example.org, or a user"),
         (("--mail", "-oQ/tmp"), "--mail: found '-oQ/tmp', expected an address such as ada@example.org, or a user"),
-        (("--notify", "end"), "--notify: of these nobody is told; add --mail ADDRESS"),
+        (("--notify", "end"), "--notify: nobody to notify; add --mail ADDRESS"),
         (("--mail", "ada", "--notify", "ends"), "--notify: there is no notice 'ends'; did you mean 'end'?"),
     ):
         done = house.cli("submit", "-p", "A100", "--gpus", "1", *words, "--", "true", check=False)

@@ -60,9 +60,9 @@ def test_one_of_two_long_jobs_makes_room_and_goes_on_later(preempting: Cluster, 
     assert waiting.preemptions.for_job in shorts
     assert waiting.preemptions.kept_s > 3
     said = cluster.cli("why", victim).stdout
-    assert "stopped for other jobs: once, " in said
+    assert "preempted: once, " in said
     assert f"by stopper for job {waiting.preemptions.for_job}" in said
-    assert "(1 stopped for others)" in cluster.cli("status").stdout
+    assert "(1 preempted)" in cluster.cli("status").stdout
     page = cluster.json("show", victim)
     assert page["preemptions"] == 1
     assert page["spec"]["preemptible"] is True

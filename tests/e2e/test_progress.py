@@ -39,7 +39,7 @@ def test_progress_is_shown_and_forecasts_go_by_it(house: Cluster) -> None:
 
     waiting = house.submit("--gpus", "8", "-N", "1")
     why = house.json("why", waiting)
-    assert "2 running jobs end at the pace that they tell of" in why["expected_start"]["assumptions"]
+    assert "2 running jobs end at their reported pace" in why["expected_start"]["assumptions"]
 
 
 def test_the_folder_survives_attempts_and_goes_with_the_job(house: Cluster) -> None:

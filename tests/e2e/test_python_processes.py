@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpusched
-from gpusched import Executor, JobFailed
+from gpusched import Again, Executor, JobFailed, Options
 from tests.e2e.conftest import Cluster
 from tests.e2e.test_site import NOBODY, nobody
 from tests.testbed import Testbed, wait_until
@@ -100,6 +100,57 @@ def test_commands(python: gpusched.Cluster) -> None:
     assert tasks.state == "FAILED"
 
 
+class Training:
+    """Goes on where its checkpoint says; the first start waits to be told."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+
+    def __call__(self, up: str) -> tuple[int, str, str]:
+        if not self.epoch:
+            Path(up).touch()
+            sleeping()
+        return self.epoch, os.environ["SLURM_RESTART_COUNT"], os.environ["WORLD_SIZE"]
+
+    def checkpoint(self, up: str) -> Again:
+        print("saving")
+        return Again(Training(7), up)
+
+
+@pytest.mark.parametrize("asked", ["its own limit", "a requeue", "a cancel"])
+def test_a_checkpoint_brings_the_job_back_unless_it_is_cancelled(
+    python: gpusched.Cluster, share: Path, asked: str
+) -> None:
+    more: Options = {"signal": "USR1@3645", "time": "61m"} if asked == "its own limit" else {}
+    up = share / "up"
+    job = python.submit(Training(), str(up), partition="A100", nodes=1, gpus=1, result_dir=share, **more)
+    wait_until(up.exists, PATIENCE_S, "its first start")
+    if asked == "a cancel":
+        job.cancel()
+        wait_until(lambda: job.state == "CANCELLED", PATIENCE_S, "its end")
+        assert "was cancelled" in job.output()
+        return
+    if asked == "a requeue":
+        python.requeue([job])
+    assert job.result(PATIENCE_S) == (7, "1", "1")
+    assert os.listdir(share) == ["up"]
+
+
+def large() -> tuple[str, bytes]:
+    return os.environ["RANK"], os.environ["RANK"].encode() * (3 << 20)
+
+
+def test_tasks_on_two_nodes_return_more_than_is_collected(house: Cluster, share: Path) -> None:
+    house.write_inventory({"logs": {"max_per_job": "1M"}})  # the controller's own limit does not matter
+    python = gpusched.Cluster(state=house.state, inventory=house.inventory)
+    job = python.submit(large, partition="A100", nodes=2, gpus_per_node=2, ntasks_per_node=2, result_dir=share)
+    assert [(rank, len(data)) for rank, data in job.results(PATIENCE_S)] == [(str(n), 3 << 20) for n in range(4)]
+    assert os.listdir(share) == []
+    logs = house.state / "logs" / job.id
+    assert max(path.stat().st_size for path in logs.iterdir()) < 10_000
+    house.write_inventory()
+
+
 @pytest.fixture
 def shared(testbed: Testbed) -> Iterator[Cluster]:
     """An installation for many users, of plain processes."""
@@ -147,7 +198,7 @@ def test_a_result_is_its_users_own(shared: Cluster) -> None:
     read = [subprocess.run([*plain, uid, "cat", left], check=False, capture_output=True) for uid in ("65534", "99")]
     assert [r.returncode for r in read] == [0, 1]
     # Root could read it, and is not made to run it.
-    with pytest.raises(gpusched.GpuschedError, match="belongs to nobody: what it returned could run anything as you"):
+    with pytest.raises(gpusched.GpuschedError, match="belongs to nobody: its result could run code as you"):
         gpusched.Cluster(state=shared.state, inventory=shared.inventory).job(job).result(9)
     shared.wait_clean()
     kept = shared.state / "programs" / str(NOBODY)

@@ -194,7 +194,7 @@ def test_backfill_fills_holes_without_delaying_the_head(house: Cluster, share: P
     assert (why["reason"], why["position"], why["queue_length"]) == ("Resources", 1, 2)
     assert {n["name"]: n["fits"] for n in why["nodes"]} == {"dgx002": False, "dgx004": False}
     assert "8 GPUs" in why["message"]
-    assert "partition A100 would fit it now" in json.dumps(why["next_steps"])
+    assert "partition A100 could run it now" in json.dumps(why["next_steps"])
     assert "dgx002" in house.cli("why", head).stdout
     dry = house.json("submit", "-F", "l-V100", "--dry-run", "--", "true")
     assert dry["dry_run"] is True

@@ -76,7 +76,7 @@ def test_a_quota_holds_and_lets_go(limited: Cluster) -> None:
     small = limited.sh("true", "--gpus", "1", "-p", "A100", "-t", "30")
     limited.wait_state(small, "COMPLETED")
     wait_until(lambda: reason_of(limited, second) == "AssocGrpGRES", 30, "a reason")
-    assert "group vision has 3 of 4 GPUs at once, it asks for 2" in limited.json("why", second)["message"]
+    assert "limit of group vision: 3 of 4 GPUs in use; this job needs 2" in limited.json("why", second)["message"]
     outside = limited.sh("true", "--gpus", "2", "-p", "A100", "-t", "30", "-q", "spare")
     limited.wait_state(outside, "COMPLETED")
     limited.cli("cancel", first, "--now")

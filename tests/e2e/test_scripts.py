@@ -90,3 +90,58 @@ def test_an_image_without_python_serves_no_steps_and_says_so(house: Cluster, sha
         "2",
         "srun: error: steps of jobs on several nodes need python3, which the image does not have; nothing was started",
     ]
+
+
+def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, share: Path) -> None:
+    waiting = house.sh("true", "-p", "A100", "--gpus", "1", "--hold", "-J", "later")
+    script = f"""
+    #SBATCH --open-mode=append --gpus=1
+    trap 'echo told to end; exit 0' TERM
+    echo "start $SLURM_RESTART_COUNT"
+    [ "$SLURM_RESTART_COUNT" = 0 ] || exit 0
+    squeue -h -j "$SLURM_JOB_ID" -o '%i %T "%j" %D'
+    sacct -n -X -P -j {waiting},$SLURM_JOB_ID -o JobName,State,ExitCode
+    squeue --me --steps; echo "squeue $?"
+    sbatch other.sh; echo "sbatch $?"
+    scontrol requeue nothere; echo "scontrol $?"
+    scancel {waiting}; echo "scancel $?"
+    scontrol requeue "$SLURM_JOB_ID"
+    while :; do sleep 0.1; done
+    """.replace("\n    ", "\n").lstrip("\n")
+    job = submit(house, share, script, "-J", 'a "b"\\c', "-o", "/tmp/ignored", "-o", str(share / "out"))
+    found = house.wait_state(job, timeout=90)
+    wait_until(lambda: (share / "out").read_text().endswith("start 1\n"), what="its last line")
+    lines = (share / "out").read_text().splitlines()
+    assert (found.state, found.attempt) == ("COMPLETED", 2), lines
+    assert lines == [
+        "start 0",
+        f'{job} RUNNING "a "b"\\c" 1',
+        "later|PENDING|0:0",
+        'a "b"\\c|RUNNING|0:0',
+        next(line for line in lines if line.startswith("squeue: error: --steps is not understood inside jobs")),
+        "squeue 1",
+        next(line for line in lines if line.startswith("sbatch: error: no job can be queued from inside a job")),
+        "sbatch 1",
+        "scontrol: error: there is no job nothere",
+        "scontrol 1",
+        "scancel 0",
+        "told to end",
+        "start 1",
+    ]
+    cancelled = house.wait_state(waiting)
+    assert (cancelled.state, cancelled.message) == ("CANCELLED", f"cancelled by {cancelled.user}")
+    house.wait_clean()
+
+
+def test_a_cancelled_job_does_not_bring_itself_back(house: Cluster, share: Path) -> None:
+    script = """trap 'scontrol requeue "$SLURM_JOB_ID"; echo "said $?"; exit 0' TERM
+    echo up; while :; do sleep 0.1; done\n"""
+    job = submit(house, share, script, "--gpus", "1", "-o", str(share / "out"))
+    wait_until(lambda: (share / "out").exists() and (share / "out").read_text() == "up\n", what="the job to be up")
+    assert house.cli("cancel", job).returncode == 0
+    found = house.wait_state(job)
+    assert (found.state, found.attempt) == ("CANCELLED", 1)
+    wait_until(lambda: "said" in (share / "out").read_text(), what="what it was told")
+    told = (share / "out").read_text().splitlines()
+    assert told[-2:] == [f"scontrol: error: job {job} was cancelled", "said 1"]  # sh tells of its sleep's end before
+    house.wait_clean()

@@ -212,7 +212,7 @@ def test_what_ends_a_session_from_outside_is_said(site: Cluster) -> None:
 
 def test_nobody_attached_for_so_long_ends_it_whoever_was_away_meanwhile(site: Cluster) -> None:
     _declare(site, session_keep="4s")
-    wait_until(lambda: "took up the changed" in site.controller_log, what="the new setting")
+    wait_until(lambda: "reloaded" in site.controller_log, what="the new setting")
     people = {runtime: Person(site, "run", *_on(runtime), "--pty", "sh") for runtime in ("podman", "process")}
     for person in people.values():
         person.says("ready-2", types="echo ready-$((1 + 1))\n")
@@ -224,7 +224,7 @@ def test_nobody_attached_for_so_long_ends_it_whoever_was_away_meanwhile(site: Cl
     site.start_controller()
     ended = site.wait_state(goes, "TIMEOUT")
     assert (ended.reason, ended.message) == (
-        "InactiveLimit", "nobody has been attached to it for 4 s (settings.session_keep)",
+        "InactiveLimit", "nobody attached for 4 s (settings.session_keep)",
     )  # fmt: skip
     assert site.state_of(stays) == "RUNNING"
     people["podman"].says("there-2", types="echo there-$((1 + 1))\n")
@@ -237,7 +237,7 @@ def test_a_lost_connection_leaves_the_job(site: Cluster) -> None:
     person.says("ready-2", types="x=kept; echo ready-$((1 + 1))\n")
     job, node = person.job(), site.node("dgx001")
     node.stop_sshd(sessions=True)
-    person.says(f"job {job} goes on, and is kept for 10 min: gpusched attach {job}")
+    person.says(f"job {job} keeps running for 10 min: gpusched attach {job}")
     assert person.end() == 255
     node.start_sshd()
     again = Person(site, "attach", job)
@@ -268,7 +268,7 @@ def test_users_without_an_account_on_the_nodes_have_all_of_it(site: Cluster) -> 
     as_nobody, port = nobody(), _free_port()
     words = ("run", *_on("podman"), "--forward", f"{port}:8088", "--pty", "sh")
     person = Person(site, *words, prefix=as_nobody)
-    person.says(f"port 8088 of the job is 127.0.0.1:{port} here")
+    person.says(f"forwarding 127.0.0.1:{port} to port 8088 of the job")
     person.says("uid-65534", types="x=kept; echo uid-$(id -u)\n")
     assert _fetched(port) == b"", "nobody listens yet"
     person.type(WEB.format(port=8088) + " &\n")
@@ -281,12 +281,27 @@ def test_users_without_an_account_on_the_nodes_have_all_of_it(site: Cluster) -> 
         p for p in processes.tree(site.controller.pid) if "gpusched.controller.relay" in processes.command_line(p)
     )
     os.kill(relay, signal.SIGKILL)
-    person.says(f"job {job} goes on, and is kept for 10 min")
+    person.says(f"job {job} keeps running for 10 min")
     assert person.end() == 255
     again = Person(site, "attach", job, prefix=as_nobody)
     again.says("it-is-kept", types="\n\x15echo it-is-$x\n")
     again.says("exit", types="kill %1; exit 3\n")
     assert again.end() == 3
+
+
+@pytest.mark.parametrize("runtime", NODES)
+def test_who_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
+    """``run ... | head -1``: as soon as the reader has gone, whether or not the job goes on talking."""
+    process = site.popen("run", *_on(runtime), "--", "sh", "-c", "echo first; exec sleep 7004")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    (job,) = _live(site)
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    site.wait_state(job.id, "CANCELLED", timeout=60)
+    assert not _runs(site, "sleep", "7004")
 
 
 def test_a_port_of_the_job_is_brought_here(site: Cluster) -> None:
@@ -298,7 +313,7 @@ def test_a_port_of_the_job_is_brought_here(site: Cluster) -> None:
     done = site.cli("run", *_on("podman"), "--forward", str(taken), "--", "true", check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(
-        rf"--forward: port {taken} cannot be had on this machine: .*; --forward \d+:{taken}\n", done.stderr
+        rf"--forward: port {taken} cannot be opened on this machine: .*; --forward \d+:{taken}\n", done.stderr
     )
     assert _live(site) == [], "nothing was queued"
     busy.close()

@@ -157,7 +157,7 @@ def test_between_measured_shapes_it_goes_by_the_formula():
     assert cost.low < true < cost.high
     assert cost.note == ""
     small = cost_of_spread(known, "u/a", shape(2, 1, 2), shape(1, 1, 2))
-    assert small.note == "by steps shorter than any that was measured of it"
+    assert small.note == "extrapolated: steps shorter than any measured"
     assert cost_of_spread(known, "u/a", shape(4, 2, 32, gpu_type="V100"), shape(4, 1, 32, gpu_type="V100")) is None
 
 
@@ -183,7 +183,7 @@ def test_a_measured_pair_goes_before_the_formula_and_the_worst_is_noted():
     mild = Measured(kind="u/c", shape=shape(), pace=98.0, seconds=600.0, neighbours=beside)
     known |= after([*measured("u/c", shape(), 100.0), mild])
     worse = cost_of_neighbour(known["u/c"], known["u/b"], "nic")
-    assert "more than the most that was measured of it, 2%" in worse.note
+    assert "more than its highest measured slowdown, 2%" in worse.note
 
 
 def test_what_was_measured_of_a_pair_outweighs_the_formula():
@@ -192,7 +192,7 @@ def test_what_was_measured_of_a_pair_outweighs_the_formula():
     assert cost.slower == pytest.approx(1.718, abs=0.15)
     fresh = cost_of_neighbour(KindBelief(kind="u/a"), KindBelief(kind="u/b"), "nic")
     assert fresh.low >= 0
-    assert fresh.note == "nothing was measured of either: as jobs of public tables"
+    assert fresh.note == "neither was measured: assumed as in public measurements"
 
 
 def test_jobs_of_one_user_by_the_same_pattern_are_one_kind():
@@ -250,7 +250,7 @@ def test_gpus_that_were_always_together_are_told_together():
     found = slow_gpus(whole)
     assert {(gpu.node, gpu.index) for gpu in found} == set(slow)
     assert len(found[0].among) == 7
-    assert "others that its jobs had too (7)" in found[0].line
+    assert "others that its jobs also used (7)" in found[0].line
 
 
 def test_few_jobs_and_small_differences_call_no_gpu_slow():

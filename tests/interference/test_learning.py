@@ -220,7 +220,7 @@ def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
     assert told.lines[0].endswith(" %, 10 measurements)")
     assert told.costs[0].low < 0.25 < told.costs[0].high
     assert "sharing NICs with it" in told.lines[1]
-    assert tell_kind("gpt-7", None, 4, 4, []).lines == ("on 4 racks nothing says how fast it is",)
+    assert tell_kind("gpt-7", None, 4, 4, []).lines == ("on 4 racks no measured speed",)
     assert believed("gpt-99")
     assert not believed("nothing")
     text = run("predict", "gpt-7", "--nodes", "2", "--racks", "2", "--beside", "gpt-1")
@@ -243,19 +243,19 @@ def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
     from gpusched.client.predict import tell_kind
 
     for argv, says in (
-        (("gtp-7", None, None, None, []), "nothing is known of jobs called gtp-7"),
-        (("gpt-7", None, None, None, ["alice/x"]), "nothing is known of jobs called alice/x"),
-        (("gpt-7", None, 1, 2, []), "--racks 2 are more than --nodes 1"),
-        (("gpt-7", 7, 2, None, []), "7 GPUs are no equal parts of 2 nodes"),
+        (("gtp-7", None, None, None, []), "no data on jobs named gtp-7"),
+        (("gpt-7", None, None, None, ["alice/x"]), "no data on jobs named alice/x"),
+        (("gpt-7", None, 1, 2, []), "--racks 2 exceeds --nodes 1"),
+        (("gpt-7", 7, 2, None, []), "7 GPUs cannot be split evenly across 2 nodes"),
     ):
         with pytest.raises(UsageError, match=says):
             tell_kind(*argv)  # type: ignore[arg-type]
-    assert "go with a name of jobs" in run("predict", "--racks", "2", code=2)
+    assert "need a job name" in run("predict", "--racks", "2", code=2)
 
 
 def test_slow_gpus_are_shown_by_nodes_and_check(knowing: Path):
     rows = {row["name"]: row["gpus"] for row in json.loads(run("nodes", "--json"))}
-    assert "slower than its like (" in rows["n3"][5]["reason"]
+    assert "slower than similar GPUs (" in rows["n3"][5]["reason"]
     assert not any(
         "slower" in gpu["reason"] for name in rows for gpu in rows[name] if (name, gpu["index"]) != ("n3", 5)
     )
@@ -358,11 +358,13 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
         return " ".join(run("submit", "--dry-run", *wanted, *more, "--", "true").split())
 
     said = dry_run("gpt-9")
-    assert "waits for a better place: there now it would run 25 % slower; at most until " in said
+    assert "at most: started now it would run 25 % slower" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
-    assert "let it take what is free (--wait-for-placement 0) now" in said
+    assert "accept what is free (--wait-for-placement 0) now" in said
     told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
-    assert "who waits for a better place waits for one rack, or as long" in str(told["expected_start"]["assumptions"])
+    assert "jobs that wait for a better place wait for one rack or as long" in str(
+        told["expected_start"]["assumptions"]
+    )
     assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
     assert "waits for a better place: " not in dry_run("never-seen")
     assert "waits for a better place: " not in dry_run("gpt-9", "--wait-for-placement", "0")

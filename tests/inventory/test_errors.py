@@ -17,7 +17,7 @@ WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
 ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
 RATE = "a rate such as 100G, 4x100G or 400Gb/s, greater than zero"
 INDICES = "GPU indices such as [0, 1, 3] or 0-3"
-PARTITION_KEYS = "one of auto_promote, defaults, flavors, image, max_time, nodes, placement, policy, preemptible, resizable, slurm_env"
+PARTITION_KEYS = "one of auto_promote, default, defaults, flavors, image, max_time, nodes, placement, policy, preemptible, resizable, slurm_env"
 
 
 def in_settings(text: str) -> str:

@@ -192,7 +192,7 @@ def test_an_agent_that_chooses_nodes(site: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(Path(one.folder), "A", "topology")
     hint = "gpusched reproduce topology --out one/default.safetensors"
-    assert caught.value.message == f"one/default.safetensors: there are no weights for A: '{hint}' learns some"
+    assert caught.value.message == f"one/default.safetensors: no weights for A: '{hint}' trains them"
 
 
 def test_what_an_agent_must_leave_alone(site: Path) -> None:

@@ -158,7 +158,7 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ((), "DL2's measured speeds are not here; fetch config_speed.txt of github.com/pengyanghua/DL2"),
-        (("--policy", "sjf"), "no policy of this setting is called 'sjf'; known: drf, optimus"),
+        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: drf, optimus"),
         (("--workloads", "nothing.json"), "nothing.json: No such file or directory"),
         (("--workloads", "bad.json"), "bad.json: found Expected `float` > 0.0 - at `$[0].jobs[0].epochs`, expected"),
         (

@@ -425,7 +425,7 @@ def test_what_decides_is_said() -> None:
     [
         (("--change", "vgg-16:20"), "--change 'vgg-16:20'; expected MODEL:SLOT:FACTOR, such as vgg-16:20:0.5"),
         (("--change", "vgg-16:-1:2"), "expected MODEL:SLOT:FACTOR"),
-        (("--restart", "soon"), "--restart 'soon' is not a time; say for example 120s"),
+        (("--restart", "soon"), "--restart 'soon' is not a duration; for example 120s"),
         (("--weights", "none.safetensors"), "none.safetensors"),
         (("--weights", "half.safetensors"), "untrained.linear is missing"),
     ],

@@ -56,6 +56,6 @@ def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> 
     for make in (lambda: None, lambda: Store.create_or_open(state).close()):
         make()
         names = [m.scenario.trace.name for m in materials(TrainRequest(policy=""))]
-        assert names == ["the flavors of A100, drawn, seed 0", "the flavors of V100, drawn, seed 0"]
-        with pytest.raises(GpuschedError, match="no job of that time has run and ended"):
+        assert names == ["generated from the flavors of A100, seed 0", "generated from the flavors of V100, seed 0"]
+        with pytest.raises(GpuschedError, match="no job of that period has run and ended"):
             materials(TrainRequest(policy="", since="3d"))

@@ -83,7 +83,7 @@ def test_run_times_that_came_to_light_after_the_cut_change_no_training(tmp_path:
     assert (ends_of(found[0].scenario.trace) <= found[0].held_out[0].trace.submit[0]).all()
     assert found[0].ended is not None
     assert int((~found[0].ended).sum()) == 8
-    assert "8 jobs still ran" in found[0].scenario.notes[-1]
+    assert "8 jobs still running" in found[0].scenario.notes[-1]
     assert np.array_equal(found[0].held_out[0].trace.submit, sooner.submit[80:])
     for preempt in (False, True):
         settings = {"preempt": True, "search": 1} if preempt else QUICK

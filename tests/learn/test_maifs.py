@@ -291,8 +291,8 @@ def test_the_table(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ((), "traces/philly_2017.csv.gz: there is no such trace"),
-        (("--policy", "sjf"), "no policy of this setting is called 'sjf'; known: proportional, las"),
-        (("--speeds", "nowhere"), "nowhere/synergy_sensitivity.json: there is no such file or folder of measurements"),
+        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: proportional, las"),
+        (("--speeds", "nowhere"), "nowhere/synergy_sensitivity.json: no such file or folder of measurements"),
         (("--speeds", "bad"), "bad/synergy_sensitivity.json:1: found a JSON error"),
         (("--speeds", "empty"), "empty/synergy_sensitivity.json: models/alexnet_1: found something else"),
     ],

@@ -249,9 +249,9 @@ def test_a_job_of_the_past_is_told_as_of_its_submission() -> None:
 
 
 def test_usage(cli: Cli) -> None:
-    assert "there is no predictor" in cli.predict("nothing", code=1)["error"]
-    assert "--train takes its workload from --trace" in cli.predict("x", "--train", code=2)["error"]
-    assert "name a job or a trace" in cli.predict(code=2)["error"]
+    assert "no predictor" in cli.predict("nothing", code=1)["error"]
+    assert "--train reads --trace" in cli.predict("x", "--train", code=2)["error"]
+    assert "no job or trace given" in cli.predict(code=2)["error"]
     blocked = cli.folder / "blocked"
     (blocked / "sklearn").mkdir(parents=True)
     (blocked / "sklearn" / "__init__.py").write_text("raise ImportError('not here')\n")
@@ -281,7 +281,7 @@ def test_replay_believes_it(cli: Cli, trained: Predictor) -> None:
     (filed,) = cli.run(*words, "-P", str(policy), "--estimates", str(cli.folder / "p.safetensors"))
     assert (filed["knows"], filed["mean_jct_s"]) == ("estimate", ours["mean_jct_s"])
     refused = cli.run(*words, "-P", "fifo", "--estimates", str(cli.folder / "p.safetensors"), code=2)
-    assert "no policy goes by estimates" in refused["error"]
+    assert "no policy uses estimates" in refused["error"]
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
@@ -294,5 +294,5 @@ def test_on_a_public_trace_it_beats_the_mean_of_the_last_two(cli: Cli) -> None:
     told = cli.predict(*words, "--model", out, **FAST)
     rows = {row["estimate"]: row for row in told["evaluation"]["rows"]}
     assert rows["predicted (median)"]["log_error"] < rows["mean of last two"]["log_error"]
-    assert any("older than what was learned from" in note for note in told["notes"])
+    assert any("older than the training data" in note for note in told["notes"])
     assert len(told["jobs"]) > told["evaluation"]["jobs"] > 900

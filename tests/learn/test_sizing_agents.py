@@ -63,10 +63,10 @@ def test_train_and_replay_as_a_user_would(tmp_path: Path, agent: str, recipe: st
     ("train", "said"),
     [
         ("least: 3, most: 3", "train: no power of two is between 3 and 3 GPUs"),
-        ("least: 4, most: 2", "is no range; 1 <= least <= most"),
+        ("least: 4, most: 2", "is not a range; 1 <= least <= most"),
         ("rounds: 0", "is no recipe; rounds, batch and hidden are at least 1"),
         ("generations: 4", "there is no hyper-parameter 'generations'"),
-        ("least: 64, most: 64", "jobs of at most 64 GPUs are too few to learn from"),
+        ("least: 64, most: 64", "of at most 64 GPUs: too few to train on"),
     ],
 )
 def test_a_recipe_that_cannot_be(

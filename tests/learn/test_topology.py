@@ -134,13 +134,13 @@ def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--policy", "sjf"), "no policy of this setting is called 'sjf'; known: random, load-balancing"),
-        (("--load", "0"), "--load 0 is no load"),
+        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: random, load-balancing"),
+        (("--load", "0"), "--load 0 is not a load"),
         (("--topology", "none.yaml"), "none.yaml"),
         (("--topology", "empty.yaml"), "empty: no switch has nodes"),
         (("--topology", "tiny.yaml", "--quick"), "no job of 16 GPUs"),
-        (("--gpus-per-node", "4"), "--gpus-per-node is of the nodes of a file; --topology FILE"),
-        (("--topology", "16x4", "--nic", "400G"), "--nic is of the nodes of a file"),
+        (("--gpus-per-node", "4"), "--gpus-per-node needs a file of nodes; --topology FILE"),
+        (("--topology", "16x4", "--nic", "400G"), "--nic needs a file of nodes"),
         (("--topology", "tiny.yaml", "--nic", "fast"), "--nic: found 'fast', expected a rate; such as 100G"),
         (("--topology", "tiny.yaml", "--gpus-per-node", "0"), "--gpus-per-node must be at least 1, found 0"),
         (("--table", "none.csv"), "none.csv: found"),

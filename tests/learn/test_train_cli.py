@@ -152,11 +152,11 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
     (site.folder / "policies").rmdir()
     for name in ("gist", "rltune"):
         err = site.call(name, "--trace", "few.swf", "-N", "1", "--hold-out", "0", code=2)
-        assert "too few jobs to learn from (default: 3); at least 100 are needed" in err
+        assert "too few jobs to train on (default: 3); at least 100 are needed" in err
         assert "--force" in err
     assert not (site.folder / "policies").exists()
     err = site.call("gist", "--trace", "few.swf", "-N", "1", "--hold-out", "0", "--force")
-    assert "too few jobs to learn from (default: 3)" in err
+    assert "too few jobs to train on (default: 3)" in err
     own = site.folder / "policies/gist"
     assert sorted(f.name for f in own.iterdir()) == ["default.card.yaml", "default.safetensors", "policy.yaml"]
     assert "too few" not in site.call("gist", "--trace", "more.swf", "-N", "1", "--out", "elsewhere")
@@ -165,7 +165,7 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
     (site.folder / "linked").symlink_to(BUILT_IN)
     err = site.call("linked/gist.yaml", "--trace", "more.swf", "-N", "1", "--out", "linked/gist", code=2)
     assert "part of gpusched itself" in err
-    assert "say --out FOLDER" in err
+    assert "use --out FOLDER" in err
     monkeypatch.setenv("GPUSCHED_POLICIES", str(site.folder / "linked"))
     assert "part of gpusched itself" in site.call("gist", "--trace", "more.swf", "-N", "1", code=2)
     assert not (BUILT_IN / "gist").exists()
@@ -180,6 +180,9 @@ def test_errors_are_one_line(site: Site) -> None:
     assert "episodes" in err
     assert "there is no partition 'A10'" in site.call(site.policy(QUICK), "--partition", "A10", code=2)
     assert "neither cpu nor cuda" in site.call(site.policy(QUICK), "--device", "tpu", code=2)
+    for agent in ("rltune", "maifs", "gist"):
+        err = site.call(agent, "--device", "cuda", code=2)
+        assert f"--device cuda: agent {agent} of {agent} trains on the CPU only; omit it" in err
     (site.folder / "file").write_text("")
     err = site.call(site.policy(QUICK), "--out", "file/below", code=1)
     assert "weights cannot be written there" in err

@@ -116,7 +116,7 @@ def test_under_easy_the_head_waits_for_a_faster_type_where_it_ends_sooner() -> N
     plan = decide(mapped(snap))
     assert {j: w[0][0] for j, w in started(plan).items()} == {"j2": "k"}
     assert plan.reasons["j1"].code == ReasonCode.POLICY
-    assert "runs faster" in plan.reasons["j1"].message
+    assert "faster GPU type" in plan.reasons["j1"].message
     busy = [running("r", {"a": (0, 1)}, NOW + 1e6)]
     long = started(decide(mapped(snapshot(nodes, jobs, busy, backfill="easy"))))
     assert {j: w[0][0] for j, w in long.items()} == {"j1": "k", "j2": "k"}
@@ -170,7 +170,7 @@ def test_a_job_waits_for_gpus_it_is_not_crippled_on_and_says_so() -> None:
     plan = decide(snap)
     assert {j: w[0][0] for j, w in started(plan).items()} == {"j2": "k"}
     assert plan.reasons["j1"].code == ReasonCode.POLICY
-    assert "runs faster" in plan.reasons["j1"].message
+    assert "faster GPU type" in plan.reasons["j1"].message
     assert explain(snap, "j1").reason.message == plan.reasons["j1"].message
     lower = mapped(snap, floor=0.05)
     assert {j: w[0][0] for j, w in started(decide(lower)).items()} == {"j1": "k", "j2": "k"}
@@ -265,12 +265,31 @@ def test_without_highs_there_is_one_line(tmp_path: Path) -> None:
     assert json.loads(done.stdout)[0]["placement"] == "fastest"
 
 
+def test_what_highs_prints_does_not_reach_stdout(tmp_path: Path) -> None:
+    """HiGHS 1.16.0 prints its name in C, whatever its options say; so does this one, of any version."""
+    (tmp_path / "highspy.py").write_text(
+        "import os, sys\n"
+        "os.write(1, b'Running HiGHS\\n')\n"
+        "sys.path.remove(os.path.dirname(__file__))\n"
+        "del sys.modules['highspy']\n"
+        "import highspy\n"
+    )
+    (tmp_path / "log.swf").write_text("1 0 -1 100 2 -1 -1 2 200 -1 1 1 1 -1 1 -1 -1 -1\n")
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path / "c")}
+    words = ["replay", str(tmp_path / "log.swf"), "--nodes", "1", "--policy", "fifo", "--placement", "milp", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpusched", *words], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr.startswith("Running HiGHS")
+    assert json.loads(done.stdout)[0]["placement"] == "milp"
+
+
 def test_without_highs_live_decisions_are_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     snap = mapped(snapshot(NODES, [pending("j1", 2, name="cnn-1")], backfill="skip"))
     plan = decide(snap)
     assert started(plan) == {"j1": [("a", (0, 1))]}
-    assert plan.remarks["p"] == "place: milp needs HiGHS, which is not installed: placed greedily"
+    assert plan.remarks["p"] == "place: milp needs HiGHS, which is not installed; placed greedily"
 
 
 def test_default_settings_need_no_section() -> None:

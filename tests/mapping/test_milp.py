@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
+from importlib.metadata import version
+from types import SimpleNamespace
 
+import highspy
 import numpy as np
 import pytest
 
@@ -17,21 +21,30 @@ from gpusched.sched.mapping.classes import (
     shapes_of,
     simplified,
 )
+from gpusched.sched.mapping.doubt import Doubtful, check
 from gpusched.sched.mapping.greedy import greedy
-from gpusched.sched.mapping.milp import GAP, Limits, Search, solve
+from gpusched.sched.mapping.milp import DISCARDED, GAP, Limits, Search, solve
 from gpusched.sched.mapping.problem import Answer, Problem, faults, part_of, value_of
+from gpusched.sched.mapping.summary import Report, summary
 from tests.mapping.instances import best_of_all, busy_cluster, instance
+
+AMPLE_S = 120.0  # of a busy machine's clock; it takes milliseconds
 
 
 def test_a_thousand_instances_are_sound_and_never_below_greedy() -> None:
+    """Where an answer of HiGHS fails a check the greedy one counts: 1.16.0 gives two such answers, others none."""
     rng = np.random.default_rng(0)
-    better = 0
+    better, discarded = 0, []
     for number in range(1000):
         problem = instance(rng, nodes=int(rng.integers(1, 12)), jobs=int(rng.integers(1, 16)))
         first = greedy(problem)
         assert faults(problem, first.nodes) == [], number
-        answer = solve(problem, first, budget_s=10)
+        answer = solve(problem, first, budget_s=AMPLE_S)
         assert faults(problem, answer.nodes) == [], number
+        if answer.note.startswith(DISCARDED):
+            assert (answer.nodes, answer.bound, answer.solver) == (first.nodes, first.bound, "greedy")
+            discarded.append(number)
+            continue
         assert answer.value == pytest.approx(value_of(problem, answer.nodes))
         assert answer.value >= first.value - 1e-9, number
         assert answer.note == "", number
@@ -39,6 +52,7 @@ def test_a_thousand_instances_are_sound_and_never_below_greedy() -> None:
         assert answer.gap <= 2 * GAP, number
         better += answer.value > first.value + 1e-6
     assert better > 250  # else there was nothing to find
+    assert discarded == ([541, 849] if version("highspy") == "1.16.0" else [])
 
 
 def test_small_instances_are_solved_to_the_best_there_is() -> None:
@@ -47,7 +61,7 @@ def test_small_instances_are_solved_to_the_best_there_is() -> None:
         problem = instance(rng, nodes=int(rng.integers(1, 5)), jobs=int(rng.integers(1, 5)), kinds=2)
         best = best_of_all(problem)
         first = greedy(problem)
-        answer = solve(problem, first, budget_s=10)
+        answer = solve(problem, first, budget_s=AMPLE_S)
         assert answer.value == pytest.approx(best, abs=GAP * max(1.0, abs(best)) + 1e-6), number
         assert first.bound is not None
         assert first.bound >= best - 1e-6, number
@@ -103,7 +117,7 @@ def test_out_of_time_the_best_so_far_counts_and_the_gap_is_told(budget_s: float)
     assert faults(problem, answer.nodes) == []
     assert answer.value >= first.value
     assert answer.gap is not None
-    assert answer.gap <= 2 * GAP or answer.note == "ended by time limit reached"
+    assert answer.gap <= 2 * GAP or answer.note == "stopped: time limit reached"
 
 
 def test_a_search_bound_gives_the_same_answer_every_time() -> None:
@@ -177,3 +191,91 @@ def test_nothing_to_place() -> None:
     answer = solve(problem, greedy(problem))
     assert answer.nodes == ((), (), ())
     assert answer.gap == 0
+
+
+@pytest.fixture
+def solved() -> tuple[object, highspy.Highs]:
+    """A knapsack, and HiGHS at its answer: 2 of x and 1 of y, worth 7."""
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = 2, 1
+    model.sense_ = highspy.ObjSense.kMaximize
+    model.col_cost_, model.col_lower_, model.col_upper_ = np.array([2.0, 3.0]), np.zeros(2), np.array([2.0, 9.0])
+    model.row_lower_, model.row_upper_ = np.array([-np.inf]), np.array([4.0])
+    model.integrality_ = [highspy.HighsVarType.kInteger] * 2
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = np.array([0, 2], np.int32)
+    model.a_matrix_.index_, model.a_matrix_.value_ = np.array([0, 1], np.int32), np.array([1.0, 2.0])
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.passModel(model)
+    solver.run()
+    return model, solver
+
+
+STATUS = highspy.HighsModelStatus
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"status": STATUS.kInfeasible}, "status 'Infeasible' of a program that has a solution"),
+        ({"primal_solution_status": 0}, "optimal, but without a solution"),
+        ({"column": [2.0]}, "its solution is not made of numbers"),
+        ({"column": [np.nan, 1.0]}, "its solution is not made of numbers"),
+        ({"column": [1.0, 1.5]}, "its solution is not in whole numbers"),
+        ({"column": [3.0, 0.0]}, "its solution breaks the bounds of a variable"),
+        ({"column": [2.0, 2.0]}, "its solution breaks the bounds of a row"),
+        ({"objective_function_value": 7.1}, "its solution is worth 7, not 7.1 as it says"),
+        ({"mip_dual_bound": 6.5}, "its solution is worth 7, over its own bound of 6.5"),
+        ({"mip_dual_bound": 7.5}, "it calls a value of 7 optimal, with a bound of 7.5"),
+        ({"mip_dual_bound": np.nan}, "its solution is worth 7, over its own bound of nan"),
+    ],
+)
+def test_an_answer_that_cannot_be_true_is_doubted(
+    solved: tuple[object, highspy.Highs], told: dict[str, object], said: str
+) -> None:
+    model, solver = solved
+    check(highspy, model, solver, GAP)
+    info, solution = solver.getInfo(), solver.getSolution()
+    for name, value in told.items():
+        if name == "column":
+            solution.col_value = value
+        elif name != "status":
+            setattr(info, name, value)
+    lying = SimpleNamespace(
+        getModelStatus=lambda: told.get("status", STATUS.kOptimal), getInfo=lambda: info, getSolution=lambda: solution,
+        modelStatusToString=solver.modelStatusToString,
+    )  # fmt: skip
+    with pytest.raises(Doubtful, match=f"^{re.escape(said)}$"):
+        check(highspy, model, lying, GAP)
+
+
+@pytest.mark.parametrize(
+    ("field", "lie", "said"),
+    [
+        ("objective_function_value", 99.0, "its solution is worth .*, not 99 as it says"),
+        ("mip_dual_bound", -5.0, "its solution is worth .*, over its own bound of -5"),
+    ],
+)
+def test_after_a_false_answer_the_greedy_one_counts_and_the_remark_says_so(
+    monkeypatch: pytest.MonkeyPatch, field: str, lie: float, said: str
+) -> None:
+    """As HiGHS 1.16.0 does: the last search's solution is sound, and the value that it states is not its own."""
+    problem = busy_cluster(np.random.default_rng(6), nodes=30, jobs=60)
+    first = greedy(problem)
+    assert solve(problem, first, budget_s=AMPLE_S, max_nodes=5).value > first.value
+    real = highspy.Highs.getInfo
+
+    def get_info(solver: highspy.Highs) -> object:
+        info = real(solver)
+        if solver.getOptionValue("solve_relaxation")[1] is False:
+            setattr(info, field, lie)
+        return info
+
+    monkeypatch.setattr(highspy.Highs, "getInfo", get_info)
+    answer = solve(problem, first, budget_s=AMPLE_S, max_nodes=5)
+    assert (answer.nodes, answer.value, answer.bound) == (first.nodes, first.value, first.bound)
+    assert re.fullmatch(f"{DISCARDED}: {said}", answer.note)
+    line = summary([Report(60, 9, answer.value, first.value, 0.5, answer.solver, answer.note)])
+    assert line.endswith(f"({answer.note})")

@@ -143,7 +143,7 @@ def test_an_agent_that_chooses_nodes_itself_is_not_mapped() -> None:
     trace, pool = mixed(0)
     gist = Model("gist", {}, {"knows": "limit"}, "", "g")
     policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", placement="milp", model=gist)
-    with pytest.raises(UsageError, match="does not go with --placement milp"):
+    with pytest.raises(UsageError, match="cannot be combined with --placement milp"):
         replay(trace, pool, policy)
 
 

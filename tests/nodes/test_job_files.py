@@ -15,7 +15,7 @@ from gpusched.nodes.payload import attempts, jobfiles
 from gpusched.nodes.runtimes.listing import parse_listing
 
 LISTER = Path(attempts.__file__).with_name("attempts.sh").read_text()
-NOTHING = {"progress": None, "saved": None, "job_file_error": None}
+NOTHING = {"progress": None, "saved": None, "ask": None, "job_file_error": None}
 
 
 def by_python(root: Path) -> dict[str, Any]:
@@ -141,3 +141,22 @@ def test_a_launcher_that_has_no_group_of_its_own_yet_has_not_died(
             assert read(folder.parents[1])["phase"] == "lost", "a number that was used again"
         finally:
             child.kill()
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"id":"1-2","attempt":1,"words":["squeue","-o %i \\\\ \\""]}', ["squeue", '-o %i \\ "']),
+        ('{"id":"1-2","attempt":true,"words":["squeue"]}', "ask.json: it has no id, or no attempt"),
+        ('{"id":"1-2","attempt":1,"words":[]}', "ask.json: words is no list of texts"),
+        ('{"id":"1-2","attempt":1,"words":["squeue",1]}', "ask.json: words is no list of texts"),
+        ("[]", "ask.json: it is no JSON object"),
+    ],
+)
+def test_what_a_job_asks_is_read(
+    folder: Path, read: Callable[[Path], dict[str, Any]], text: str, expected: list[str] | str
+) -> None:
+    (folder / "ask.json").write_text(text)
+    found = read(folder.parents[1])
+    assert (found["ask"]["words"] if isinstance(expected, list) else found["job_file_error"]) == expected

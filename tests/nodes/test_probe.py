@@ -1,6 +1,9 @@
 """The probe on real nodes: what it reads, and what it still reads when something is broken."""
 
+import contextlib
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +258,43 @@ def test_a_spoilt_cache_is_sent_again(testbed: Testbed, how: str) -> None:
     finally:
         node.run(["sh", "-c", "umount /root/.cache/gpusched 2>/dev/null; :"])
     assert len(list((node.disk / "home/.cache/gpusched").iterdir())) == 1, "nothing is left behind"
+
+
+def test_a_cache_that_goes_away_as_often_as_it_likes_costs_no_gpus(testbed: Testbed) -> None:
+    node = testbed.nodes[1]
+    declared, settings = declare(testbed, node), settings_for(testbed)
+    place = "top=$(echo /root/.cache/gpusched/probe-*); cd $top/gpusched/nodes/payload && "
+    with opened(declared, settings) as transport:
+        for how in ("removed", "all emptied", "removed", "no ok"):
+            assert probe(transport, declared, "c1", settings, time.time).source == "nvml"
+            node.run(["sh", "-c", place + SPOILT[how]])
+            assert probe(transport, declared, "c1", settings, time.time).source == "nvml"
+
+
+def test_nodes_that_share_a_home_do_not_take_the_cache_from_each_other(testbed: Testbed, tmp_path: Path) -> None:
+    shared = Path("/tmp") / f"gpusched-home-{tmp_path.name}-{time.monotonic_ns()}"
+    shared.mkdir()
+    nodes = testbed.nodes
+    pairs = [(declare(testbed, node), settings_for(testbed)) for node in nodes]
+    try:
+        for node in nodes:
+            node.run(["sh", "-c", f"mkdir -p /root/.cache && mount --bind {shared} /root/.cache"])
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(nodes)) as pool:
+            for _ in range(3):
+                transports = [stack.enter_context(opened(*pair)) for pair in pairs]  # each begins from nothing
+                asked = [
+                    pool.submit(probe, transport, declared, "c1", settings, time.time)
+                    for transport, (declared, settings) in zip(transports, pairs, strict=True)
+                ]
+                readings = [future.result() for future in asked]
+                assert [(r.source, r.gpu_error, r.runtime_error) for r in readings] == [("nvml", None, None)] * 4
+                assert len(list((shared / "gpusched").iterdir())) == 1
+                for file in shared.rglob("nvml.py"):
+                    file.unlink()
+    finally:
+        for node in nodes:
+            node.run(["sh", "-c", "umount /root/.cache 2>/dev/null; :"])
+        shutil.rmtree(shared)
 
 
 def test_a_payload_that_stays_spoilt_is_not_sent_with_every_probe(testbed: Testbed) -> None:

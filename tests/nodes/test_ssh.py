@@ -124,7 +124,10 @@ def test_encrypted_key_works_through_the_agent_only(
 def test_refused(testbed: Testbed) -> None:
     testbed.nodes[0].stop_sshd()
     error = failure(declare(testbed, testbed.nodes[0]), settings_for(testbed))
-    assert (error.kind, error.reason) == ("refused", f"dgx001: nothing listens on {testbed.nodes[0].address} port 22")
+    assert (error.kind, error.reason) == (
+        "refused",
+        f"dgx001: nothing is listening on {testbed.nodes[0].address} port 22",
+    )
 
 
 def test_unknown_host_name(testbed: Testbed) -> None:

@@ -271,7 +271,7 @@ def test_nobody_else_may_start_anything(nodes: Nodes, spool: dict[str, str]) -> 
     nodes.serve(**spool)
     lines = nodes.run("srun touch started; echo $?")
     assert lines[-1] == "1"
-    assert lines[0].startswith("srun: error: node n1 takes no steps (127.0.0.1, port ")
+    assert lines[0].startswith("srun: error: node n1 cannot run steps (127.0.0.1, port ")
     assert not (nodes.folder / "started").exists()
 
 
@@ -298,7 +298,7 @@ REFUSED = {
     "-w n7 true": "n7 is not a node of this job",
     "-N 4 true": "--nodes=4",
     "-n 2": "no command",
-    "-x n[0-2] true": "no node is left",
+    "-x n[0-2] true": "no node left",
     "--export=NONE true": "--export=NONE",
     "-t x true": "--time=x",
     "-n 7 --ntasks-per-node=2 true": "--ntasks=7",
@@ -351,7 +351,7 @@ def test_scontrol_and_srun_read_lists_alike(nodes: Nodes) -> None:
 
 
 def test_scontrol_says_what_it_cannot(nodes: Nodes) -> None:
-    assert nodes.run("scontrol requeue 7", code=1)[0].startswith("scontrol: inside a job only")
+    assert nodes.run("scontrol update JobId=7 TimeLimit=1", code=1)[0].startswith("scontrol: inside a job only")
 
 
 @pytest.mark.parametrize("own_key", [False, True])

@@ -142,7 +142,7 @@ def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str)
     out = place.store.fallbacks()["p"]
     assert (out.policy, out.fallback) == ("gist", "easy")
     assert out.line.startswith("p: gist cannot decide (")
-    assert out.line.endswith("); easy does")
+    assert out.line.endswith("); falling back to easy")
     assert place.kinds("agent_out") == ["agent_out"]
     assert place.said == [out.line]
     place.file.write_bytes(good)
@@ -192,7 +192,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     place.policy.write_text(weights.YAML.replace("60s", "20ms"))
     place.cycle.policies = {"p": load_policy(place.policy)}
     assert place.decided_by() == "easy"
-    assert place.store.fallbacks()["p"].why == "no answer within its budget of 20 ms"
+    assert place.store.fallbacks()["p"].why == "no answer within its time budget of 20 ms"
     assert place.decided_by() == "easy"
     assert len(asked) == 2, "it is not asked again while it thinks"
     go.set()
@@ -253,7 +253,7 @@ def test_what_is_promoted_is_a_copy_that_training_cannot_change(place: Place) ->
     assert frozen.parent.parent.name == version
     weights.write(frozen, seed=6)
     assert place.decided_by() == "easy"
-    assert "not the weights that were put in charge" in place.store.fallbacks()["p"].why
+    assert "not the weights that were promoted" in place.store.fallbacks()["p"].why
 
 
 def test_rollback_works_with_the_agent_s_files_gone(place: Place) -> None:
@@ -333,7 +333,7 @@ def test_a_shadow_decides_beside_and_touches_nothing(place: Place) -> None:
     place.submit()
     place.turn()
     assert place.store.shadows()["p"].unusable == 1
-    assert place.say(ShadowOff(time=0.0, partition="p")) == ["there is no shadow in p"]
+    assert place.say(ShadowOff(time=0.0, partition="p")) == ["no shadow policy in p"]
 
 
 def test_a_shadow_and_a_fallback_know_what_they_ask_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place
     save_model(folder / "racks/default.safetensors", "topology", arrays_of(untrained(0)))
     place.open(load_policy(folder / "racks.yaml"))
     assert place.decided_by() == "contention"
-    assert "no job has told yet what places cost" in place.store.fallbacks()["p"].line
+    assert "no measured placement costs yet" in place.store.fallbacks()["p"].line
     with place.store.transaction():
         place.store.put_beliefs([KindBelief(kind="u/j")])
     assert place.decided_by() == "racks"

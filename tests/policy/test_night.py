@@ -42,18 +42,18 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     trained(proved, None)
     (proved.folder / "policies/gist.yaml").write_text(weights.YAML + weights.QUICK)
     cycle(proved)
-    assert "no agent is in charge or in the shadow, so there is none to train" in night(proved, "--auto-retrain").out
+    assert "no live or shadow agent, so nothing to train" in night(proved, "--auto-retrain").out
     done(proved.call("policy", "shadow", "gist", "-p", "V100"))
     cycle(proved)
     (refused,) = json.loads(night(proved, "--auto-retrain", "--json").out)["trained"]
-    said = r"V100: gist not trained: too few jobs to learn from \(V100: (\d+)\); at least 100 are needed"
+    said = r"V100: gist not trained: too few jobs to train on \(V100: (\d+)\); at least 100 are needed"
     found = re.match(said, refused)  # how many of the 27 are before the days that judge goes by the hour of the day
     assert found is not None
     assert int(found[1]) in (21, 24)
     monkeypatch.setattr("gpusched.agents.training.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (trained_line,) = report["trained"]
-    assert trained_line.startswith("V100: gist trained anew, in ")
+    assert trained_line.startswith("V100: gist retrained, in ")
     (folder,) = (proved.state / "candidates").glob("*/V100/gist")
     assert {"V100.safetensors", "V100.card.yaml", "policy.yaml"} <= {f.name for f in folder.iterdir()}
     shadow, found = report["judged"]
@@ -79,7 +79,7 @@ def test_run_times_are_learned_anew_where_a_policy_goes_by_them(proved: Site) ->
     assert cycle(proved)["V100"] == "short"
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (line,) = report["trained"]
-    assert line.startswith("run times: not learned anew: ")
+    assert line.startswith("run times: not retrained: ")
     assert "at least 50 are needed" in line  # three a day
 
     def notes() -> str:
@@ -103,7 +103,7 @@ def test_a_candidate_that_proved_better_is_promoted_only_if_allowed(proved: Site
     assert proved.commands() == []
     edit(proved, "  V100:\n", "  V100:\n    auto_promote: true\n")
     out = night(proved).out
-    assert "asked to be promoted" in out
+    assert "promotion requested" in out
     (command,) = proved.commands()
     assert isinstance(command, Promote)
     assert (command.path, command.forced) == (str(good), False)
@@ -133,4 +133,4 @@ def test_the_setting_holds_for_all_partitions(proved: Site) -> None:
 def test_auto_retrain_goes_with_the_night(site: Site) -> None:
     refused = site.call("replay", "--auto-retrain")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "--auto-retrain goes with --nightly" in refused.err
+    assert "--auto-retrain needs --nightly" in refused.err

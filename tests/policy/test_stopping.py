@@ -57,7 +57,7 @@ def test_promoted_it_stops_the_last_of_those_that_have_had_their_part(place: Pla
     place.turn()
     (stopped,) = (j for j in jobs if place.job(j).state == "COMPLETING")
     assert stopped == jobs[-1]
-    assert place.job(stopped).message == f"stopped by stopper for job {new}"
+    assert place.job(stopped).message == f"preempted by stopper for job {new}"
     assert f"waits for job {stopped} to leave" in place.job(new).message
     place.turn(4)
     assert place.job(new).state == "RUNNING"

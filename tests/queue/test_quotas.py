@@ -162,10 +162,10 @@ def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
     assert store.waiting_by_class() == {("bob", "a", ""): 1, ("ann", "a", ""): 2}
     queued = Queued(store, QUOTAS)
     queued.check("ann", spec(), 1)
-    with pytest.raises(UsageError, match=r"user bob has 1 jobs waiting and may have 1: 1 more are too many \(AssocMax"):
+    with pytest.raises(UsageError, match=r"limit of user bob: 1 of 1 pending job; 1 more exceed it \(AssocMax"):
         queued.check("bob", spec(), 1)
     queued.add("ann", spec(), 1)
-    with pytest.raises(UsageError, match="user ann has 3 jobs waiting"):
+    with pytest.raises(UsageError, match="limit of user ann: 3 of 3 pending jobs"):
         queued.check("ann", spec(), 1)
     queued.check("ann", spec(qos="spare"), 9)
 

@@ -96,7 +96,7 @@ def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
     assert many == ("waiting", "afterok: waits for job x_0 (PENDING) and 3 more")
     lost = verdict("afterok", _S.RUNNING, _S.FAILED)
     assert lost == ("never", "afterok:x: job x_1 ended FAILED")
-    assert verdict("afterok") == ("never", "afterok:x: there is no such job")
+    assert verdict("afterok") == ("never", "afterok:x: no such job")
 
 
 def test_of_several_dependencies_the_worst_is_told_and_the_first_of_those_alike() -> None:
@@ -122,14 +122,14 @@ def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -
         fields = {"job_id": "a", "attempt": 1, "rank": 0, "node": "n0", "runtime": "podman", "gpus": (1, 2)}
         return lingering_gpus(active, [RankRecord(**fields | changes)])
 
-    why = "attempt 1 of job a is not yet known to be gone"
+    why = "attempt 1 of job a may still be running there"
     assert left() == {"n0": {1: why, 2: why}}
     assert left(attempt=2) == {}, "the present one holds them itself"
     assert left(job_id="b", attempt=2) == {"n0": dict.fromkeys((1, 2), why.replace("1 of job a", "2 of job b"))}
     assert left(gone=True) == {}
     told = left(stuck=True, trouble="busy")["n0"][1]
-    assert told == "attempt 1 of job a cannot be ended (busy); end it there, or reboot"
-    assert left(stuck=True)["n0"][2] == "attempt 1 of job a cannot be ended; end it there, or reboot"
+    assert told == "attempt 1 of job a cannot be killed (busy); kill it there, or reboot"
+    assert left(stuck=True)["n0"][2] == "attempt 1 of job a cannot be killed; kill it there, or reboot"
 
 
 def test_which_gpus_two_jobs_may_share() -> None:
@@ -169,11 +169,11 @@ def test_which_nodes_and_gpus_new_jobs_may_have() -> None:
         )
     assert seen(records={"n0": record("n0", NodeState.DRAINED)})["n0"].unavailable_reason == "DRAINED"
     unread: NodeView = seen()["n0"]
-    assert (unread.available, unread.unavailable_reason) == (False, "not read yet (is the controller running?)")
+    assert (unread.available, unread.unavailable_reason) == (False, "not probed yet (is the controller running?)")
     rank = RankRecord(job_id="old", attempt=1, rank=0, node="n0", runtime="podman", gpus=(3,))
     runs = job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(0,)), start_time=NOW)
     view = seen(runs, records={"n0": record("n0", NodeState.MIXED, links={0: {1: 2}})}, ranks=[rank])["n0"]
-    assert view.blocked == {3: "BUSY: attempt 1 of job old is not yet known to be gone"}
+    assert view.blocked == {3: "BUSY: attempt 1 of job old may still be running there"}
     assert (view.gpus, view.links) == (tuple(range(GPUS)), {0: {1: 2}})
     lost = NodeReading(node="n0", time=NOW, source="nvml", gpus=reading_of(Host("n0"), NOW).gpus[:3])
     view = seen(records={"n0": NodeRecord(name="n0", state=NodeState.IDLE, reading=lost)})["n0"]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import shutil
 import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +21,12 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.queue.locks import holders
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
 from tests.controller.folding import NOW, spec
+from tests.e2e.people import nobody
 
 ID = "0123456789a"
 
@@ -220,28 +228,101 @@ def test_no_database_yet_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-@pytest.mark.parametrize("writer", [True, False])
-def test_other_users_read_without_a_right_to_write(tmp_path: Path, writer: bool) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder != Path("/tmp"):
-            folder.chmod(0o755)
-    store = Store.create_or_open(tmp_path)
-    store.put_jobs([job()])
-    if not writer:
+def test_other_users_open_none_of_its_files() -> None:
+    """Of a database of an earlier version, which one of them has open and locks, a new file is made."""
+    program = "import fcntl, sys; file = open(sys.argv[1]); fcntl.lockf(file, fcntl.LOCK_SH, 1, 120); "
+    program += "print(flush=True); sys.stdin.read()"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest closes its own to other users
+        state, old = Path(folder) / "state", Path(folder) / "old"
+        store = Store.create_or_open(state)
+        store.put_jobs([job()])
+        shutil.copytree(state, old)  # as a crash leaves it: all is in the WAL
         store.close()
+        for file in (Path(folder), old, *old.iterdir()):
+            file.chmod(0o755)
+        os.chown(old / DATABASE, 4321, 4321)
+        (old / f"{DATABASE}.private").write_text("of an earlier try")
+        argv = [*nobody(), sys.executable, "-c", program, str(old / f"{DATABASE}-shm")]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            again = Store.create_or_open(old, lambda waited: False)
+            again.put_jobs([job("0123456789b")])
+            assert again.counts() == {"RUNNING": 2}
+            assert {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in old.iterdir()} == {
+                DATABASE: "0o600", f"{DATABASE}-shm": "0o600", f"{DATABASE}-wal": "0o600",
+            }  # fmt: skip
+            assert (old / DATABASE).stat().st_uid == 4321
+            assert _as_another_user(old) == 3
+            again.close()
+            assert holder.stdin is not None
+            holder.stdin.close()
+
+
+def _as_another_user(state: Path) -> int:
+    """How reading goes: 0 it does, 3 it is one line that it may not be."""
     pid = os.fork()
     if pid == 0:
         try:
             os.setgid(54321)
             os.setuid(54321)
-            reader = Reader.open(tmp_path)
-            os._exit(0 if reader is not None and reader.counts() == {"RUNNING": 1} else 1)
+            Reader.open(state)
+            os._exit(0)
+        except GpuschedError as error:
+            os._exit(3 if "cannot be read by you" in error.line() and "settings.shared" in error.line() else 4)
         finally:
             os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    if writer:
-        store.put_jobs([job("0123456789b")])  # the reader left nothing in the way
-        store.close()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_full_disk_closes_an_earlier_versions_database_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job()])
+    store.close()
+    (tmp_path / DATABASE).chmod(0o644)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    store = Store.create_or_open(tmp_path)
+    assert store.counts() == {"RUNNING": 1}
+    assert stat.S_IMODE((tmp_path / DATABASE).stat().st_mode) == 0o600
+    assert not list(tmp_path.glob("*.private*"))
+    store.close()
+
+
+def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> None:
+    program = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); "
+    program += "db.execute('BEGIN IMMEDIATE'); print(flush=True); sys.stdin.read()"
+    waited: list[float] = []
+    named: list[str] = []
+
+    def waiting(seconds: float) -> bool:
+        waited.append(seconds)
+        if len(waited) == 2:
+            named.extend(holders(tmp_path / DATABASE))
+            assert holder.stdin is not None
+            holder.stdin.close()
+        return True
+
+    store = Store.create_or_open(tmp_path, waiting)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / DATABASE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    store.append(Event(time=n, kind="told") for n in range(3))
+    assert holder.wait() == 0
+    holder.stdout.close()
+    assert waited[-1] == -1.0
+    assert [event.time for event in store.events()] == [0, 1, 2], "each once, though it began anew"
+    (line,) = named
+    assert line.startswith(f"process {holder.pid} (python")
+    assert line.endswith(f"on {tmp_path / DATABASE}-shm")
+    store.close()
 
 
 def test_one_who_may_not_write_reads_what_nobody_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

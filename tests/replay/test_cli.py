@@ -224,8 +224,8 @@ def test_processes_change_nothing(place: Place) -> None:
 
 def test_the_table_says_what_policies_know_and_what_changed(place: Place) -> None:
     out, _ = place.run(*ONE, "-P", "fifo", "-P", "sjf-oracle", "--by", "user")
-    assert "sjf-oracle knows the real run times, which nobody knows beforehand." in out
-    assert "Policies that know different things are not on a par." in out
+    assert "sjf-oracle uses the real run times (not known in practice)." in out
+    assert "These policies use different information; compare with care." in out
     assert "Under sjf-oracle jobs took" in out
     assert "USER" in out
     assert "energy is assumed" in out.lower()
@@ -248,7 +248,7 @@ def test_what_slurm_recorded_stands_beside_what_a_replay_says(place: Place) -> N
     easy, _ = place.rows(*words, "--backfill-every", "30s")
     assert (easy["recorded_mean_wait_s"], easy["wait_error"]) == (pytest.approx(127 / 3), pytest.approx(0, abs=0.01))
     _, errors = place.run(str(log), "-P", "fifo+none", "--backfill-every", "30s", code=2)
-    assert "--backfill-every is of no use here" in errors
+    assert "--backfill-every has no effect" in errors
 
 
 def test_nodes_fail_and_drain_as_listed(place: Place) -> None:
@@ -288,14 +288,14 @@ def test_jobs_are_resized_by_policies_that_choose_sizes_and_by_no_others(place: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((*ONE,), "no policy is named"),
-        ((*ONE, "-P", "fiffo"), "no policy is called 'fiffo'"),
-        (("log.swf", "--inventory", "inventory.yaml", "--nodes", "2", "-P", "fifo"), "do not go together"),
+        ((*ONE,), "no policy given"),
+        ((*ONE, "-P", "fiffo"), "no policy named 'fiffo'"),
+        (("log.swf", "--inventory", "inventory.yaml", "--nodes", "2", "-P", "fifo"), "cannot be combined"),
         ((*ONE, "-P", "fifo", "--load", "0"), "load of 0"),
         ((*ONE, "-P", "fifo", "--fail-if-worse", "3"), "--nightly"),
         ((*ONE, "--nightly"), "--nightly"),
         ((*ONE, "-P", "fifo", "--backend", "spark"), "neither dask nor ray"),
-        ((*ONE, "-P", "fifo", "--placement", "tight"), "no placement is called 'tight'"),
+        ((*ONE, "-P", "fifo", "--placement", "tight"), "no placement named 'tight'"),
         ((*ONE, "-P", "fifo", "--vc", "nobody"), "nobody"),
         (
             (*ONE, "-P", "elastic", "--resizable", "many"),
@@ -356,13 +356,25 @@ def test_without_a_trace_the_own_history_on_the_own_nodes(place: Place) -> None:
     assert (fifo["jobs"], fifo["gpus"]) == (3, 16)
     assert fifo["mean_jct_s"] == pytest.approx((1000 + 1990 + 2080) / 3, abs=0.1)
     assert easy["mean_jct_s"] == pytest.approx((1000 + 1990 + 100) / 3, abs=0.1)
-    assert any("begins with empty nodes" in note for note in fifo["notes"])
+    assert any("starts with empty nodes" in note for note in fifo["notes"])
     place.run("--since", "1h", "-P", "fifo", code=1)
+
+
+def test_a_record_made_under_limits_is_said_to_be_replayed_without_any(place: Place) -> None:
+    _record(place, BLOCKED)
+    said = "The record was made under limits of users, groups or classes; replays apply none"
+    assert said not in place.run("--since", "30d", "-P", "fifo")[0]
+    inventory = place.folder / "inventory.yaml"
+    inventory.write_text(inventory.read_text() + "\nlimits: {each_user: {gpus: 4}}\n")
+    out, _ = place.run("--since", "30d", "-P", "fifo")
+    assert [line for line in out.splitlines() if line.startswith(said)]
+    (row,) = place.rows("--since", "30d", "-P", "fifo")
+    assert any(note.capitalize().startswith(said.capitalize()) for note in row["notes"])
 
 
 def test_no_history_is_said(place: Place) -> None:
     _, err = place.run("--since", "30d", "-P", "fifo", code=1)
-    assert "there is no history yet" in err
+    assert "no history yet" in err
 
 
 def test_nightly_says_in_one_line_what_the_live_policy_lost(place: Place) -> None:
@@ -372,7 +384,7 @@ def test_nightly_says_in_one_line_what_the_live_policy_lost(place: Place) -> Non
     assert out.count("\n") == 1
     assert "A: mean JCT" in out
     assert "under fifo (live)" in out
-    assert "B: mean JCT 16.7 min of 1 jobs under easy (live); no other policy does better" in out
+    assert "B: mean JCT 16.7 min of 1 jobs under easy (live); no other policy is better" in out
     reports = sorted(p.name for p in (place.folder / "state/reports").iterdir())
     day = reports[0][:10]
     assert reports == [f"{day}-A.html", f"{day}-B.html", f"{day}.json"]
@@ -396,4 +408,4 @@ def test_nightly_fails_only_beyond_the_percentage(place: Place) -> None:
 def test_a_quiet_night_is_no_failure(place: Place) -> None:
     _record(place, BLOCKED)
     out, _ = place.run("--since", "1h", "--nightly", "--fail-if-worse", "0")
-    assert out == "no job has run and ended of those submitted in 1h\n"
+    assert out == "no job submitted in 1h has run and ended\n"

@@ -84,7 +84,7 @@ def test_a_replay_begins_with_what_ran_and_waited_then(site: Site) -> None:
     assert live["jobs"] == 1, "only the window's own job counts"
     assert live["mean_wait_s"] == pytest.approx(5 * HOUR), "behind what was left of the two before it"
     assert part.real_mean_wait_s == pytest.approx(5 * HOUR)
-    assert any(note.startswith("3 jobs ran or waited when it begins") for note in live["notes"])
+    assert any(note.startswith("3 jobs running or pending at the start") for note in live["notes"])
     assert live["lower_bound_mean_jct_s"] == pytest.approx(HOUR)
 
 
@@ -107,12 +107,12 @@ def test_forecasts_are_held_against_what_happened(site: Site) -> None:
     assert score.median_wait_s == pytest.approx(3.5 * HOUR)
     (line,) = [line for line in report.more if line.startswith("A: ")]
     assert line == (
-        "A: 2 of 5 predicted starts have come, half of them within 3.00 h of the predicted time, "
+        "A: 2 of 5 predicted starts happened, half of them within 3.00 h of the predicted time, "
         "33% within the predicted range"
     )
     written = json.loads(Path(report.file).read_text())
     assert written["predictions"][0]["started"] == 2
-    assert "2 of 5 predicted starts have come" in Path(report.partitions[0].page).read_text()
+    assert "2 of 5 predicted starts happened" in Path(report.partitions[0].page).read_text()
 
 
 def test_old_reports_are_removed_and_nothing_else(site: Site) -> None:

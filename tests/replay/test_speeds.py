@@ -43,7 +43,7 @@ def test_by_gpus_and_nodes(place: Place) -> None:
     near = elastic(place, ONE.format(2), "-N", "1", *words)
     assert near["mean_jct_s"] == 50.0
     assert elastic(place, ONE.format(2), "-N", "2", "--gpus-per-node", "4", *words)["mean_jct_s"] == 100.0
-    assert "the trace names no models: each job has one of 1 that are measured, drawn with seed 0" in near["notes"]
+    assert "the trace has no models: each job got one of 1 measured ones at random (seed 0)" in near["notes"]
     assert "of 3 sizes beside their own jobs go: 3 as measured there" in near["notes"]
 
 
@@ -96,10 +96,10 @@ def test_restarts_cost_what_they_do_for_the_model(place: Place) -> None:
     other = elastic(place, TWO, *words)
     own = elastic(place, TWO, *words, "--restart-costs", "costs.csv")
     assert (other["makespan_s"], own["makespan_s"]) == (800 + 30 + 1600, 800 + 120 + 1600)
-    assert "restarts of 2 jobs cost what they do for their models" in own["notes"]
+    assert "restarts of 2 jobs cost as measured for their models" in own["notes"]
     # Policies that stop jobs for others pay the same.
     srtf = place.rows("log.swf", "-N", "1", "--gpus-per-node", "4", "-P", "srtf", "--restart-costs", "costs.csv")[0]
-    assert "restarts of 0 jobs cost what they do for their models; 2 others cost 0 s" in srtf["notes"]
+    assert "restarts of 0 jobs cost as measured for their models; 2 others cost 0 s" in srtf["notes"]
 
 
 def test_each_seed_draws_models_of_its_own(place: Place) -> None:
@@ -114,7 +114,7 @@ def test_each_seed_draws_models_of_its_own(place: Place) -> None:
     assert {row["mean_jct_s"] for row in rows if row["policy"] == "elastic"} == {50.0, 80.0}
     again = place.rows(*words, "--seed", "3")
     assert [row["mean_jct_s"] for row in again] == [row["mean_jct_s"] for row in rows if row["seed"] == 3]
-    assert all(f"drawn with seed {row['seed']}" in " ".join(row["notes"]) for row in rows)
+    assert all(f"(seed {row['seed']})" in " ".join(row["notes"]) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_on_the_measured_profiles_themselves(place: Place) -> None:
         "--cpus", "2-48",
     )  # fmt: skip
     notes = " ".join(row["notes"])
-    assert "the trace names no models: each job has one of 2 that are measured" in notes
+    assert "the trace has no models: each job got one of 2 measured ones" in notes
     assert "of 6 sizes beside their own jobs go: " in notes

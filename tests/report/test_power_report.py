@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.accounting.report import parse_since, power_report, summarize
+from gpusched.accounting.usage import BUCKET_S, Holding, usage_between
 from gpusched.errors import UsageError
+from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
 from gpusched.queue.store import Run, Store, UsageRow
@@ -274,6 +277,45 @@ def workloads(draw: st.DrawFn) -> tuple[list[Run], list[UsageRow]]:
     for name in draw(st.sets(st.sampled_from(["dgx1", "dgx2", "dgx3", "dgx4"]))):
         usage.append(use(name, gpu_s=100.0, energy_j=5e5, util_known_s=100.0, idle_s=100.0))
     return [r for r in runs if r.start_time < 100 * HOUR and (r.end_time is None or r.end_time > 0)], usage
+
+
+@given(data=st.data())
+def test_nobody_was_idle_for_longer_than_he_held_gpus(data: st.DataObject) -> None:
+    """By readings at any times, of a job whose image may take long, and a window that may begin within a bucket."""
+    draw = data.draw
+    allocated, pulls = draw(st.integers(0, 5000)), draw(st.integers(0, 2000))
+    start = allocated + pulls
+    end = draw(st.none() | st.integers(1, 9000).map(lambda s: start + s))
+    until, since = draw(st.integers(start + 1, 20_000)), draw(st.integers(0, start))
+    times = sorted(draw(st.sets(st.integers(0, until), min_size=2, max_size=30)))
+    holder = Holding("j", "ann", float("inf") if end is None else end, begin=allocated)
+    readings = [
+        NodeReading(node="dgx1", time=t, source="nvml", containers=(), gpus=tuple(
+            Gpu(index=i, uuid=str(i), utilization_pct=draw(st.sampled_from([None, 0, 0, 3, 50]))) for i in (0, 1)
+        )) for t in times
+    ]  # fmt: skip
+    held = {0: [holder], 1: [holder]}
+    usage = [u for a, b in pairwise(readings) for u in usage_between(A100.nodes[0], a, b, held)]
+    usage = [u for u in usage if u.bucket >= since // BUCKET_S * BUCKET_S]
+    runs = [run("j", {"dgx1": 2}, start, end)]
+    bys: tuple[By, ...] = ("partition", "node", "user", "job")
+    for by in bys:
+        made = summarize(INVENTORY, (A100,), runs, usage, firsts={"A100": start}, since=since, until=until, by=by)
+        for one in (*made.rows, made.total):
+            assert (one.idle_gpu_hours or 0.0) <= one.gpu_hours + 1e-9, (by, one)
+
+
+def test_gpus_idle_while_an_image_is_on_its_way_are_not_idle_hours_of_the_run() -> None:
+    """Ten minutes of pulling, then an hour at work: of the two GPUs' hours none were idle."""
+    usage = [
+        use("dgx1", "j", 0, gpu_s=2 * 600, util_known_s=2 * 600, idle_s=2 * 600),
+        use("dgx1", "j", 600, gpu_s=2 * HOUR, util_known_s=2 * HOUR),
+    ]
+    (j,) = report([run("j", {"dgx1": 2}, 600, 600 + HOUR)], usage, "job", until=2 * HOUR).rows
+    assert (j.gpu_hours, j.idle_gpu_hours) == (2, 0)
+    idle = [*usage[:1], use("dgx1", "j", 600, gpu_s=2 * HOUR, util_known_s=2 * HOUR, idle_s=2 * HOUR)]
+    (ann,) = report([run("j", {"dgx1": 2}, 600, 600 + HOUR)], idle, "user", until=2 * HOUR).rows
+    assert (ann.gpu_hours, ann.idle_gpu_hours) == (2, 2)
 
 
 @pytest.mark.parametrize("by", ["partition", "node", "user", "job"])

@@ -237,9 +237,9 @@ def test_a_long_job_is_stopped_for_a_new_one_which_waits_until_it_is_gone() -> N
 @pytest.mark.parametrize(
     ("why", "changes"),
     [
-        ("does not say that it may be stopped", {"preemptible": False}),
+        ("is not preemptible", {"preemptible": False}),
         ("has run for less than 0:01:00", {"start_time": NOW - 59.0, "preemptions": Preemptions(kept_s=9000.0)}),
-        ("stopped 2 times within an hour", {"preemptions": Preemptions(count=2, times=(NOW - 3000.0, NOW - 900.0))}),
+        ("preempted 2 times within an hour", {"preemptions": Preemptions(count=2, times=(NOW - 3000.0, NOW - 900.0))}),
         ("is STARTING", {"state": JobState.STARTING}),
         ("is COMPLETING", {"state": JobState.COMPLETING}),
     ],

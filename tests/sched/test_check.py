@@ -9,6 +9,7 @@ import pytest
 
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, JobState, NodeAllocation, Resizes
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
+from gpusched.model.units import local_clock
 from gpusched.sched.check import check
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
@@ -81,42 +82,42 @@ CASES = [
     ([start("j", part("b", 0, 1)), start("j", part("b", 2, 3))], "the plan already has an action for job j"),
     ([start("held", part("a", 2))], "held by an administrator"),
     ([start("dep", part("a", 2))], "waits for job x (afterok)"),
-    ([start("soon", part("a", 2))], "may not start before a time set for it, in 0:00:10"),
+    ([start("soon", part("a", 2))], f"not before {local_clock(NOW + 10, NOW)} (begin time)"),
     (
         [start("t_1", part("b", 0)), start("t_2", part("b", 1))],
-        "as many tasks of its array are running as its limit allows",
+        "its array is at its limit of running tasks",
     ),
     ([Start("j", Allocation("k", (part("b", 0, 1),)))], "the allocation is of job k"),
     ([start("j")], "the allocation has no parts"),
-    ([start("g", part("b", 0, 1))], "it asks for 2 nodes, the plan gives 1"),
+    ([start("g", part("b", 0, 1))], "it requests 2 nodes, the plan gives 1"),
     ([start("g", part("b", 0, 1), part("b", 2, 3, rank=1))], "two parts are on the same node"),
     ([start("g", part("b", 0, 1), part("a", 2, 3))], "the ranks are not 0, 1, 2 .. in order"),
-    ([start("j", part("b", 0))], "it asks for 2 GPUs per node, the plan gives 1 on b"),
-    ([start("j", part("b", 0, 1, cores=1))], "it asks for 2 cores and 2G per node, the plan gives 1 and 2G"),
+    ([start("j", part("b", 0))], "it requests 2 GPUs per node, the plan gives 1 on b"),
+    ([start("j", part("b", 0, 1, cores=1))], "it requests 2 cores and 2G per node, the plan gives 1 and 2G"),
     ([start("j", part("zz", 0, 1))], "there is no node zz"),
     ([start("j", part("d", 0, 1))], "node d is not available (DRAINED: fan)"),
-    ([start("j", part("q", 0, 1))], "node q is of partition q, not p"),
+    ([start("j", part("q", 0, 1))], "node q is in partition q, not p"),
     ([start("picky", part("a", 2))], "node a is not in its nodelist"),
-    ([start("typed", part("b", 2))], "node b has P100 GPUs, it asks for A100 or V100"),
+    ([start("typed", part("b", 2))], "node b has P100 GPUs; it requests A100 or V100"),
     ([start("picky", part("b", 2))], "an earlier attempt failed on node b"),
     ([start("j", part("b", 7, 8))], "node b has no GPU 8"),
     ([start("j", part("b", 4, 5))], "GPU 5 of b cannot be used (BUSY: pid 4711 of alice)"),
     ([start("j", part("a", 1, 2))], "GPU 1 of a is held by job r"),
-    ([start("j", part("b", 3, 3))], "a GPU of b is given twice"),
+    ([start("j", part("b", 3, 3))], "a GPU of b is allocated twice"),
     ([start("j", part("b", 0, 1)), start("k", part("b", 1, 2))], "GPU 1 of b is held by job j"),
     ([start("wide", part("a", 2, 3, cores=3))], "node a has 2 cores free, not 3"),
     ([start("fat", part("b", 0, memory=600 << 10))], "node b has 512G of memory free, not 600G"),
     ([Preempt("j")], "job j is not running"),
     ([Resize("j", 2)], "job j is not running"),
-    ([Resize("r", 4)], "job r does not say that it may be resized (--resizable)"),
+    ([Resize("r", 4)], "job r is not resizable (--resizable)"),
     ([Resize("e", 3)], "job e cannot go from 2 to 3 GPUs"),
     ([Resize("e", 2)], "job e cannot go from 2 to 2 GPUs"),
     ([Resize("young", 4)], "job young has run for less than 0:10:00"),
-    ([Resize("frozen", 4)], "job frozen is not resized any more: it did not save"),
+    ([Resize("frozen", 4)], "job frozen is no longer resized: it did not save"),
     ([Resize("often", 4)], "job often has been resized 4 times within an hour"),
     ([Resize("ending", 4)], "job ending is COMPLETING"),
     ([start("sized", part("a", 2, 3, 4))], "it may not have 3 GPUs on 1 node"),
-    ([start("sized", part("a", 2, cores=7))], "it asks for 1 core and 1G per node, the plan gives 7 and 1G"),
+    ([start("sized", part("a", 2, cores=7))], "it requests 1 core and 1G per node, the plan gives 7 and 1G"),
     ([Preempt("r"), start("j", part("a", 0, 1))], "GPU 0 of a is held by job r"),
 ]
 
@@ -129,7 +130,7 @@ def test_refusals_say_why(actions: list, why: str) -> None:
     assert plan.actions == tuple(actions[:-1])
     job_id = actions[-1].job_id
     if job_id in {j.id for j in JOBS} and not plan.actions:
-        assert plan.reasons[job_id] == Reason(code=ReasonCode.REJECTED, message=f"the plan's check refused it: {why}")
+        assert plan.reasons[job_id] == Reason(code=ReasonCode.REJECTED, message=f"plan check failed: {why}")
 
 
 def test_sound_actions_pass_in_order() -> None:
@@ -151,7 +152,7 @@ def test_sound_actions_pass_in_order() -> None:
 def test_what_a_resized_job_holds_is_not_free_before_it_is_gone() -> None:
     actions = (Resize("e", 1), start("j", part("q", 0, 2)))
     _, rejections = check(Plan(actions=actions), snapshot(NODES, JOBS, BUSY))
-    assert [r.why for r in rejections] == ["node q is of partition q, not p"]
+    assert [r.why for r in rejections] == ["node q is in partition q, not p"]
     here = msgspec.structs.replace(elastic("e", 0), allocation=running("e", {"a": (2, 3)}, NOW + 60).allocation)
     _, rejections = check(Plan(actions=(Resize("e", 1), start("j", part("a", 2, 4)))), snapshot(NODES, JOBS, [here]))
     assert [r.why for r in rejections] == ["GPU 2 of a is held by job e"]

@@ -316,3 +316,8 @@ def test_of_processes_that_need_the_same_at_once_one_compiles_it(tmp_path: Path)
     assert {one, other} == {"True", "False"}  # who compiled it
     assert class_of(tmp_path)[1:] == [first, "False"] == [second, "False"]
     assert [file.suffix for file in kept(tmp_path)[0].parent.iterdir() if file.name.startswith("tmp")] == []
+
+
+def test_no_other_user_holds_up_compiling(tmp_path: Path) -> None:
+    with compiled._one_at_a_time(tmp_path):
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600

@@ -172,7 +172,7 @@ def test_who_starts_has_a_place_worth_its_wait_and_who_waits_has_none(snap: Snap
     waits = {j.id: j for j in snap.pending if j.id in plan.reasons and plan.reasons[j.id].code is ReasonCode.POLICY}
     for job in waits.values():
         assert LATE - job.submit_time < 86_400
-        assert plan.reasons[job.id].message.startswith("waits for a better place: there now it would ")
+        assert plan.reasons[job.id].message.startswith("waits for a better place until ")
     one_rack = Counter(snap.topology.racks().get(n.name, n.name) for n in snap.nodes)
     for action, job in ((a, j) for a in plan.actions for j in snap.pending if a.job_id == j.id):
         parts = {p.node: len(p.gpus) for p in action.allocation.parts}
@@ -238,12 +238,12 @@ def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
     snap = snapshot(FOUR, [job], HALF, place="contention", backfill="easy", topology=TWO_RACKS, beliefs=known)
     plan = decide(snap)
     until = NOW + 0.18**2 * PATIENCE_S
-    message = f"waits for a better place: there now it would run 18 % slower; at most until {local_clock(until, NOW)}"
+    message = f"waits for a better place until {local_clock(until, NOW)} at most: started now it would run 18 % slower"
     assert (plan.actions, plan.reasons["j"].message) == ((), message)
     told = explain(snap, "j")
     assert told.reason == plan.reasons["j"]
     assert told.racks == 2
-    assert told.next_steps[0] == "let it take what is free (--wait-for-placement 0) now"
+    assert told.next_steps[0] == "accept what is free (--wait-for-placement 0) now"
     assert [n for n, _ in started(decide(replace(snap, running=(HALF[1],))))["j"]] == ["n0", "n1"]
     assert [n for n, _ in started(decide(replace(snap, now=until + 1)))["j"]] == ["n1", "n3"]
     capped = with_place(snap, "contention", place_wait_s=3600.0)
@@ -266,15 +266,15 @@ def test_neighbours_are_kept_apart_and_waited_for() -> None:
     assert (
         decide(full)
         .reasons["j"]
-        .message.startswith("waits for a better place: there now it would run 50 % slower; at most until")
+        .message.endswith(" at most: started now it would run 50 % slower")
     )
     measured = replace(full, beliefs=beliefs(1.0, 0.5, 1.0, pair=0.1))
     cost = cost_of_neighbour(*measured.beliefs.values(), "nic")
     assert 0.1 < cost.slower < 0.25
-    assert f"run {100 * cost.slower:.0f} % slower; at most" in decide(measured).reasons["j"].message, "measured first"
+    assert f"it would run {100 * cost.slower:.0f} % slower" in decide(measured).reasons["j"].message, "measured first"
     harmed = replace(full, pending=(pending("k", 2, nodes=2, submit=NOW, name="loud", user="alice"),),
                      running=tuple(named(job, "calm") for job in loud))  # fmt: skip
-    assert "there now it would slow down its neighbours; at most" in decide(harmed).reasons["k"].message
+    assert "at most: started now it would slow down its neighbours" in decide(harmed).reasons["k"].message
 
 
 def test_nobody_waits_for_what_only_public_tables_say() -> None:
@@ -303,7 +303,7 @@ def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
     assert len(plan.actions) == 1
     (why,) = (plan.reasons[name] for name in ("long", "more") if name in plan.reasons)
     assert why.code is ReasonCode.BACKFILL
-    assert why.message == "fits now, but would outlast the wait of job head for a better place, for which room is kept"
+    assert why.message == "fits now, but would run past the start of job head, which waits for a better place"
     assert explain(after(snap, plan), "more").reason == why
     short = [replace(job, spec=replace(job.spec, time_limit_s=80_000)) for job in jobs[1:]]
     assert len(decide(replace(snap, pending=(jobs[0], *short))).actions) == 2
@@ -365,7 +365,7 @@ def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
     narrow = replace(TWO_RACKS, switches=tuple(replace(s, uplink_gbps=10.0) for s in TWO_RACKS.switches))
     calm = pending("k", 8, nodes=2, submit=NOW, name="calm", user="alice")
     snap = replace(snap, pending=(calm,), running=tuple(HALF), topology=narrow)
-    assert "there now it would run 18 % slower;" in decide(snap).reasons["k"].message
+    assert "started now it would run 18 % slower" in decide(snap).reasons["k"].message
     wide, thin = narrow.switches
     snap = replace(snap, topology=replace(narrow, switches=(wide, replace(thin, uplink_gbps=5.0))))
     assert decide(snap).reasons["k"].message != decide(replace(snap, topology=narrow)).reasons["k"].message

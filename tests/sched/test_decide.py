@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpusched.model.plan import ReasonCode
+from gpusched.model.units import local_clock
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
@@ -50,6 +51,21 @@ def where(plan) -> dict[str, list[str]]:
     return {job: [name for name, _ in parts] for job, parts in started(plan).items()}
 
 
+@pytest.mark.parametrize("order", ["fifo", "sjf"])
+def test_jobs_of_slurm_go_by_its_priority_then_by_time_then_by_number(order: str) -> None:
+    """Where the policy's own order leaves that open."""
+    last = ["100", "36", "36_10", "36_2", "9", "36_2~2", "36+1", "36+0"]
+    jobs = [pending(job, 8, submit=5.0) for job in last]
+    jobs += [pending("101", 8, submit=4.0), pending("102", 8, submit=9.0, standing=7)]
+    jobs += [pending("103", 8, limit=60, submit=9.0)]
+    expected = ["102", "101", "9", "36", "36+0", "36+1", "36_2", "36_2~2", "36_10", "100"]
+    expected = ["103", *expected] if order == "sjf" else [*expected, "103"]
+    snap = snapshot([node(f"n{i:02d}") for i in range(len(jobs))], jobs, order=order)
+    assert [job.id for job in plain_order(snap, "p")] == expected
+    placed = where(decide(snap))
+    assert sorted(placed, key=placed.__getitem__) == expected
+
+
 def test_gist_largest_first_packs_what_fifo_cannot() -> None:
     assert where(decide(gist("ssml", order="ljf", backfill="skip"))) == {
         "3l": ["dgx1"],
@@ -65,7 +81,7 @@ def test_gist_full_flavor_waits_for_both_servers_and_blocks() -> None:
     assert where(plan) == {"0s": ["dgx1"]}
     assert plan.reasons["1f"].code == ReasonCode.RESOURCES
     assert plan.reasons["1f"].message == (
-        "waits for 8 GPUs on each of 2 nodes; 1 node has that free; by the time limits it can start in 3-00:00:00"
+        "waits for 8 GPUs on each of 2 nodes; 1 node has that free; can start within 3-00:00:00, by time limits"
     )
     assert plan.reasons["2s"].message == "1 job of equal or higher priority is before it"
     assert where(decide(gist("f"))) == {"0f": ["dgx1", "dgx2"]}
@@ -211,7 +227,7 @@ def test_what_ends_in_other_partitions_or_on_broken_nodes_helps_no_head(names: s
     nodes.append(node("bad", partition="q", available=False, unavailable_reason="DOWN"))
     busy = [running(f"r{n.name}", {n.name: tuple(range(8))}, NOW + (HOUR if n.name == "nq" else 60)) for n in nodes]
     plan = decide(snapshot(nodes, [pending("j", 8, partition="q")], busy, backfill="easy"))
-    assert plan.reasons["j"].message.endswith("in 1:00:00")
+    assert plan.reasons["j"].message.endswith("within 1:00:00, by time limits")
 
 
 def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
@@ -225,7 +241,7 @@ def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
     snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy")
     plan = decide(snap)
     assert list(started(plan)) == ["short", "beside"]
-    assert plan.reasons["head"].message.endswith("; by the time limits it can start in 1:00:00")
+    assert plan.reasons["head"].message.endswith("; can start within 1:00:00, by time limits")
     assert plan.reasons["delays"].code == ReasonCode.PRIORITY  # the node is full by its turn
     long_first = decide(
         snapshot(
@@ -233,7 +249,7 @@ def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
         )
     )
     assert long_first.reasons["a"].code == ReasonCode.BACKFILL
-    assert long_first.reasons["a"].message == "fits now, but would delay job head, which is to start in 1:00:00"
+    assert long_first.reasons["a"].message == "fits now, but would delay job head, which can start in 1:00:00"
     assert list(started(long_first)) == ["delays"]
 
 
@@ -241,7 +257,7 @@ def test_an_overrunning_job_is_expected_to_end_now() -> None:
     jobs = [pending("head", 8), pending("b", 4, limit=60, submit=1.0)]
     plan = decide(snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW - 5)], backfill="easy"))
     assert plan.reasons["b"].code == ReasonCode.BACKFILL
-    assert plan.reasons["head"].message.endswith("in 0:00:00")
+    assert plan.reasons["head"].message.endswith("within 0:00:00, by time limits")
 
 
 def test_what_cannot_run_now_blocks_nobody() -> None:
@@ -267,9 +283,9 @@ def test_what_cannot_run_now_blocks_nobody() -> None:
             "needs 8 GPUs on each of 2 nodes; 1 node has that usable; not available: b (DRAINED: fan), "
             "GPU 3 of c (BUSY: pid 4711 of alice)",
         ),
-        "huge": ("BadConstraints", "needs 16 GPUs on one node; most there on one node: 8 (a)"),
+        "huge": ("BadConstraints", "needs 16 GPUs on one node; most on one node: 8 (a)"),
         "held": ("JobHeldUser", "held by its user"),
-        "later": ("BeginTime", "may not start before a time set for it, in 0:01:30"),
+        "later": ("BeginTime", f"not before {local_clock(NOW + 90, NOW)} (begin time)"),
         "never": ("DependencyNeverSatisfied", "job x failed"),
         "lost": ("PartitionUnknown", "there is no partition nowhere"),
     }
@@ -288,12 +304,10 @@ def test_cores_and_memory_can_be_what_is_short() -> None:
     plan = decide(snapshot([node("n")], [pending("j", 2)], busy))
     assert plan.reasons["j"].message == (
         "waits for 2 cores beside 2 GPUs on one node; most free on one node: 1 (n); "
-        "by the time limits it can start in 0:01:00"
+        "can start within 0:01:00, by time limits"
     )
     plan = decide(snapshot([node("n")], [pending("j", 1, memory_mib_per_node=600 << 10)]))
-    assert (
-        plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most there on one node: 512G (n)"
-    )
+    assert plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most on one node: 512G (n)"
 
 
 def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
@@ -301,12 +315,12 @@ def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
     nodes = [node("a", memory_mib=64 << 10), node("b", memory_mib=96 << 10), node("c", memory_mib=80 << 10)]
     wide = decide(snapshot(nodes, [pending("j", 1, nodes=2, memory_mib_per_node=90 << 10)]))
     assert wide.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
-    assert wide.reasons["j"].message == ("needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that there")
+    assert wide.reasons["j"].message == ("needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that")
     busy = [running("r", {"b": (0,)}, NOW + 60)]  # 1024 MiB of it
     plan = decide(snapshot(nodes, [pending("j", 1, memory_mib_per_node=96 << 10)], busy))
     assert plan.reasons["j"].message == (
         "waits for 96G of memory beside 1 GPU on one node; most free on one node: 95G (b); "
-        "by the time limits it can start in 0:01:00"
+        "can start within 0:01:00, by time limits"
     )
 
 
@@ -317,7 +331,7 @@ def test_who_would_be_delayed_is_named_wherever_it_stands(first: bool) -> None:
     jobs = head + others if first else others + head
     plan = decide(snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy"))
     assert list(started(plan)) == ["starts"]
-    assert plan.reasons["waits"].message == "fits now, but would delay job head, which is to start in 1:00:00"
+    assert plan.reasons["waits"].message == "fits now, but would delay job head, which can start in 1:00:00"
 
 
 def test_easy_hands_out_once_what_the_head_leaves_over() -> None:
@@ -335,7 +349,7 @@ def test_easy_hands_out_once_what_the_head_leaves_over() -> None:
 def test_a_lost_gpu_under_a_running_job_does_not_come_back() -> None:
     busy = [running("r", {"n": (0, 1, 2, 3)}, NOW + 60)]
     plan = decide(snapshot([node("n", blocked={0: "LOST"})], [pending("j", 7), pending("k", 8)], busy))
-    assert plan.reasons["j"].message.endswith("in 0:01:00")
+    assert plan.reasons["j"].message.endswith("within 0:01:00, by time limits")
     assert plan.reasons["k"].code == ReasonCode.REQ_NODE_NOT_AVAIL
 
 

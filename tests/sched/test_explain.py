@@ -31,7 +31,7 @@ def test_the_issue_example() -> None:
     why = explain(snapshot(nodes, [pending("j", 4)], busy), "j")
     assert why.reason.code == ReasonCode.RESOURCES
     assert why.reason.message == (
-        "waits for 4 GPUs on one node; most free on one node: 2 (dgx001); by the time limits it can start in 3:20:00"
+        "waits for 4 GPUs on one node; most free on one node: 2 (dgx001); can start within 3:20:00, by time limits"
     )
     assert (why.position, why.queue_length) == (1, 1)
     assert [(v.node, v.fits, v.dimension, v.text) for v in why.nodes] == [
@@ -44,9 +44,9 @@ def test_the_issue_example() -> None:
         ("dgx002", False, "unavailable", "not available (DRAINED: fan)"),
     ]
     assert why.next_steps == (
-        "wait: no later than 3:20:00 from now, job x on dgx001 frees 3 GPUs",
+        "wait: at most 3:20:00 (job x on dgx001 frees 3 GPUs)",
         "ask for at most 2 GPUs per node (--gpus-per-node 2)",
-        "partition V100 would fit it now",
+        "partition V100 could run it now",
         "resume dgx002 (drained: fan)",
     )
 
@@ -92,7 +92,7 @@ def test_broken_nodes_come_first_where_only_they_would_do() -> None:
         (
             {"exclude": ("a",)},
             ReasonCode.BAD_CONSTRAINTS,
-            "allow it more nodes: its nodelist or exclude leaves too few",
+            "allow more nodes: its nodelist or exclude leaves too few",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_job_too_large_for_a_node_can_be_spread() -> None:
     assert why.reason.code == ReasonCode.BAD_CONSTRAINTS
     assert why.next_steps == (
         "ask for at most 8 GPUs per node (--gpus-per-node 8)",
-        "spread it over 2 nodes, if it can run so (-N 2 --gpus-per-node 8)",
+        "spread it over 2 nodes, if it supports that (-N 2 --gpus-per-node 8)",
     )
 
 
@@ -117,15 +117,15 @@ def test_a_job_is_spread_only_where_every_part_of_it_fits() -> None:
         for amount in (most, most + 1):
             job = pending("j", 16, **{field: amount})
             steps = explain(snapshot([node("a"), node("b")], [job]), "j").next_steps
-            assert ("spread it over 2 nodes, if it can run so (-N 2 --gpus-per-node 8)" in steps) == (amount == most)
+            assert ("spread it over 2 nodes, if it supports that (-N 2 --gpus-per-node 8)" in steps) == (amount == most)
 
 
 def test_steps_that_say_now_are_refuted_by_what_starts_now() -> None:
-    there = "partition V100 would fit it now"
+    there = "partition V100 could run it now"
     limit = "a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"
     assert [refuted(there, starts) for starts in (set(), {"in V100"}, {"in A100"})] == [True, False, True]
     assert [refuted(limit, starts) for starts in (set(), {"with a time limit of 1:00:00"})] == [True, False]
-    assert not refuted("partition V100 would fit it", set()), "it does not say when"
+    assert not refuted("partition V100 could run it", set()), "it does not say when"
     assert not refuted("wait 0:01:00", set())
 
 
@@ -135,7 +135,7 @@ def test_position_and_the_head() -> None:
     assert why.reason.message == "3 jobs of equal or higher priority are before it"
     assert (why.position, why.queue_length) == (4, 4)
     assert why.next_steps == (
-        "wait for the first of the queue, job head, which can start in 1:00:00: job r on a frees 1 GPU",
+        "wait for job head, first in the queue; it can start in 1:00:00 (job r on a frees 1 GPU)",
     )
 
 
@@ -143,7 +143,7 @@ def test_backfill_names_the_limit_that_would_do() -> None:
     jobs = [pending("head", 8), pending("j", 4, limit=2 * HOUR, submit=1.0)]
     why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)], backfill="easy"), "j")
     assert why.reason.code == ReasonCode.BACKFILL
-    assert why.reason.message == "fits now, but would delay job head, which is to start in 1:00:00"
+    assert why.reason.message == "fits now, but would delay job head, which can start in 1:00:00"
     assert why.next_steps == ("a time limit of at most 1:00:00 would let it start now (-t 1:00:00)",)
 
 
@@ -164,29 +164,29 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"gpus": 1, "nodelist": ("z",)}, "needs 1 node of those it may use; 0 are there"),
-        ({"gpus": 1, "nodes": 2, "nodelist": ("a",)}, "needs 2 nodes of those it may use; 1 is there"),
-        ({"gpus": 1, "nodes": 3, "exclude": ("b",)}, "needs 3 nodes of those it may use; 2 are there"),
-        ({"gpus": 9}, "needs 9 GPUs on one node; most there on one node: 8 (a)"),
-        ({"gpus": 9, "exclude": ("a",)}, "needs 9 GPUs on one node; most there on one node: 8 (b)"),
-        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have that there"),
-        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have that there"),
+        ({"gpus": 1, "nodelist": ("z",)}, "needs 1 node it may use; 0 exist"),
+        ({"gpus": 1, "nodes": 2, "nodelist": ("a",)}, "needs 2 nodes it may use; 1 exists"),
+        ({"gpus": 1, "nodes": 3, "exclude": ("b",)}, "needs 3 nodes it may use; 2 exist"),
+        ({"gpus": 9}, "needs 9 GPUs on one node; most on one node: 8 (a)"),
+        ({"gpus": 9, "exclude": ("a",)}, "needs 9 GPUs on one node; most on one node: 8 (b)"),
+        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have that"),
+        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have that"),
         (
             {"gpus": 8, "cores_per_node": 81, "nodes": 2},
-            "needs 81 cores beside 8 GPUs on each of 2 nodes; 1 node has that there",
+            "needs 81 cores beside 8 GPUs on each of 2 nodes; 1 node has that",
         ),
-        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores beside 4 GPUs on one node; most there on one node: 90 (b)"),
+        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores beside 4 GPUs on one node; most on one node: 90 (b)"),
         (
             {"gpus": 0, "cores_per_node": 91, "memory_mib_per_node": 9},
-            "needs 91 cores on one node; most there on one node: 90 (b)",
+            "needs 91 cores on one node; most on one node: 90 (b)",
         ),
         (
             {"gpus": 1, "cores_per_node": 1, "memory_mib_per_node": 65 << 10},
-            "needs 65G of memory beside 1 GPU on one node; most there on one node: 64G (a)",
+            "needs 65G of memory beside 1 GPU on one node; most on one node: 64G (a)",
         ),
         (
             {"gpus": 1, "cores_per_node": 90, "memory_mib_per_node": 33 << 10},
-            "needs 33G of memory beside 1 GPU on one node; most there on one node: 32G (b)",
+            "needs 33G of memory beside 1 GPU on one node; most on one node: 32G (b)",
         ),
         ({"gpus": 7, "cores_per_node": 1}, "waits for 7 GPUs on one node; most free on one node: 6 (b)"),
         (
@@ -224,10 +224,10 @@ def test_nodes_that_are_not_available_are_named_and_do_not_count() -> None:
         "GPU 5 of a (LOST: fell off), b (DOWN: no answer) and 1 more"
     )
     why = explain(snapshot(nodes, [pending("j", 2, nodes=3)]), "j").reason
-    assert why.message.startswith("needs 3 nodes of those it may use; 2 are usable; not available: GPU 1 of a")
+    assert why.message.startswith("needs 3 nodes it may use; 2 usable; not available: GPU 1 of a")
     only = explain(snapshot(nodes[1:3], [pending("j", 7)]), "j").reason
     assert only.message == (
-        "needs 1 node of those it may use; 0 are usable; not available: b (DOWN: no answer), c (not available)"
+        "needs 1 node it may use; 0 usable; not available: b (DOWN: no answer), c (not available)"
     )
 
 
@@ -322,27 +322,27 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
         "ask for at most 4 GPUs per node (--gpus-per-node 4)"
     ]
     assert steps(bad, pending("j", 12), node("n", gpus=4), node("m", gpus=4), node("o", gpus=4)) == [
-        "ask for at most 4 GPUs per node (--gpus-per-node 4)", "spread it over 3 nodes, if it can run so (-N 3 "
+        "ask for at most 4 GPUs per node (--gpus-per-node 4)", "spread it over 3 nodes, if it supports that (-N 3 "
         "--gpus-per-node 4)",
     ]  # fmt: skip
     q = [node(name, partition="q") for name in "ab"]
-    assert steps(bad, pending("j", 8, nodes=2), *q) == ["partition q would fit it"]
+    assert steps(bad, pending("j", 8, nodes=2), *q) == ["partition q could run it"]
     assert steps(bad, pending("j", 8, nodes=3), *q) == []
     barred = pending("j", 8, nodelist=("z",), gpu_types=("A",), excluded_nodes=("y",))
     assert [s.partition(" ")[0] for s in steps(bad, barred, node("n"))] == ["allow", "accept", "see"]
     hour = (running("r", {"n": tuple(range(8))}, NOW + 3600),)
     assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour) == [
-        "wait: no later than 1:00:00 from now, job r on n frees 8 GPUs"
+        "wait: at most 1:00:00 (job r on n frees 8 GPUs)"
     ]
     first = (pending("i", 3),)
     assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour, ahead=first)[0].startswith(
-        "wait: unless jobs before it take the room, no later than 1:00:00 from now"
+        "wait: at most 1:00:00 unless jobs before it take the room"
     )
     assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), busy=hour, ahead=first) == [
-        "wait for the first of the queue, job i, which can start in 1:00:00: job r on n frees 8 GPUs"
+        "wait for job i, first in the queue; it can start in 1:00:00 (job r on n frees 8 GPUs)"
     ]
     assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), ahead=first) == [
-        "wait for the first of the queue, job i"
+        "wait for job i, first in the queue"
     ]
     assert steps(ReasonCode.BACKFILL, pending("j", 2), node("n"), busy=hour, ahead=first) == [
         "a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.model.jobs import Allocation, Elastic, NodeAllocation
-from gpusched.model.limits import Bound, Limits, Qos, Quotas, Rule
+from gpusched.model.limits import Bound, Group, Groups, Limits, Qos, Quotas, Rule
 from gpusched.model.plan import LIMITS, Plan, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.accounts import accounts_of
+from gpusched.sched.bounds import exceeds, room_along, within_bounds
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
@@ -88,6 +91,23 @@ def test_explain_says_the_same(world: tuple[Snapshot, Quotas, Past]) -> None:
             assert found.code not in LIMITS
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(limited(), st.lists(st.integers(-3, 9), min_size=1))
+def test_what_is_left_along_a_chain_says_what_each_bound_says(
+    world: tuple[Snapshot, Quotas, Past], rooms: list[int]
+) -> None:
+    snap, *_ = world
+    if not snap.pending:
+        return
+    gpus, limit = np.array([j.spec.gpus for j in snap.pending]), np.array([j.limit_s for j in snap.pending], float)
+    account, room, links = accounts_of(snap.pending, gpus, limit, snap.bounds)
+    room[:] = [rooms[i % len(rooms)] for i in range(len(room))]
+    least = np.zeros((len(links), 3), np.int64)
+    room_along(links, room, least)
+    for job in range(len(snap.pending)):
+        assert within_bounds(least, account, job) == (not exceeds(links, room, account, job))
+
+
 @pytest.mark.parametrize("place", ["first-fit", "rack", "fastest"])
 def test_a_user_has_no_more_gpus_than_he_may_and_others_go_on(place: str) -> None:
     jobs = [pending(f"a{i}", 2) for i in range(3)] + [pending("b", 2, user="bob", submit=1.0)]
@@ -95,17 +115,36 @@ def test_a_user_has_no_more_gpus_than_he_may_and_others_go_on(place: str) -> Non
     assert list(started(plan)) == ["a0", "a1", "b"]
     why = plan.reasons["a2"]
     assert (why.code, why.message) == (
-        ReasonCode.ASSOC_GRP_GRES, "user alice has 4 of 4 GPUs at once, it asks for 2",
+        ReasonCode.ASSOC_GRP_GRES, "limit of user alice: 4 of 4 GPUs in use; this job needs 2",
     )  # fmt: skip
 
 
 def test_the_reason_says_when_there_is_room() -> None:
     busy = [running(f"r{i}", {"n": (i,)}, NOW + 60 * (i + 1), user="alice") for i in range(4)]
-    said = "user alice has 4 of 4 GPUs at once, it asks for 2; there is room in 0:02:00 at the latest"
+    said = "limit of user alice: 4 of 4 GPUs in use; this job needs 2; quota frees within 0:02:00"
     fewer = bounded(snapshot([node("n", gpus=8)], [pending("a", 2)], busy), Quotas(each=Limits(gpus=4)))
     assert decide(fewer).reasons["a"].message == said
     assert explain(fewer, "a").reason.message == said
-    assert explain(fewer, "a").next_steps == ("see what you have of your limits: gpusched quota",)
+    assert explain(fewer, "a").next_steps == ("check your limits: gpusched quota",)
+
+
+def test_who_goes_first_once_the_limit_frees_is_said_beside_it() -> None:
+    """So that "quota frees within two minutes" does not contradict a start expected days later."""
+    busy = [running(f"r{i}", {"n": (i,)}, NOW + 60 * (i + 1), user="alice") for i in range(4)]
+    jobs = [pending(f"a{i}", 2, submit=float(i)) for i in range(4)] + [pending("b", 8, user="bob", submit=2.5)]
+    snap = bounded(snapshot([node("n", gpus=8)], jobs, busy), Quotas(each=Limits(gpus=4)))
+    assert explain(snap, "a0").beside == ""
+    assert explain(snap, "a1").beside == "1 pending job under the same limit goes first"
+    assert explain(snap, "a3").beside == "3 pending jobs under the same limit go first"
+    free = bounded(snapshot([node("n", gpus=8)], jobs, busy), Quotas(users={"alice": Limits(gpus=4)}))
+    assert explain(free, "a3").beside == "3 pending jobs under the same limit and 1 other go first"
+    group = Groups(groups=(Group(name="g", members={"alice": 1}, limits=Limits(gpus=4)),))
+    known = Quotas(users={"alice": Limits(gpus=4)}, groups=group)
+    both = snapshot([node("n", gpus=8)], [replace(jobs[0], group="g")], [replace(job, group="g") for job in busy])
+    both = bounded(both, known)
+    assert explain(both, "a0").reason.message.startswith("limit of user alice")
+    assert "group g" in explain(both, "a0").beside
+    assert "quota frees within 0:02:00" in explain(both, "a0").beside
 
 
 def test_gpu_hours_count_what_running_jobs_may_still_use_and_come_back_after_a_week() -> None:
@@ -118,8 +157,8 @@ def test_gpu_hours_count_what_running_jobs_may_still_use_and_come_back_after_a_w
     why = decide(bounded(snapshot([node("n")], [over], busy), known, past)).reasons["over"]
     assert why.code is ReasonCode.ASSOC_GRP_GRES_MINUTES
     assert why.message == (
-        "user alice has used, or its running jobs may, 2 of 4 GPU hours in seven days; it may use 2.1; "
-        "there is room in 6-00:00:00 at the latest"
+        "limit of user alice: 2 of 4 GPU hours in seven days used or running; this job may use 2.1; "
+        "quota frees within 6-00:00:00"
     )
 
 
@@ -129,7 +168,7 @@ def test_a_class_has_its_own_limits_and_an_exempt_one_nothing_else() -> None:
     plan = decide(bounded(snapshot([node("n")], jobs, busy)))
     assert list(started(plan)) == ["spare"]
     assert plan.reasons["high"].code is ReasonCode.QOS_MAX_GRES_PER_USER
-    assert plan.reasons["high"].message == "it asks for 2 GPUs, and user alice in class high may have 1 at once"
+    assert plan.reasons["high"].message == "limit of user alice in class high: at most 1 GPU at once; this job needs 2"
     assert plan.reasons["plain"].code is ReasonCode.ASSOC_GRP_GRES
 
 
@@ -156,7 +195,7 @@ def test_the_check_refuses_what_exceeds_a_limit() -> None:
 
     kept, rejections = check(Plan(actions=(start("a", (0, 1, 2)), start("b", (3, 4, 5)))), snap)
     assert [action.job_id for action in kept.actions] == ["a"]
-    assert [r.why for r in rejections] == ["user alice has 3 of 4 GPUs at once, it asks for 3"]
+    assert [r.why for r in rejections] == ["limit of user alice: 3 of 4 GPUs in use; this job needs 3"]
 
 
 @pytest.mark.parametrize("sizes", ["drf", "optimus"])
@@ -177,7 +216,7 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
     ]
     assert all(gpus <= 4 for gpus in grown)
     _, rejections = check(Plan(actions=(Resize("r", 8),)), bounded(replace(snap, pending=(), running=(runs,))))
-    assert "user alice may have 4 at once" in rejections[0].why
+    assert "limit of user alice: at most 4 GPUs at once" in rejections[0].why
 
 
 def test_a_bound_may_be_exceeded_already() -> None:

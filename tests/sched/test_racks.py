@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.json import encode
@@ -303,11 +304,11 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
     assert not plan.actions
     assert plan.reasons["j"].code is ReasonCode.RESOURCES
     assert plan.reasons["j"].message == (
-        f"waits for one rack until {clock} at the latest (rack-wait); it could start now on 2 racks"
-        "; by the time limits it can start in 0:10:00"
+        f"waits for one rack until {clock} at most (rack-wait); it could start now on 2 racks"
+        "; can start within 0:10:00, by time limits"
     )
     assert explain(waits, "j").reason == plan.reasons["j"]
-    assert "let it go over several racks (--wait-for-placement 0) now" in explain(waits, "j").next_steps
+    assert "allow several racks (--wait-for-placement 0) now" in explain(waits, "j").next_steps
     room = replace(waits, running=(HALF[1],))
     assert [name for name, _ in started(decide(room))["j"]] == ["n0", "n1"]
     late = replace(waits, now=NOW + 3541)
@@ -345,7 +346,7 @@ def test_a_job_that_may_is_spread_over_more_nodes() -> None:
     assert plan.reasons["j"].code is ReasonCode.RESOURCES
     other = Start("j", replace(started_whole(snap), job_id="j"))
     _, (refused,) = check(replace(plan, actions=(other,)), replace(snap, pending=(bound,)))
-    assert "its nodes are on 2 racks, it asks for one" in refused.why
+    assert "its nodes are in 2 racks; it requests one" in refused.why
 
 
 def started_whole(snap: Snapshot) -> Allocation:
@@ -358,7 +359,7 @@ def test_policies_that_look_at_no_racks_say_so_to_jobs_that_must_have_one() -> N
     job = pending("j", 8, nodes=2)
     job = replace(job, spec=replace(job.spec, max_spread="rack"))
     plan = decide(snapshot(FOUR, [job], place="fastest", topology=TWO_RACKS))
-    assert plan.reasons["j"].message == "policy t does not look at racks, as --max-spread rack needs"
+    assert plan.reasons["j"].message == "--max-spread rack needs a policy that knows racks; t does not"
 
 
 def test_an_exclusive_job_has_nodes_of_its_size_to_itself() -> None:
@@ -371,3 +372,25 @@ def test_an_exclusive_job_has_nodes_of_its_size_to_itself() -> None:
     assert [name for name, _ in placed["j"]] == ["n2"]
     assert [name for name, _ in placed["k"]] == ["n0"]
     assert check(decide(snap), snap)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("drained", "says"),
+    [
+        (4, "waits for 2 GPUs on one node; most free on one node: 1 (n0)"),  # when it gives up, there is no other way
+        (0, "waits for fewer nodes in one rack until "),
+    ],
+)
+def test_plan_and_why_agree_on_who_waits_for_better_nodes(drained: int, says: str) -> None:
+    """Found by property: of jobs that ask for the same now, what was said of one was said of the other."""
+    nodes = [node(f"n{i}", 2, available=i < 5 - drained, unavailable_reason="DRAINED: fan") for i in range(5)]
+    busy = [running(f"r{i}", {f"n{i}": (0,) if i == 0 else (0, 1)}, NOW + 500) for i in range(5)]
+    alike = [pending(f"a{i}", 2, submit=-1.0) for i in range(2)]
+    job = pending("j", 2)
+    job = replace(job, spec=replace(job.spec, max_spread="rack", max_nodes=8, placement_wait_s=1500.0))
+    snap = snapshot(nodes, [*alike, job], busy, place="contention", backfill="skip")
+    snap = replace(snap, topology=topology("r1", "r1", "r1", "r2", "r2"))
+    said = decide(snap).reasons["j"]
+    assert said.message.startswith(says)
+    assert explain(snap, "j").reason == said
+    assert explain(snap, "a1").reason == decide(snap).reasons["a1"]

@@ -75,7 +75,7 @@ def test_its_own_wait_for_it_and_must_end_with_it() -> None:
         ReasonCode.RESERVATION, "waits for reservation class, which begins in 2:00:00",
     )  # fmt: skip
     late = with_reservations(replace(snap, now=NOW + 3.5 * H), one)
-    assert "ends in 0:30:00, before its limit of 1:00:00" in decide(late).reasons["own"].message
+    assert "ends in 0:30:00, before its time limit of 1:00:00" in decide(late).reasons["own"].message
     assert started(decide(with_reservations(replace(snap, now=NOW + 3 * H), one)))
 
 
@@ -118,7 +118,7 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         plan = decide(with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True)))
         assert {job: parts[0][0] for job, parts in started(plan).items()} == {"short": "n2"}, backfill
         assert plan.reasons["long"].code is ReasonCode.BACKFILL
-        assert plan.reasons["long"].message == "fits now, but would delay job all, which is to start in 4:00:00"
+        assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
         taken = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
         assert explain(worlds.after(taken, plan), "long").reason == plan.reasons["long"]
 
@@ -129,7 +129,7 @@ def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
     jobs = [pending("head", 8, limit=3 * H, nodelist=("n1",)), pending("later", 1, limit=5 * H, submit=1)]
     snap = snapshot([node("n1"), node("n2")], jobs, busy, backfill="easy")
     plan = decide(with_reservations(snap, reservation("m", ["n1"], 4 * H, 6 * H)))
-    assert plan.reasons["head"].message.endswith("it can start in 6:00:00")
+    assert plan.reasons["head"].message.endswith("can start within 6:00:00, by time limits")
     assert list(started(plan)) == ["later"]
 
 

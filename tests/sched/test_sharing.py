@@ -290,18 +290,18 @@ def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, 
     alone = Has(**{**vars(RUNS), **change})  # type: ignore[arg-type]
     snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), has=[alone])
     assert with_shared(plan, snap, believed) is plan
-    assert sharing_now(snap, "w", believed) == "it cannot share GPUs now: no job runs that shares its GPUs"
+    assert sharing_now(snap, "w", believed) == "it cannot share GPUs now: no running job shares its GPUs"
 
 
 @pytest.mark.parametrize(
     ("job", "why"),
     [
-        (Has("w", "ann", "busy", 10, (0,)), ", a allows 5 %"),
-        (Has("w", "ann", "calm", 30, (0,)), "with job r it takes 50M of a GPU's memory, GPU 0 of a has 40M for both"),
+        (Has("w", "ann", "busy", 10, (0,)), "; a allows 5 %"),
+        (Has("w", "ann", "calm", 30, (0,)), "with job r it needs 50M of GPU memory; GPU 0 of a has 40M for both"),
         (Has("w", "ann", "calm", 10, (0,), cores=6), "node a of job r has 5 cores and 98M of memory free"),
         (
             Has("w", "ann", "strange", 10, (0,)),
-            "GPU 0 of a with job r (about 11 % slower, that one 11 %; by the formula), a allows 5 %",
+            "GPU 0 of a with job r (about 11 % slower, that one 11 %; estimated); a allows 5 %",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_two_on_a_gpu_and_one_partner_for_each() -> None:
     (where,) = snap.nodes
     unknown = msgspec.structs.replace(snap, nodes=(msgspec.structs.replace(where, shareable={1: MIB}),))
     sound, (refused,) = check(Plan(actions=(start("x", 0), start("y", 1))), unknown)
-    assert refused.why.endswith("GPU 0 of a cannot be shared now: its memory is not known, or a stranger is on it")
+    assert refused.why.endswith("GPU 0 of a cannot be shared now: its memory is unknown, or a foreign process uses it")
     assert list(started(sound)) == ["y"]
     alone = snapshot_of({"a": TURNS}, [Has("r", "ann", "calm", None, (0,), "a", end=NOW + 9)], jobs)
     _, (refused,) = check(Plan(actions=(start("x", 0),)), alone)
@@ -347,7 +347,7 @@ def test_the_first_of_the_queue_is_not_held_up(limit: int, cores: int, shares: b
     assert bool(started(with_shared(plan, snap, believed))) == shares
     said = sharing_now(snap, "w", believed)
     assert said.startswith("it may share" if shares else "it does not share")
-    assert shares or said.endswith("job first before it would start later")
+    assert shares or said.endswith("job first, ahead of it, would start later")
 
 
 def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
@@ -421,7 +421,7 @@ def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
     none = msgspec.structs.replace(bad, shareable={0: MIB})
     snap = msgspec.structs.replace(snap, nodes=(none,))
     assert with_shared(plan, snap, believed) is plan
-    assert sharing_now(snap, "w", believed).endswith("job r has 0 GPUs to share, it asks for 1")
+    assert sharing_now(snap, "w", believed).endswith("job r has 0 GPUs to share; it requests 1")
 
 
 def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:

@@ -104,7 +104,7 @@ def test_it_grows_into_what_is_free_and_says_how_much_faster_it_gets() -> None:
     snapshot = world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8)])
     assert resized(snapshot) == {"a": 8}
     (found,) = sized(snapshot).resizes
-    assert found.why == "grows from 2 to 8 GPUs that are free: 4.00 times as fast as it told"
+    assert found.why == "grows from 2 to 8 free GPUs: 4.00 times as fast (reported)"
 
 
 def test_it_shrinks_for_one_that_waits_by_no_more_than_that_needs() -> None:
@@ -374,10 +374,10 @@ def test_one_that_it_gives_nothing_waits_and_is_told_so(counting: type[Counting]
     ("answer", "trouble"),
     [
         ((), "a score of its network is no number"),
-        ((8, 4), "it wishes sizes that a job may not have now, or more GPUs than there are"),
-        ((3, 1), "it wishes sizes that a job may not have now, or more GPUs than there are"),
-        ((2, -1), "it wishes sizes that a job may not have now, or more GPUs than there are"),
-        ((2,), "what it wishes is not one whole number of GPUs for each job"),
+        ((8, 4), "it chose sizes that a job may not have now, or more GPUs than exist"),
+        ((3, 1), "it chose sizes that a job may not have now, or more GPUs than exist"),
+        ((2, -1), "it chose sizes that a job may not have now, or more GPUs than exist"),
+        ((2,), "its answer is not one whole number of GPUs for each job"),
     ],
 )
 def test_where_an_agent_cannot_choose_its_fallback_s_rule_does(

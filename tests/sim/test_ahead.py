@@ -117,6 +117,8 @@ class Plain:
         touched |= {
             j.spec.partition for j, k in zip(waiting, self.snap.pending, strict=True) if j.dependency != k.dependency
         }
+        arrays = {job.array_id for job in over if job.array_id}
+        touched |= {j.spec.partition for j in waiting if j.array_id in arrays and j.array_room is not None}
         left = tuple(j for j in self.snap.running if j.id not in gone)
         self.snap = msgspec.structs.replace(self.snap, running=left, pending=tuple(waiting))
         return touched

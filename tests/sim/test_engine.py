@@ -174,7 +174,7 @@ def test_partitions_have_their_own_queues_and_types_bind():
     result = replay(type(base)(**columns), pool, "fifo")
     assert result.nodes_of(0).tolist() == [1]
     assert result.nodes_of(1).tolist() == [0]
-    assert result.infeasible_why == ("no partition is called 'c'",)
+    assert result.infeasible_why == ("no partition named 'c'",)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_stepper_refuses_what_cannot_be():
     for nodes in ([0], [0, 0], [3], []):
         with pytest.raises(UsageError, match="cannot start"):
             stepper.start(1, nodes)
-    with pytest.raises(UsageError, match="does not wait"):
+    with pytest.raises(UsageError, match="is not pending"):
         stepper.start(0)
     with pytest.raises(UsageError, match="only just"):
         stepper.preempt(0)

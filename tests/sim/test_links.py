@@ -218,7 +218,7 @@ def test_contention_minds_what_neighbours_lose(rule, nodes):
 
 
 def test_jobs_without_gpus_use_no_links():
-    """However many: there is room for a use by each GPU."""
+    """However many: room for a use by each GPU."""
     names = ("a", "b")
     pool = Pool.of([NodeSpec(1, 64, name=n) for n in names])
     trace = replace(trace_of(np.zeros(20), np.ones(20), np.zeros(20), cores=np.full(20, 2)), nodes=np.full(20, 2))

@@ -170,7 +170,7 @@ def test_folders_missing_files_and_unknown_types(tmp_path: Path):
         read_profiles([tmp_path / "away.json"])
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(json.dumps({"v100": {"('m', 1)": {"null": 2}}}).encode()))
     assert read_profiles([tmp_path]).per_s("M", "V100", 1) == 2.0
-    with pytest.raises(UsageError, match=r"nothing was measured on 'V10'.*V100"):
+    with pytest.raises(UsageError, match=r"no measurements on 'V10'.*V100"):
         read_rates([tmp_path], "V10")
 
 
@@ -183,9 +183,9 @@ def test_a_gavel_trace_runs_slower_on_k80_and_says_so():
     for job in range(0, len(trace), 97):
         speed = speed_of(rates.profiles, trace.models[trace.model[job]], "K80", int(trace.gpus[job]))
         assert slow.end[job] - slow.start[job] == pytest.approx(trace.duration[job] / speed)
-    assert slow.notes[0] == "846 jobs go at measured speeds (gavel_throughputs.json.gz)"
-    assert slow.notes[1].startswith("15 jobs go at their recorded speed")
-    assert slow.notes[2] == "run times count as recorded on V100 (846 jobs)"
+    assert slow.notes[0] == "846 jobs run at measured speeds (gavel_throughputs.json.gz)"
+    assert slow.notes[1].startswith("15 jobs run at their recorded speed")
+    assert slow.notes[2] == "run times taken as recorded on V100 (846 jobs)"
 
 
 def test_without_figures_nothing_changes():

@@ -210,7 +210,7 @@ def test_a_restart_costs_what_it_does_for_the_model():
         pass
     result = stepper.result("x")
     assert result.end.tolist() == [47.0, 43.0]
-    assert "restarts of 1 jobs cost what they do for their models; 1 others cost 3 s" in result.notes
+    assert "restarts of 1 job cost as measured for their models; 1 others cost 3 s" in result.notes
 
 
 @given(st.data())

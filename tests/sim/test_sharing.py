@@ -45,10 +45,10 @@ def test_fractions_fill_a_gpu_and_are_counted_as_such():
     assert metrics.gpu_hours_utilization == pytest.approx((1000 + 1) / 2000)
     assert metrics.utilization == pytest.approx((1000 + 1) / 2000)
     assert metrics.fragmentation is None
-    assert "4 jobs hold the part of one that they ask for" in shared.notes[0]
+    assert "4 jobs hold only the requested part of one" in shared.notes[0]
     whole = replay(trace, Pool.uniform(1, 1), "fifo")
     assert whole.end.tolist() == [10, 20, 30, 40]
-    assert whole.notes == ("4 jobs that ask for a part of a GPU hold a whole one",)
+    assert whole.notes == ("4 jobs that request part of a GPU hold a whole one",)
     assert share_for("auto", trace) == "fractions"
     assert share_for("auto", trace_of([0], [1], [1])) == "no"
 
@@ -68,7 +68,7 @@ def test_neighbours_slow_each_other_down_while_they_are_there():
     unknown = with_models(fractions([0, 4], [10, 2], [500, 500]), "nn")
     result = replay(unknown, Pool.uniform(1, 1, gpu_type="A"), "fifo", share="fractions", rates=RATES)
     assert result.end.tolist() == [10, 6]
-    assert any(note.startswith("1 times a job came to share a GPU") for note in result.notes)
+    assert any(note.startswith("1 time a job shared a GPU") for note in result.notes)
 
 
 def test_pairs_only_where_both_together_get_more_done():
@@ -93,7 +93,7 @@ def test_policies_that_know_no_shared_gpus_say_so(policy):
     trace = fractions([0, 0], [10, 10], [500, 500], limit=[20, 20])
     result = replay(trace, Pool.uniform(1, 1), policy, share="fractions")
     assert sorted(result.end.tolist()) == [10, 20]
-    assert f"{policy} knows no shared GPUs: every job holds whole ones" in result.notes
+    assert f"{policy} does not share GPUs: every job holds whole ones" in result.notes
 
 
 def test_a_stepper_shares_too():

@@ -9,6 +9,7 @@ Files in the folder that MORTAL_FOLDER names:
     deaths: written here, the step of each.
     steps: those at which the next controllers die, one each; without it they live on.
     now: the present one dies as soon as this is there.
+    race: a script that is run once, with the nodes of the first start, right before starts are asked for.
 MORTAL_LEASE_S, MORTAL_LIMIT_S: shorter limits, so that a test need not wait a minute for the end of the lease, or ten
 seconds for a frozen slurmctld.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -81,6 +83,9 @@ def update(self: Slurm, lines: Sequence[str], given: Any = Slurm.update) -> dict
         given(self, lines[:wanted])
         reach(_step)
     _note(lines)
+    if (race := FOLDER / "race").exists():
+        subprocess.run(["sh", race, next(found[2] for line in lines if (found := START.fullmatch(line)))], check=True)
+        race.unlink()
     if _step == "asking":
         threading.Thread(target=given, args=(self, lines), daemon=True).start()
         time.sleep(0.004)  # scontrol has begun, and has its lines; it does not die with us

@@ -58,7 +58,7 @@ def test_a_well_kept_site(slurm_cluster: SlurmCluster, examined: Examine) -> Non
     assert found.wrong == set()
     assert found.one("version").message.startswith("Slurm ")
     assert found.one("mode").message == "A100: observe, V100: observe"
-    assert found.one("guard").message.startswith("before mode decide: users may start their jobs by naming")
+    assert found.one("guard").message.startswith("before mode decide: users could start jobs by naming")
     assert 'if uid ~= 0 and job.reservation == "gpusched" then return slurm.ERROR end' in found.one("guard").hint
     assert examined(SlurmMode.DECIDE).wrong == {"guard"}
     whole = slurm_cluster.json("check")
@@ -73,7 +73,7 @@ def test_who_may_do_what(slurm_cluster: SlurmCluster, examined: Examine) -> None
     assert (looks_on.status, looks_on.hint) == ("ok", f"sacctmgr modify user {user} set adminlevel=Operator")
     refused = examined(SlurmMode.ADVISE, user).one("rights")
     assert (refused.status, refused.message) == (
-        "fail", f"{user}, who runs gpusched, may look on; modes advise and decide need an Operator",
+        "fail", f"{user}, who runs gpusched, can only observe; modes advise and decide need an Operator",
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: E
         "batch_sched_delay is 3, sched_interval is 60, bf_interval is 30 s"
     )
     assert "batch_sched_delay=0,sched_interval=5,bf_interval=5" in found.one("scheduler").hint
-    assert "in place of SiteFactor" in found.one("priority").message
+    assert "instead of SiteFactor" in found.one("priority").message
     blind = examined(user=USERS[0]).one("rights")
     assert (blind.status, blind.message[:16]) == ("fail", "PrivateData=jobs")
     assert examined().wrong == {"gpus in tres"}  # what only other modes need is no fault
@@ -109,7 +109,7 @@ def test_an_inventory_that_is_not_as_slurm_has_it(slurm_cluster: SlurmCluster, e
     (size,) = found["sizes"]
     assert size.message.startswith("dgx003 is declared with 4 GPUs, 128 cores")
     (overlap,) = found["overlap"]
-    assert overlap.message == "dgx001 of A100 is in Slurm's both, too"
+    assert overlap.message == "dgx001 of A100 is also in Slurm's both"
     slurm_cluster.inventory.write_text(text.replace('"V100"', '"V200"'))
     assert "Slurm has no partition V200" in {f.message for f in examined()["partitions"]}
 
@@ -121,10 +121,10 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
     assert "squeue is not on PATH" in checked.stdout or "scontrol is not on PATH" in checked.stdout
     slurm_cluster.cli("tick", env=nowhere)
     told = [f for f in slurm_cluster.json("check", check=False) if f["check"] == "controller"]
-    assert any(f["message"].startswith("Slurm has not answered since") for f in told)
+    assert any(f["message"].startswith("Slurm has not responded since") for f in told)
     status = slurm_cluster.cli("status").stdout
-    assert "warning: Slurm has not answered since" in status
-    assert "so nothing is decided" in status
+    assert "warning: Slurm has not responded since" in status
+    assert "no decisions are made" in status
     slurm_cluster.cli("tick")
     assert "has not answered" not in slurm_cluster.cli("status").stdout
 
@@ -132,7 +132,7 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
 def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     slurm_cluster.site.configure(orders={"dgx003": [3, 1, 2, 0, 7, 6, 5, 4]})
     (found,) = [f for f in slurm_cluster.json("check") if f["check"] == "gres.conf"]
-    assert found["message"].endswith("; dgx003 in an order of their own")
+    assert found["message"].endswith("; dgx003 in a different order")
     assert (found["status"], "ConstrainDevices" in found["hint"]) == ("warn", True), "jobs are kept from no GPU here"
     inventory = load_inventory(slurm_cluster.inventory)
     seen = examine_slurm(inventory, slurm_cluster.state, {"A100": SlurmMode.OBSERVE}, None, time.time())[1]
@@ -147,9 +147,9 @@ def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: 
     assert list(judged(None)) == ["slurm"]
     lines = [f"NodeName={node.name} Name=gpu File=/dev/nvidia[0-7]" for node in inventory.nodes]
     assert judged("\n".join(lines)) == {}
-    assert judged("\n".join(lines[1:]))[inventory.nodes[0].name].startswith("gres.conf does not say which device files")
+    assert judged("\n".join(lines[1:]))[inventory.nodes[0].name].startswith("gres.conf names no device files")
     wrong = judged("\n".join(lines).replace("[0-7]", "[1-8]"))
-    assert wrong == {"dgx001": "gres.conf names /dev/nvidia8, which is none of its GPUs"}
+    assert wrong == {"dgx001": "gres.conf names /dev/nvidia8, which is not one of its GPUs"}
     assert (
         judged("\n".join(lines).replace("[0-7]", "[0-3]"))["dgx002"]
         == "gres.conf names 4 device files, Slurm has 8 GPUs"
@@ -165,7 +165,7 @@ def test_the_guard_of_the_guide_keeps_users_from_the_lease(slurm_cluster: SlurmC
     before = lua.read_text()
     lua.write_text(script)
     try:
-        assert examined(SlurmMode.DECIDE).one("guard").message == "job_submit.lua is at work"
+        assert examined(SlurmMode.DECIDE).one("guard").message == "job_submit.lua is active"
         site.run(
             "scontrol create reservation ReservationName=gpusched Nodes=dgx001 StartTime=now Duration=5 "
             "Users=-nobody Flags=FLEX,IGNORE_JOBS".split()

@@ -62,7 +62,7 @@ SAID = [
     (
         "reserve --gpus 16 --from 2026-12-01T09:00 --to 2026-12-01T12:00 --users a,b --name class",
         "scontrol create reservation ReservationName=class StartTime=2026-12-01T09:00:00 EndTime=2026-12-01T12:00:00 "
-        "Users=a,b TRES=gres/gpu=16",
+        "Users=a,b Nodes=n1,n2 Flags=IGNORE_JOBS",
     ),
     ("reservations", "scontrol show reservation"),
     ("reservations cancel class", "scontrol delete ReservationName=class"),
@@ -118,7 +118,7 @@ def told(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Slurm's command, as the error line of this command line of ours says it."""
     assert gpusched(shlex.split(words)) == 2, words
     out, err = capsys.readouterr()
-    head = "gpusched: error: jobs here are Slurm's: "
+    head = "gpusched: error: use Slurm's command: "
     assert out == ""
     assert err.startswith(head), err
     assert err.count("\n") == 1
@@ -169,11 +169,11 @@ def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
 def test_what_slurm_has_nothing_like_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpusched(shlex.split("submit -p A100 --gpus 1 --image x --share pairs --env A=1 --env 'B=a b' -- a")) == 2
     assert capsys.readouterr().err == (
-        "gpusched: error: jobs here are Slurm's, and Slurm has nothing like --image, --share: "
+        "gpusched: error: use Slurm's command, which has no equivalent of --image, --share: "
         "A=1 B='a b' sbatch -p A100 --gpus-per-node=1 --wrap a\n"
     )
     assert gpusched(["cancel", "7", "--json"]) == 2
-    assert capsys.readouterr().out == '{"error":"jobs here are Slurm\'s: scancel 7"}\n'
+    assert capsys.readouterr().out == '{"error":"use Slurm\'s command: scancel 7"}\n'
 
 
 def test_what_is_wrong_with_a_request_comes_first(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +210,7 @@ def test_slurm_takes_what_submit_says(slurm_cluster: SlurmCluster) -> None:
     words = "-p A100 --gpus 4 -N 2 --cpus 8 -t 90m -J 'a name' --env 'WORD=a b,c' -o out-%j --"
     script = 'echo "$WORD" >> said'
     done = slurm_cluster.cli("submit", *shlex.split(words), "sh", "-c", script, check=False)
-    command = done.stderr.removeprefix("gpusched: error: jobs here are Slurm's: ").strip()
+    command = done.stderr.removeprefix("gpusched: error: use Slurm's command: ").strip()
     assert done.returncode == 2
     job = int(slurm_cluster.site.run(["bash", "-c", command]).stdout.split()[-1])
     slurm_cluster.site.wait(job)
@@ -248,7 +248,7 @@ def test_why_has_slurms_reason_beside_ours(slurm_cluster: SlurmCluster) -> None:
     assert f"-> release the hold: scontrol release {held}" in why
     assert "gpusched release" not in why
     assert (
-        "gpusched says: NotEligible: Slurm does not let it start: Dependency"
+        "gpusched says: NotEligible: Slurm does not allow it to start: Dependency"
         in slurm_cluster.cli("why", str(after)).stdout
     )
     why = slurm_cluster.cli("why", str(runs)).stdout
@@ -259,7 +259,7 @@ def test_why_has_slurms_reason_beside_ours(slurm_cluster: SlurmCluster) -> None:
     assert "dgx003: GPUs 0-1" in shown
     assert "image:" not in shown
     status = slurm_cluster.cli("status").stdout
-    assert "jobs are Slurm's; gpusched looks on in A100, V100" in status
+    assert "jobs are managed by Slurm; gpusched observes in A100, V100" in status
     assert "(Dependency)" in status
     assert "1M" not in shown + why + status
 
@@ -312,15 +312,15 @@ def test_a_job_on_its_way_and_slurms_silence_are_told(site: Path, capsys: pytest
     shown = capsys.readouterr().out
     for line in (
         "in Slurm:     PENDING (Reservation), priority 9, site factor 2", "account:      lab, qos normal",
-        "partitions:   A100, mixed", "reservation:  gpusched", "sent to:      n[1-2], ", "requeued:     1 times",
+        "partitions:   A100, mixed", "reservation:  gpusched", "sent to:      n[1-2], ", "requeued:     1 time",
     ):  # fmt: skip
         assert line in shown
-    assert "so nothing is decided: squeue got no answer" in shown
+    assert "no decisions are made: squeue got no answer" in shown
     assert gpusched(["why", "7"]) == 0
     why = capsys.readouterr().out
     assert "Slurm says:    PENDING (Reservation), priority 9, sent to n[1-2]" in why
-    assert "gpusched says: sjf decided on it; Slurm starts it" in why
-    assert "warning: Slurm has not answered since" in why
+    assert "gpusched says: sjf chose it; Slurm is starting it" in why
+    assert "warning: Slurm has not responded since" in why
     assert gpusched(["status", "7", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["slurm"]["pinned"], told["slurm"]["site_factor"]) == (["n1", "n2"], 2)

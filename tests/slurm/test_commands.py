@@ -1,9 +1,11 @@
 """What the commands of a real Slurm say, and what is asked of it."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,6 +233,23 @@ def test_site_factors_of_jobs_that_wait_for_nodes(slurm: Slurm, site: SlurmSite)
     found = by_id(slurm.jobs(site_factors=True))
     assert [found[str(job)].site_factor for job in ids] == [70, -5, 0]
     slurm.update(["update NodeName=dgx[001,003] State=RESUME"])
+
+
+def test_a_command_that_ended_while_this_process_stood_still_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a SIGSTOP: its time is over, and so is it."""
+    given = subprocess.Popen.communicate
+
+    def communicate(self: Any, input: bytes | None = None, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            self.stdin.close()
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self.stdin = None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return given(self, input, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(NoAnswer, match="got no answer from Slurm"):
+        Slurm().ask("true")
 
 
 def test_a_frozen_and_a_dead_slurmctld_give_no_answer(slurm: Slurm, site: SlurmSite) -> None:

@@ -142,7 +142,7 @@ def test_slurms_word_for_a_node_goes_before_ours(slurm_cluster: SlurmCluster) ->
     nodes = {name: node_of(slurm_cluster, name) for name in ("dgx001", "dgx002", "dgx003", "dgx004")}
     assert [record.state for record in nodes.values()] == ["DRAINING", "MIXED", "IDLE", "DOWN"]
     assert "a bad fan" in nodes["dgx001"].reason
-    assert "its GPUs are not read" in nodes["dgx003"].reason, "ssh does not answer there, Slurm does"
+    assert "its GPUs are not probed" in nodes["dgx003"].reason, "ssh does not answer there, Slurm does"
     assert "burnt" in slurm_cluster.cli("nodes").stdout
     seen = {gpu.index: gpu.processes for gpu in nodes["dgx001"].reading.gpus if gpu.processes}
     assert {index: found[0].container for index, found in seen.items()} == {0: f"gpusched-{job}-1-0", 1: None, 5: None}
@@ -190,7 +190,7 @@ def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_c
     slurm_cluster.cli("tick")
     node.nvml_set({"gpu5.energy_mj": 6_000_000 + 7_000})
     told = slurm_cluster.cli("tick", env={"PATH": "/nonexistent"}).stderr
-    assert "nothing is decided until Slurm answers" in told
+    assert "no decisions until Slurm responds" in told
     with slurm_cluster.reader() as reader:
         assert reader is not None
         assert "not on PATH" in str(reader.meta(TROUBLE))

@@ -136,7 +136,7 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
 def _unanswered(cluster: SlurmCluster) -> bool:
     """Whether the controller has said last that Slurm does not answer; on a busy machine it says so uncalled, too."""
     log = cluster.controller_log
-    return log.rfind("nothing is decided until Slurm answers") > log.rfind("Slurm answers again")
+    return log.rfind("no decisions until Slurm responds") > log.rfind("Slurm responds again")
 
 
 def _overtakes(
@@ -234,7 +234,7 @@ def test_gpusched_may_do_what_its_user_may(slurm_cluster: SlurmCluster, who: str
         wait_until(lambda: site.run(["squeue", "-h", "-o", "%r"]).stdout.startswith("ReqNodeNotAvail"), 20, "the lease")
         slurm_cluster.cli("tick", env=env)
     else:
-        assert "Slurm refuses the lease, so it decides itself: " in told
+        assert "Slurm rejects the lease and decides itself: " in told
     site.wait(job, "RUNNING")
     tick = slurm_cluster.cli("tick", env=env)
     assert "Traceback" not in tick.stderr

@@ -56,21 +56,21 @@ def test_a_site_is_observed_from_its_slurm_alone(slurm_cluster: SlurmCluster, ho
         assert told == (real.name, real.address, model.upper(), 8, model, CPUS[model], MEMORY_MIB[model])
         assert (node.transport, node.rated_power_w is not None) == ("ssh", True)
     checked = slurm_cluster.cli("check", env=home).stdout
-    assert "0 to look at, 0 that must be mended" in checked
+    assert "0 warnings, 0 failures" in checked
     slurm_cluster.cli("tick", env=home)
     assert "dgx[001,003]" in slurm_cluster.cli("status").stdout
     assert state_of_slurm(slurm_cluster) == before
     again = slurm_cluster.cli("init", "--slurm", "-o", path, check=False, env=home)
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    assert (again.returncode, "already exists" in again.stderr) == (2, True)
 
 
 def test_a_site_without_ssh_knows_what_it_lacks(slurm_cluster: SlurmCluster, home: dict[str, str]) -> None:
     path = str(slurm_cluster.inventory)
     said = slurm_cluster.cli("init", "--slurm", "--no-ssh", "-o", path)
-    assert "4 of 4 nodes are not read over SSH (transport: none): utilization, power, energy" in said.stderr
+    assert "4 of 4 nodes not probed over SSH (transport: none): utilization, power, energy" in said.stderr
     assert {node.transport for node in load_inventory(path).nodes} == {"none"}
     checked = slurm_cluster.cli("check").stdout
-    assert "dgx[001-004]: not read over SSH" in checked
+    assert "dgx[001-004]: not probed over SSH" in checked
     job = slurm_cluster.site.sbatch("sleep 1000", "--gpus-per-node=3")
     slurm_cluster.site.wait(job, "RUNNING")
     slurm_cluster.cli("tick")
@@ -91,7 +91,7 @@ def test_nodes_that_do_not_answer_are_not_read(slurm_cluster: SlurmCluster, home
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (["dgx1"], 2, "--slurm takes the hosts that Slurm names; leave yours out"),
+        (["dgx1"], 2, "--slurm uses the hosts that Slurm names; omit HOSTS"),
         ([], 1, "is not on PATH; run gpusched where Slurm's commands are installed"),
     ],
 )

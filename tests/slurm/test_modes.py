@@ -96,7 +96,7 @@ def test_a_plan_decides_against_slurms_own_order_and_places(beside: Beside) -> N
     assert {j: n for j, n in queue(beside.site, "NodeList").items() if n} == {jobs[2]: "dgx003", jobs[1]: "dgx001"}
     assert beside.run() == [], "it reads what it has done, and does nothing twice"
     assert beside.slurm.asked == [], "the lease lasts"
-    beside.run(later=12)
+    beside.run(later=16)
     assert [line.split("=")[1] for line in beside.slurm.asked] == ["gpusched EndTime"], "and is renewed in time"
     assert beside.site.state(jobs[0]) == "PENDING"
 
@@ -208,7 +208,7 @@ def test_a_start_that_does_not_come_about_is_withdrawn_then_left_to_slurm(beside
     assert beside.run(start(job, "dgx001")) == [f"update JobId={job} ReservationName=gpusched"]
     stored = beside.store.job(job)
     assert stored is not None
-    assert "it did not start on the nodes that were chosen" in stored.message
+    assert "it did not start on the chosen nodes" in stored.message
     site.run(["scancel", held])
     site.wait(job, "RUNNING")
 
@@ -248,7 +248,7 @@ def test_what_gpusched_could_not_place_slurm_may(beside: Beside) -> None:
     assert beside.run() == [f"update JobId={job} ReservationName=gpusched"]
     stored = beside.store.job(job)
     assert stored is not None
-    assert "Slurm starts it as soon as it finds room for it: gpusched finds no nodes for it" in stored.message
+    assert "Slurm starts it as soon as it fits: gpusched finds no nodes for it" in stored.message
     assert beside.run() == [], "it stays let in"
 
 

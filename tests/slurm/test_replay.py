@@ -78,7 +78,7 @@ def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) 
     report = json.loads(slurm_cluster.cli("replay", "--nightly", *since, "--json").stdout)
     assert {part["partition"]: part["runs"][0]["jobs"] for part in report["partitions"]} == {"A100": 3, "V100": 1}
     seen = slurm_cluster.cli("replay", *since, "-P", "easy", prefix=without).stdout
-    assert "hese are the jobs that the controller has seen" in " ".join(seen.split())
+    assert "using the jobs that the controller has seen" in " ".join(seen.split())
 
 
 def test_a_site_that_does_not_count_gpus_is_told_how(slurm_cluster: SlurmCluster) -> None:

@@ -71,7 +71,7 @@ def test_times_out_of_order_are_sorted_with_a_note(put: Put) -> None:
     trace = load(put("p.csv", "\n".join(rows)))
     assert trace.ids == ("2", "1")
     assert trace.duration.tolist() == [50.0, 60.0]
-    assert trace.notes == ("1 rows were out of order of submission and have been sorted",)
+    assert trace.notes == ("1 row not in submission order, now sorted",)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def as_json(outcome: tuple[int, str, str]) -> Any:
 def test_import(put: Put, run: Type, tmp_path: Path) -> None:
     source, out = put("p.csv", samples.PHILLY_CSV + "2017-09-08 02:16:41,-1,1,a\n"), tmp_path / "t.npz"
     code, text, errors = run("import", source, "-o", out)
-    assert (code, text) == (0, f"wrote {out}: 3 jobs, 1 rows kept out\n")
+    assert (code, text) == (0, f"wrote {out}: 3 jobs, 1 row rejected\n")
     assert errors == f"gpusched: {source}: line 5: duration_s: found -1, expected a run time of more than 0 s\n"
     assert load(out).ids == ("1", "2", "3")
     found = as_json(run("import", source, "-o", out, "--json"))

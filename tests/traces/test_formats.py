@@ -52,7 +52,7 @@ def test_philly_json(put: Put) -> None:
     assert "never started" in trace.rejected[0][1]
     assert "still runs" in trace.rejected[1][1]
     assert "attempt 1 without a start_time" in trace.rejected[2][1]
-    assert trace.notes == ("1 rows were out of order of submission and have been sorted",)
+    assert trace.notes == ("1 row not in submission order, now sorted",)
 
 
 def test_philly_json_is_strict_about_flaws_only(put: Put) -> None:
@@ -87,7 +87,7 @@ def test_acme_kalos_counts_run_time_without_the_queue(put: Put) -> None:
     assert trace.duration.tolist() == [8.0, 70.0]
     assert trace.memory_mib.tolist() == [8 * 1000 * 1024, -1]
     assert trace.nodes.tolist() == [8, 8]
-    assert trace.notes == ("2 rows have a duration that is not end_time - start_time; the latter is used",)
+    assert trace.notes == ("2 rows with a duration other than end_time - start_time, which is used",)
     assert [line for line, _ in trace.rejected] == [4]
 
 
@@ -135,7 +135,7 @@ def test_pai2020_counts_instances_that_say_nothing(put: Put) -> None:
 
 def _skipped(text: str, folder: Path, put: Put) -> int:
     put("pai_instance_table.csv", text)
-    said = [re.match(r"(\d+) rows of pai_instance_table.csv have no start", note) for note in load(folder).notes]
+    said = [re.match(r"(\d+) rows? of pai_instance_table.csv without a start", note) for note in load(folder).notes]
     return sum(int(found[1]) for found in said if found is not None)
 
 
@@ -185,7 +185,7 @@ def test_swf(put: Put) -> None:
     assert names(trace, "status") == ["COMPLETED", "FAILED", "COMPLETED"]
     assert [line for line, _ in trace.rejected] == [7, 8]
     assert set(trace.notes) == {
-        "1 jobs wait for a preceding one; think times are not kept", "the log's machine has 128 processors",
+        "1 job with a preceding job; think times are dropped", "the log's machine has 128 processors",
     }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_folder_with_one_trace(put: Put) -> None:
 
 
 def test_unknown_formats_are_said_in_one_line(put: Put, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be guessed"):
+    with pytest.raises(UsageError, match="cannot be detected"):
         load(put("x", "hello\n"))
     with pytest.raises(UsageError, match="no trace format 'phily'; did you mean 'philly'"):
         load(put("x", "hello\n"), "phily")

@@ -79,7 +79,7 @@ def test_history(state: Path) -> None:
     np.testing.assert_array_equal(trace.limit, [600.0] * 3)
     assert trace.depends_on.tolist() == [-1, 0, -1]
     assert [trace.groups[i] for i in trace.group] == ["A100", "A100", "V100"]
-    assert trace.notes == ("1 jobs ended without having run and are left out",)
+    assert trace.notes == ("1 job that never ran is excluded",)
     assert load(state / "gpusched.db").ids == trace.ids
     assert load(state, vc="V100").ids == ("e",)
 
@@ -133,7 +133,7 @@ def test_of_several_that_a_job_waits_for_the_last_to_end_is_kept(tmp_path: Path)
         job_id: trace.ids[row] for job_id, row in zip(trace.ids, trace.depends_on.tolist(), strict=True) if row >= 0
     }
     assert named == {"c": "b", "d": "x_0", "e": "b"}, "h would wait for a later one"
-    assert trace.notes == ("4 jobs have dependencies of which only the last to end is kept, or none",)
+    assert trace.notes == ("4 jobs' dependencies were simplified or dropped",)
 
 
 def test_what_waits_now_ran_as_long_as_its_last_attempt_or_not_yet() -> None:
@@ -154,7 +154,7 @@ def test_no_store_and_no_jobs(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match=r"there is no gpusched\.db"):
         load(tmp_path / "gpusched.db", "history")
     Store.create_or_open(tmp_path / "empty").close()
-    with pytest.raises(GpuschedError, match="no job in it has run and ended"):
+    with pytest.raises(GpuschedError, match="no job has run and ended"):
         load(tmp_path / "empty")
 
 
@@ -224,7 +224,7 @@ def test_a_job_that_had_several_sizes_has_its_work_at_its_base_size_by_its_own_p
     assert (told.run_job.tolist(), told.run_gpus.tolist()) == ([0, 0, 0, 1, 2], [2, 8, 4, 4, 8])
     assert told.run_after_s.tolist() == [10.0, 120.0, 190.0, 20.0, 0.0]
     assert told.run_s.tolist() == [94.0, 56.0, 60.0, 60.0, 100.0]
-    assert "1 jobs told their progress; 2 are resizable" in trace.notes[-1]
+    assert "1 job reported progress; 2 resizable" in trace.notes[-1]
 
 
 def test_work_that_was_not_saved_or_was_made_twice_counts_once(tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def test_every_field(put: Put) -> None:
     assert trace.ids[trace.depends_on[9]] == "8", "a run that was requeued comes before the next"
     assert [(line, why.partition(":")[0]) for line, why in trace.rejected] == [(9, "End"), (10, "State")]
     assert set(trace.notes) == {
-        "4 jobs became eligible after they were submitted, and count as submitted then",
-        "3 jobs have no time limit: a year, as Slurm plans with",
-        "1 jobs have no time limit of their own in the file",
-        "1 jobs were suspended, which kept their GPUs and made their limits longer",
-        "1 jobs are further runs of one that was requeued, or whose id was used again",
-        "6 rows were out of order of submission and have been sorted",
+        "4 jobs eligible only after submission, counted as submitted then",
+        "3 jobs without a time limit: a year, as Slurm assumes",
+        "1 job without a time limit in the file",
+        "1 job suspended: GPUs were kept, and the limit is longer by that time",
+        "1 job run again after a requeue, or under an id that was used before",
+        "6 rows not in submission order, now sorted",
     }
 
 
@@ -174,7 +174,7 @@ def test_bad_rows(put: Put, changes: dict[str, str], why: str) -> None:
 def test_what_never_ran_or_has_not_ended_is_no_mistake(put: Put, changes: dict[str, str]) -> None:
     path = put("f", text(row(JobID="4"), row(**changes)))
     assert load(path, strict=True).ids == ("4",)
-    with pytest.raises(GpuschedError, match=r"no job in it can be replayed \(1 rows kept out; line 2"):
+    with pytest.raises(GpuschedError, match=r"no job in it can be replayed \(1 row rejected; line 2"):
         load(put("f", text(row(**changes))))
 
 

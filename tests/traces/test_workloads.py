@@ -196,7 +196,7 @@ def test_stats(put: Put) -> None:
     assert stats["gpus"] == {"0": 0.25, "1": 0.5, "8": 0.25}
     assert stats["gpu_hours"] == pytest.approx(sum(stats["gpu_hours_by_gpus"].values()))
     assert stats["rejected_why"] == {"a pod that was scheduled": 1}
-    assert any(line.startswith("kept out") for line in stats_lines(stats))
+    assert any(line.startswith("rejected") for line in stats_lines(stats))
     single = trace_stats(slice_trace(load(put("p.csv", samples.PHILLY_CSV)), jobs=1))
     assert single["load_gpus"] is None
     assert stats_lines(single)

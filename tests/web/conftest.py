@@ -164,10 +164,11 @@ def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(one_browser: Browser) -> Iterator[Browser]:
-    """The same with an empty page; whatever its console says is an error."""
+    """The same with an empty page and nothing kept of earlier ones; whatever its console says is an error."""
     one_browser.call("Network.setExtraHTTPHeaders", headers={})
     one_browser.go("about:blank")
     one_browser.troubles.clear()
     one_browser.size(1440, 900)
     yield one_browser
+    one_browser.run("location.protocol === 'http:' && localStorage.clear()")  # what was chosen
     assert one_browser.troubles == []

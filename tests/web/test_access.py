@@ -57,12 +57,12 @@ def test_a_proxy_elsewhere_is_known_by_its_address() -> None:
 @pytest.mark.parametrize(
     ("header", "proxy", "said"),
     [
-        ("X-User", None, "go together"),
-        (None, "www-data", "go together"),
+        ("X-User", None, "must be used together"),
+        (None, "www-data", "must be used together"),
         ("X-User", "127.0.0.1", "every user of this machine"),
         ("X-User", "::1", "every user of this machine"),
         ("X-User", "nobody-at-all", "neither an address nor an account"),
-        ("X User:", "10.0.0.1", "no name of a header"),
+        ("X User:", "10.0.0.1", "not a header name"),
     ],
 )
 def test_rules_that_would_trust_anyone_are_refused(header: str | None, proxy: str | None, said: str) -> None:

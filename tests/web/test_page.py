@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_tiles_say_what_the_store_says(browser: Browser, served: Served) -> None
     look(browser, served.url)
     tiles = browser.run("[...document.querySelectorAll('.tile')].map(t => t.innerText.replace(/\\n+/g, '\\n'))")
     assert tiles[0].split("\n")[1].split() == [str(held), "of", "48"]
-    assert tiles[1].split("\n")[1].startswith(f"{waiting} waiting")
+    assert tiles[1].split("\n")[1].startswith(f"{waiting} pending")
     assert f"{running} running" in tiles[1]
     browser.until("document.querySelectorAll('.tile .spark path').length === 4")  # figures of the last day are there
     browser.until("document.querySelector('.tile:nth-child(2)').innerText.includes('next start')")
@@ -309,7 +310,7 @@ def test_the_files_show_the_same(
     ours = browser.run(tiles)
     browser.go(f"{url}#/job/{named['own']}")
     browser.until("document.querySelector('.facts').innerText.includes('amira')")
-    browser.until("document.querySelector('main').innerText.includes('not among these files')")
+    browser.until("document.querySelector('main').innerText.includes('not included in these files')")
     some = browser.run(WORLD.format(body="[...m.world.jobs.values()].find(j => j.state === 'RUNNING').id"))
     browser.go(f"{url}#/job/{some}")
     browser.until("document.querySelectorAll('.story li').length === 3")
@@ -329,3 +330,84 @@ def test_old_files_say_so(browser: Browser, files: tuple[Path, str], tmp_path: P
         look(browser, f"http://127.0.0.1:{server.server_port}/page/")
         browser.until("document.querySelector('#notes').innerText.includes('these files are 2 h 01 old')")
         server.shutdown()
+
+
+def test_a_users_colour_follows_from_the_name_alone(browser: Browser, served: Served) -> None:
+    """The same in every view and after a reload, whoever else is there; who shares it has another fill or a name."""
+    look(browser, served.url)
+    words = "import('./words.js').then(m => ['giulia', 'ines', 'daria'].map(n => JSON.stringify(m.look(n))).join())"
+    first = browser.run(words)
+    browser.go("about:blank")
+    look(browser, served.url, "jobs")
+    browser.run("import('./words.js').then(m => { for (let i = 0; i < 99; i++) m.look(`other${i}`); })")
+    assert browser.run(words) == first == (
+        '{"hue":108,"mark":"dots"},{"hue":0,"mark":"stripes"},{"hue":216,"mark":"dots"}'
+    )
+    browser.until("document.querySelector('.jobs .body .user i.who')")
+    own = "(e => [e.className, getComputedStyle(e).backgroundColor].join())(document.querySelector('{}'))"
+    name = browser.run("document.querySelector('.jobs .body .user').innerText")
+    shown = browser.run(own.format(".jobs .body .user i.who"))
+    browser.go(f"{served.url}#/timeline")
+    browser.until("document.querySelector('.legend.users a')")
+    legend = "[...document.querySelectorAll('.legend.users a')].find(a => a.innerText === {})"
+    look_of = "(e => [e.className, getComputedStyle(e).backgroundColor].join())"
+    assert browser.run(f"{look_of}({legend.format(json.dumps(name))}.firstChild)") == shown
+    assert not browser.troubles
+
+
+def test_choices_outlive_a_reload(browser: Browser, served: Served) -> None:
+    look(browser, served.url, "jobs")
+    browser.run("document.querySelector('.jobs .heads .gpus button').click()")
+    browser.run("document.querySelector('[aria-label=which] [data-value=waiting]').click()")
+    assert browser.run("location.hash") == "#/jobs?of=waiting&sort=gpus"
+    look(browser, served.url)
+    browser.run("document.querySelector('[aria-label=colour] [data-value=user]').click()")
+    browser.run("document.querySelector('[aria-label=\"how far ahead\"] [data-value=\"24\"]').click()")
+    browser.go("about:blank")
+    look(browser, served.url)
+    pressed = "[...document.querySelectorAll('[aria-pressed=true]')].map(b => b.dataset.value).join()"
+    assert browser.run(pressed) == "user,24,user"
+    look(browser, served.url, "jobs")
+    browser.until("document.querySelector('.jobs .heads [aria-sort=ascending]')?.classList.contains('gpus')")
+    assert browser.run(pressed) == "waiting"
+
+
+def test_my_jobs_are_chosen_once(browser: Browser, served: Served, behind: Served) -> None:
+    """Without a login proxy the browser keeps whose they are; with one it is who is logged in."""
+    users = "[...new Set([...document.querySelectorAll('.jobs .body .user')].map(e => e.innerText))].join()"
+    look(browser, served.url, "jobs")
+    browser.run("document.querySelector('.mine .toggle').click()")
+    browser.run("(s => { s.value = 'amira'; s.dispatchEvent(new Event('change')); })"
+                "(document.querySelector('.mine select'))")  # fmt: skip
+    browser.until(f"{users} === 'amira'")
+    browser.go("about:blank")
+    look(browser, served.url, "jobs")
+    browser.until(f"{users} === 'amira'")
+    browser.call("Network.enable")
+    browser.call("Network.setExtraHTTPHeaders", headers={"X-Remote-User": "chen"})
+    look(browser, behind.url, "jobs?mine=1")
+    browser.until(f"{users} === 'chen' && !document.querySelector('.mine select')")
+
+
+def test_live_means_that_a_controller_is(browser: Browser, changing: Served) -> None:
+    store = Store.create_or_open(changing.folder / "state")
+    with store.transaction():
+        store.set_meta("heartbeat", str(time.time() - 7200))
+    look(browser, changing.url)
+    browser.until("document.querySelector('#live').innerText.startsWith('no controller since ')")
+    assert browser.run("document.querySelector('#live').className") == "lost"
+    with store.transaction():
+        store.set_meta("heartbeat", str(time.time() + 3600))
+    store.close()
+    browser.until(LIVE)
+
+
+def test_start_times_have_their_range(browser: Browser, served: Served) -> None:
+    """Of the page's own forecast, from the earliest to the latest; one time where they are the same."""
+    look(browser, served.url)
+    said = browser.run("""import('./overview.js').then(m => { const at = Date.now() / 1000;
+        return [m.range([at + 900, at + 600, at + 3600]), m.range([at + 900, at + 900, at + 900]),
+          m.starts([at - 900, at, at])].join('|'); })"""
+    ).split("|")  # fmt: skip
+    assert re.fullmatch(r" \((\w{3} )?\d\d:\d\d–(\w{3} )?\d\d:\d\d\)", said[0])
+    assert said[1:] == ["", "any moment"]

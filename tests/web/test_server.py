@@ -251,7 +251,7 @@ def test_a_broken_inventory_leaves_the_page_as_it_was(changing: Served) -> None:
     now = changing.get("/api/state").json
     assert now["nodes"] == before["nodes"]
     assert len(now["jobs"]) == len(before["jobs"])
-    assert re.match(r"this page cannot be brought up to date: .*inventory.yaml:\d+", now["head"]["warning"])
+    assert re.match(r"this page cannot be updated: .*inventory.yaml:\d+", now["head"]["warning"])
 
 
 def test_before_there_is_a_store(tmp_path: Path) -> None:

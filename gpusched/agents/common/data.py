@@ -16,7 +16,7 @@ from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.forecast.predictor import ends_of
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import parse_time
+from gpusched.model.units import count_of, parse_time
 from gpusched.sim.power import power_model
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
@@ -52,9 +52,9 @@ def materials(request: TrainRequest) -> list[Material]:
         GpuschedError: A trace, the history or the inventory cannot be read, or no job is left.
     """
     if request.trace is not None and request.generate is not None:
-        raise UsageError("--trace and --generate do not go together", "use one of them")
+        raise UsageError("--trace and --generate cannot be combined", "use one of them")
     if not 0 <= request.hold_out < 1:
-        raise UsageError(f"--hold-out {request.hold_out:g}: expected a part of the time, such as 0.2")
+        raise UsageError(f"--hold-out {request.hold_out:g}: expected a fraction, such as 0.2")
     inventory = _inventory(request)
     partitions = _partitions(request, inventory)
     if request.generate is not None:
@@ -79,7 +79,7 @@ def _inventory(request: TrainRequest) -> Inventory | None:
 def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Partition | None]:
     if inventory is None:
         if request.partition is not None:
-            raise UsageError("--partition names a partition of an inventory", "leave --nodes and --gpus-per-node out")
+            raise UsageError("--partition names a partition of an inventory", "omit --nodes and --gpus-per-node")
         return [None]
     if request.partition is None:
         return list(inventory.partitions)
@@ -121,10 +121,12 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
     before, ended = known_by(trace, cut if len(after) else float(trace.submit[-1]) + over)
     if not len(before):  # all came at one moment: what they ran is all there is
         return Material(name, partition, scenario, (), None)
-    held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
+    held = select(trace, after, "the held-out end of the trace, started on empty nodes")
     held_out = (scenario._replace(trace=held),) if len(after) else ()
     running = int((~ended).sum())
-    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
+    note = (
+        f"{count_of(running, 'job')} still running at the end of the training data: counted with their run time so far"
+    )
     told = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
     return Material(name, partition, told, held_out, None, ended)
 
@@ -175,7 +177,7 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
     from gpusched.study.request import history
 
     if partition is None:
-        raise UsageError("--nodes says where, but not what", "name a workload: --trace or --generate")
+        raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
     try:
         trace = history(request.since or "30d", request.until, inventory=request.inventory)
         if partition.name in trace.groups:
@@ -183,7 +185,7 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
     except NoHistory:
         pass  # the flavors say what may come
     if request.since is not None or request.until is not None:
-        raise GpuschedError(f"{partition.name}: no job of that time has run and ended", "leave out --since and --until")
+        raise GpuschedError(f"{partition.name}: no job of that period has run and ended", "omit --since and --until")
     return _generated(request, workload_of(partition), partition)
 
 
@@ -195,12 +197,14 @@ def workload_of(partition: Partition) -> Workload:
     """
     flavors = [f for f in partition.flavors if f.gpus > 0]
     if not flavors:
-        raise UsageError(f"{partition.name} has no flavors to draw jobs from", "name a workload: --trace or --generate")
+        raise UsageError(
+            f"{partition.name} has no flavors to generate jobs from", "name a workload: --trace or --generate"
+        )
     flavors.sort(key=lambda f: f.gpus)
     run_times = [RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)) for f in flavors]
     sizes = (Size(gpus=f.gpus, share=1 / len(flavors), run_time=r) for f, r in zip(flavors, run_times, strict=True))
     limits = Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6)
     return Workload(
-        name=f"the flavors of {partition.name}, drawn", jobs=_JOBS_OF_FLAVORS, start=0.0, load=DEFAULT_LOAD,
+        name=f"generated from the flavors of {partition.name}", jobs=_JOBS_OF_FLAVORS, start=0.0, load=DEFAULT_LOAD,
         load_gpus=sum(n.gpus for n in partition.nodes), sizes=tuple(sizes), run_time=run_times[0], limits=limits,
     )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from gpusched.agents.common.request import TrainJob
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, new_claims
 from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.sizing.settle import speed_at
@@ -122,7 +123,7 @@ def log_of(job: TrainJob, given: Range) -> tuple[Log, dict[str, str]]:
         UsageError: The range is none, or too few jobs are within it.
     """
     if not (1 <= given.least <= given.most and given.slot_s >= 0 and given.restart_s >= 0):
-        raise UsageError(f"train: {given} is no range", "1 <= least <= most, no time below 0")
+        raise UsageError(f"train: {given} is not a range", "1 <= least <= most, no time below 0")
     sizes = np.array([1 << k for k in range(given.most.bit_length()) if given.least <= 1 << k <= given.most], np.int64)
     if not sizes.size:
         raise UsageError(f"train: no power of two is between {given.least} and {given.most} GPUs")
@@ -130,7 +131,9 @@ def log_of(job: TrainJob, given: Range) -> tuple[Log, dict[str, str]]:
     slot_s = given.slot_s or max(_SHORTEST_S, float(np.median(trace.duration)) / _SLOTS)
     log = Log(trace, job.scenario.pool.total_gpus, sizes, slot_s, given.restart_s)
     if len(log) < _FEWEST:
-        raise UsageError(f"{trace.name}: {len(log)} jobs of at most {sizes[-1]} GPUs are too few to learn from")
+        raise UsageError(
+            f"{trace.name}: {count_of(len(log), 'job')} of at most {count_of(sizes[-1], 'GPU')}: too few to train on"
+        )
     about = {"knows": "oracle", "slot_s": f"{slot_s:g}", "sizes": f"{sizes[0]}-{sizes[-1]}",
              "restart_s": f"{given.restart_s:g}"}  # fmt: skip
     return log, about

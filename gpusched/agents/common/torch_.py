@@ -47,11 +47,12 @@ def begin(seed: int, device: str = "cpu") -> Device:
             warnings.simplefilter("ignore")  # a driver that is too old warns where False says enough
             available = torch.cuda.is_available()
         if not available:
-            raise GpuschedError("--device cuda: torch finds no GPU here", "leave it out to train on the CPU")
+            raise GpuschedError("--device cuda: torch finds no GPU here", "omit it to train on the CPU")
     torch.set_num_threads(1)  # more would change the order of sums with the machine
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
-    return torch.device(device)  # type: ignore[no-any-return]
+    found: Device = torch.device(device)
+    return found
 
 
 def optimizer_arrays(optimizer: Any) -> Arrays:

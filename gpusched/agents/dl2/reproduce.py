@@ -80,7 +80,7 @@ def reproduce(options: Options, tell: Callable[[str, float], None] = lambda text
     """
     known = (*RULES, *AGENTS)
     if unknown := [name for name in options.policies if name not in known]:
-        raise UsageError(f"no policy of this setting is called {unknown[0]!r}", f"known: {', '.join(known)}")
+        raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(known)}")
     names = tuple(dict.fromkeys(options.policies or known))
     path = Path(options.workloads) if options.workloads is not None else None
     chosen = _workloads(path, options.seeds)

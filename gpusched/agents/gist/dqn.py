@@ -148,11 +148,11 @@ def network(inputs: int, actions: int, hyper: Hyper) -> Any:
 
 def q_of(net: Any, seen: torch.Tensor, hyper: Hyper) -> torch.Tensor:
     """``float32[rows, actions]``."""
-    out = net(seen)
+    out: torch.Tensor = net(seen)
     if not hyper.dueling:
-        return out  # type: ignore[no-any-return]
+        return out
     value, advantage = out[:, :1], out[:, 1:]
-    return value + advantage - advantage.mean(1, keepdim=True)  # type: ignore[no-any-return]
+    return value + advantage - advantage.mean(1, keepdim=True)
 
 
 def arrays_of(net: Any, hyper: Hyper) -> Arrays:

@@ -17,6 +17,7 @@ from gpusched.agents.common.request import Report, Trained, TrainJob, settings_o
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, Model
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
@@ -114,7 +115,9 @@ class Search:
         self._patience_s = settings.patience_days * 86400
         self._pools = _pools(job, settings)
         if len(job.scenario.trace) < 2:
-            raise UsageError(f"{job.scenario.trace.name}: {len(job.scenario.trace)} jobs are too few to learn from")
+            raise UsageError(
+                f"{job.scenario.trace.name}: {count_of(len(job.scenario.trace), 'job')}: too few to train on"
+            )
         self._validation = [
             _workload(self._trace(_FIRST_VALIDATION + i, k, settings.validation_jobs), pool)
             for i in range(settings.validation)
@@ -211,7 +214,7 @@ def _pools(job: TrainJob, settings: Settings) -> list[Pool]:
     except ValueError:
         raise UsageError(f"train: servers is {settings.servers!r}, expected numbers such as '8 32'") from None
     if sizes and (job.workload is None or job.workload.load is None):
-        raise UsageError("train: servers needs a workload generated for a load", "use --generate, or leave it out")
+        raise UsageError("train: servers needs a workload generated for a load", "use --generate, or omit it")
     like = NodeSpec(int(own.gpus[0]), int(own.cores[0]), int(own.memory_mib[0]), own.gpu_types[int(own.gpu_type[0])])
     return [own, *(Pool.of([like] * size) for size in sizes if size != len(own))]
 

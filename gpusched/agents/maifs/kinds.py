@@ -78,7 +78,7 @@ def read_kinds(folder: Path) -> Kinds:
     file = folder / "synergy_sensitivity.json"
     for path in (file, folder / "placement", folder / "restart_seconds.csv"):
         if not path.exists():
-            raise UsageError(f"{path}: there is no such file or folder of measurements", f"--speeds: {_SOURCE}")
+            raise UsageError(f"{path}: no such file or folder of measurements", f"--speeds: {_SOURCE}")
     with open_text(file) as text:
         try:
             raw: dict[str, Any] = json.load(text)

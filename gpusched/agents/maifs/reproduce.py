@@ -129,7 +129,7 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
     policies, seeds, quick = options.policies, options.seeds, options.quick
     every = POLICIES | ABLATIONS
     if unknown := [name for name in policies if name not in every]:
-        raise UsageError(f"no policy of this setting is called {unknown[0]!r}", f"known: {', '.join(every)}")
+        raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(every)}")
     folder = Path(options.traces or "traces")
     kinds = read_kinds(Path(options.profiles) if options.profiles is not None else folder.parent / "profiles")
     arrivals = {trace: read_arrivals(folder, trace) for trace in FILES}

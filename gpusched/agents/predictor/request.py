@@ -13,6 +13,7 @@ import numpy as np
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.forecast.predictor import USUAL_NAME, Predictor, ends_of
+from gpusched.model.units import count_of
 from gpusched.traces.trace import Ints, Trace
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def train_predictor(request: TrainRequest) -> Trained:
     from gpusched.agents.predictor import train as predict
 
     if not 0 <= request.hold_out < 1:
-        raise UsageError(f"--hold-out {request.hold_out:g} is not a part of 1", "say for example 0.2")
+        raise UsageError(f"--hold-out {request.hold_out:g} is not a fraction", "say for example 0.2")
     begin = time.perf_counter()
     trace, last = _workload(request)
     notes = list(_waits_note(trace))
@@ -85,11 +86,13 @@ def train_predictor(request: TrainRequest) -> Trained:
         judged = np.flatnonzero(trace.submit >= edge)
         rest = predict.train(trace, until=edge, seed=request.seed)
         evaluation = predict.evaluate(rest, trace, judged, predict.median_learned(trace, edge))
-        notes.append(f"judged on the last {len(judged)} jobs by a predictor that had learned nothing that ended later "
-                     "than the first of them was submitted; the one saved has learned from all")  # fmt: skip
+        notes.append(f"evaluated on the last {count_of(len(judged), 'job')} by a predictor trained only on jobs that "
+                     "ended before the first of them was submitted; the saved one is trained on all")  # fmt: skip
     predictor = predict.train(trace, until=last, seed=request.seed)
     if predictor.about["calibration_jobs"] == "0":
-        notes.append("too few jobs to calibrate on: its 10 % and 90 % are as learned, and likely too near each other")
+        notes.append(
+            "too few jobs to calibrate: its 10 % and 90 % estimates are uncalibrated, and likely too close together"
+        )
     path = Path(request.out) if request.out is not None else usual_file()
     predictor.save(path)
     return predict.Trained(
@@ -120,7 +123,7 @@ def _waits_note(trace: Trace) -> tuple[str, ...]:
     unknown = int(np.isnan(trace.wait).sum())
     if not unknown:
         return ()
-    return (f"{unknown} jobs have no waiting time in the source: they count as ended as if they had not waited",)
+    return (f"{count_of(unknown, 'job')} without a waiting time in the source: counted as if they had not waited",)
 
 
 def tell_trace(model: str | None, file: str, format: str | None, vc: str | None) -> TraceTold:
@@ -137,9 +140,9 @@ def tell_trace(model: str | None, file: str, format: str | None, vc: str | None)
     later = np.flatnonzero(~predictor.knew(trace))
     notes = list(_waits_note(trace))
     if predictor.calendar != (trace.epoch is not None):
-        notes.append("the trace and what was learned from have no calendar in common: see to it that they differ")
+        notes.append("the trace and the training data share no calendar: make sure that they differ")
     if len(later) < len(trace):
-        notes.append(f"{len(trace) - len(later)} jobs are older than what was learned from, and not judged")
+        notes.append(f"{count_of(len(trace) - len(later), 'job')} older than the training data excluded")
     jobs = tuple(_told(trace, job, row) for job, row in enumerate(seconds.tolist()))
     evaluation = evaluate(predictor, trace, later) if len(later) else None
     return TraceTold(model=predictor.digest, jobs=jobs, evaluation=evaluation, notes=tuple(notes))
@@ -204,5 +207,5 @@ def loaded(model: str | None) -> Predictor:
     """
     path = Path(model) if model is not None else usual_file()
     if not path.is_file():
-        raise GpuschedError(f"{path}: there is no predictor", "train one: gpusched predict --train")
+        raise GpuschedError(f"{path}: no predictor", "train one: gpusched predict --train")
     return Predictor.load(path)

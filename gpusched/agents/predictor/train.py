@@ -20,6 +20,7 @@ from gpusched.agents.predictor.calibrate import calibrated
 from gpusched.errors import GpuschedError
 from gpusched.forecast.features import ANCHOR, DAY_S, FEATURES, Forest
 from gpusched.forecast.predictor import Predictor, ends_of, features_of
+from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import NO_HISTORY_S
 from gpusched.traces.trace import Trace
@@ -98,7 +99,9 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: Settings | Non
     settings = settings or Settings()
     ended = int((ends_of(trace) <= until).sum())
     if ended < MIN_JOBS:
-        raise GpuschedError(f"{trace.name}: {ended} jobs ended in time to learn from; at least {MIN_JOBS} are needed")
+        raise GpuschedError(
+            f"{trace.name}: {count_of(ended, 'job')} ended in time to train on; at least {MIN_JOBS} are needed"
+        )
     forest = fit(trace, until, seed, settings)
 
     def earlier(edge: float) -> Forest | None:

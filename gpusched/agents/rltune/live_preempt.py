@@ -17,6 +17,7 @@ from gpusched.agents.rltune.odds import History, Records, new_history, note_pass
 from gpusched.agents.rltune.preempt import Preempting, ranks_of
 from gpusched.agents.rltune.snapshot import facts_of_snapshot
 from gpusched.compiled import jit
+from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
@@ -24,7 +25,7 @@ from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge, exceeds
-from gpusched.sched.eligible import id_key, may_stop
+from gpusched.sched.eligible import may_stop
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block

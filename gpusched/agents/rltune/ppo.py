@@ -225,9 +225,9 @@ class Learner:
                 gain = torch.minimum(ratio * advantage[part], held * advantage[part])
                 self._step(-(gain + settings.entropy * entropy).mean())
 
-    def _step(self, loss: torch.Tensor) -> None:
+    def _step(self, loss: Any) -> None:  # torch's `backward` has no types
         self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.optimiser.step()
 

@@ -22,6 +22,7 @@ from gpusched.agents.rltune.table import agent_of_model, table_of
 from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
+from gpusched.model.units import count_of
 from gpusched.sched.agent import PREEMPT
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
@@ -115,7 +116,7 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
     settings = read(job.spec.settings)
     trace = job.scenario.trace
     if len(trace) < 10:
-        raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
+        raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
     early, later = _grounds(job, settings)
     rivals = {name: later.of(composed(name)) for name in RIVALS}
     found, words = choose(early, later, rivals, job.seed, report.of("ranks").step)

@@ -21,6 +21,7 @@ from gpusched.agents.rltune.settings import Settings, read
 from gpusched.agents.rltune.table import table
 from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 
 STRENGTHS = (1.0, 0.5)
 _SNAPSHOTS = 4  # of the network, that are chosen from
@@ -37,7 +38,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     settings = read(job.spec.settings)
     trace, declared = job.scenario.trace, job.declared is not None
     if len(trace) < 10:
-        raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
+        raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
     torch_.begin(job.seed)
     early, last = windows(job.scenario, settings)
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]

@@ -25,7 +25,7 @@ from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.tree import Tree
 
 NO_NUMBER = "its network's answer is no number"
-NOTHING_LEARNED = "no job has told yet what places cost"
+NOTHING_LEARNED = "no measured placement costs yet"
 _WORTH_TELLING = 0.005
 
 

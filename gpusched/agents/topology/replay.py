@@ -16,5 +16,5 @@ def runner(world: World, prepared: Any) -> Callable[[Log], int]:
     Raises:
         UsageError: Always.
     """
-    hint = "gpusched reproduce topology --policy agents-4 --weights FILE plays them against rules"
+    hint = "gpusched reproduce topology --policy agents-4 --weights FILE compares them with rules"
     raise UsageError(f"{world.policy.name}: topology agents decide live, not in replays of traces", hint)

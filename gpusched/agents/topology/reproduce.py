@@ -112,7 +112,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         quick: A tenth of the jobs, one seed.
         jobs: Threads; 0: one per core.
         weights: The agents'; none: those that come along.
-        out: Train them instead, with the first seed, and write this file. A quarter of the workloads is by ``table``.
+        out: Train them instead, with the first seed, and write this file. A fifth of the workloads is by ``table``.
     """
 
     topology: str | None = None
@@ -136,13 +136,15 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
         GpuschedError: A file is not what it should be.
     """
     if unknown := [name for name in options.policies if name not in POLICIES]:
-        raise UsageError(f"no policy of this setting is called {unknown[0]!r}", f"known: {', '.join(POLICIES)}")
+        raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(POLICIES)}")
     if wrong := [load for load in options.loads if not 0.0 < load <= 10.0]:
-        raise UsageError(f"--load {wrong[0]:g} is no load", "a part of what there is, such as 0.9")
+        raise UsageError(f"--load {wrong[0]:g} is not a load", "expected a fraction of the capacity, such as 0.9")
     learned = bool(options.weights or options.out) or WEIGHTS.is_file()
     chosen = tuple(dict.fromkeys(options.policies)) or tuple(n for n in POLICIES if learned or not learns(n))
     if not learned and (named := [name for name in chosen if learns(name)]):
-        raise UsageError(f"{named[0]}: no trained weights come along", "--out FILE learns them, or say --weights FILE")
+        raise UsageError(
+            f"{named[0]}: no trained weights are shipped", "train them with --out FILE, or use --weights FILE"
+        )
     seeds = tuple(dict.fromkeys(options.seeds)) or tuple(SEEDS[:1] if options.quick else SEEDS)
     drawn = [
         (setting, load, seed)
@@ -196,7 +198,7 @@ def settings_of(
     of_file = topology is not None and topology not in SETTINGS
     if not of_file and (gpus_per_node, nic) != (None, None):
         option = "--nic" if gpus_per_node is None else "--gpus-per-node"
-        raise UsageError(f"{option} is of the nodes of a file", "--topology FILE")
+        raise UsageError(f"{option} needs a file of nodes", "--topology FILE")
     if topology is not None and of_file:
         found = [_of_file(Path(topology), gpus_per_node, nic)]
     elif topology is not None:
@@ -222,7 +224,7 @@ def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Setting:
     if "partitions" in parse_file(path, "a topology").fields("a mapping"):
         sizes = {node.name: node.gpus for node in load_inventory(path).nodes}
     if sizes is not None and gpus_per_node is not None:
-        raise UsageError(f"{path}: an inventory says how many GPUs its nodes have", "leave out --gpus-per-node")
+        raise UsageError(f"{path}: an inventory says how many GPUs its nodes have", "omit --gpus-per-node")
     if gpus_per_node is not None and gpus_per_node < 1:
         raise UsageError(f"--gpus-per-node must be at least 1, found {gpus_per_node}")
     try:

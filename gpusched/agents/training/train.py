@@ -49,6 +49,7 @@ def train(request: TrainRequest, report: Report) -> list[Made]:
         GpuschedError: It cannot be read or written, or torch is not installed.
     """
     spec, file = _policy(request)
+    _check_device(request, spec)
     torch_.need("torch")
     found = materials(request)
     _check_enough(request, found, report)
@@ -57,6 +58,13 @@ def train(request: TrainRequest, report: Report) -> list[Made]:
     if file.resolve() != (folder / POLICY).resolve():
         shutil.copyfile(file, folder / POLICY)
     return [_judged(spec, folder, one, material, untrained, report) for material, one, untrained in made]
+
+
+def _check_device(request: TrainRequest, spec: PolicySpec) -> None:
+    """Refuse a GPU for an agent that would not use it."""
+    on_gpu = spec.agent == "dl2" or (spec.agent == "gist" and spec.settings.get("variant", "scale") != "scale")
+    if request.device == "cuda" and not on_gpu:
+        raise UsageError(f"--device cuda: agent {spec.agent} of {spec.name} trains on the CPU only", "omit it")
 
 
 MIN_JOBS = 100
@@ -69,13 +77,13 @@ def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     if not path.exists() and os.sep not in request.policy and not path.suffix:
         path = policy_file(request.policy, folders) or path
         if not path.exists():
-            raise UsageError(f"no policy is called {request.policy!r}{did_you_mean(request.policy, names_in(folders))}")
+            raise UsageError(f"no policy named {request.policy!r}{did_you_mean(request.policy, names_in(folders))}")
     spec = load_policy(path, folders)
     if spec.agent is None:
         raise UsageError(f"{path}: this policy has no agent to train", "name one with 'agent:', such as gist")
     if spec.traits.places:
         hint = f"gpusched reproduce {spec.agent} --out {Path(spec.folder) / f'default{WEIGHTS}'}"
-        raise UsageError(f"{path}: this agent learns from drawn clusters, not from a partition's jobs", hint)
+        raise UsageError(f"{path}: this agent trains on generated clusters, not on a partition's jobs", hint)
     return spec, path / POLICY if path.is_dir() else path
 
 
@@ -89,11 +97,11 @@ def _check_enough(request: TrainRequest, found: list[Material], report: Report) 
     counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in recorded.items() if jobs < MIN_JOBS)
     if not counts:
         return
-    problem = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
+    problem = f"too few jobs to train on ({counts}); at least {MIN_JOBS} are needed"
     if not request.force:
-        hint = "wait for more, say a longer --since, use --trace or --generate, or say --force"
+        hint = "wait for more, use a longer --since, --trace or --generate, or use --force"
         raise UsageError(problem, hint)
-    report.note(f"{problem}; going on because of --force")
+    report.note(f"{problem}; continuing because of --force")
 
 
 def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
@@ -108,9 +116,9 @@ def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
     folder = Path(request.out) if request.out is not None else Path(spec.folder)
     if request.out is None and _installed(folder):
         folder = _site_folder(request) / spec.name
-    hint = "say --out FOLDER, such as policies/NAME beside your inventory.yaml"
+    hint = "use --out FOLDER, such as policies/NAME next to your inventory.yaml"
     if _installed(folder):
-        raise UsageError(f"{folder} is part of gpusched itself: no place for a site's weights", hint)
+        raise UsageError(f"{folder} is part of gpusched itself: choose another folder for your weights", hint)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"

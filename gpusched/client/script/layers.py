@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpusched.client.script.lines import Line, ScriptError, lines_of
+from gpusched.client.script.lines import Line, ScriptError, lines_of, notes_on_steps
 from gpusched.client.script.sbatch import Asked, translated
 from gpusched.client.script.source import Script
 from gpusched.client.script.values import Site
@@ -72,6 +72,7 @@ def read(script: Script, parse: Parser, inventory: Inventory, cwd: str) -> Read:
                 origins |= {name: origin for name in given if name not in layers["GPUSCHED"]}
     slurm = any(line.marker == "SBATCH" for line in lines)
     sbatch = _as_slurm_counts(layers["SBATCH"], origins) if slurm else {}
+    notes += notes_on_steps(script)
     return Read(given=over(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes), slurm=slurm)
 
 
@@ -144,7 +145,7 @@ def _in_both(one: Sequence[str], other: Sequence[str], line: Line, asked: Asked)
     first, second = (",".join(names).split(",") for names in (one, other))
     both = [name for name in first if name in second]
     if not both:
-        raise ScriptError(line.where, asked.written, f"another line asks for {', '.join(first)}", "leave one out")
+        raise ScriptError(line.where, asked.written, f"another line sets {', '.join(first)}", "remove one")
     return [",".join(both)]
 
 
@@ -161,7 +162,7 @@ def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin]) -> di
         origin = origins["nodelist"]
         raise ScriptError(
             origin.where, origin.written, f"it names {len(names)} nodes, and --nodes says {given['nodes']}",
-            "to allow more nodes than are taken use #GPUSCHED --nodelist",
+            "to allow more nodes than needed use #GPUSCHED --nodelist",
         )  # fmt: skip
     return given
 

@@ -46,14 +46,30 @@ def lines_of(script: Script) -> tuple[list[Line], list[str]]:
             continue
         where = f"{script.where}:{number}"
         if not head:
-            notes.append(f"{where}: #{marked[1]} behind the first command has no effect, as in Slurm")
+            notes.append(f"{where}: #{marked[1]} after the first command has no effect, as in Slurm")
             continue
         try:
             words = tuple(shlex.split(_without_comment(marked[2])))
         except ValueError as error:
-            raise ScriptError(where, f"#{marked[1]}", f"{error}".lower(), "give the quote its other half") from None
+            raise ScriptError(where, f"#{marked[1]}", f"{error}".lower(), "close the quote") from None
         found.append(Line(where=where, marker="SBATCH" if marked[1] == "SBATCH" else "GPUSCHED", words=words))
     return found, notes
+
+
+_MPI = re.compile(r"^[^#]*\bsrun\b[^#|;&]*\s--mpi[= ]([\w,.-]+)")
+
+
+def notes_on_steps(script: Script) -> list[str]:
+    """Return what `srun` inside the job will refuse, so that it is known before the job has waited."""
+    found = []
+    for number, text in enumerate(script.text.split("\n"), 1):
+        match = _MPI.match(text)
+        if match is not None and match[1] != "none":
+            found.append(
+                f"{script.where}:{number}: srun --mpi={match[1]} will be refused: srun gives no PMI here; start MPI "
+                "programs with mpirun, or say --mpi=none"
+            )
+    return found
 
 
 def _without_comment(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from gpusched.client.script import values
 from gpusched.client.script.lines import Line, ScriptError
 from gpusched.client.script.values import NotUnderstood, Site
+from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 
@@ -15,10 +17,11 @@ Words = list[str]
 
 
 class Understood(NamedTuple):
-    """An option that means something here.
+    """An option that is taken.
 
-    ``words``: its value (None where it has none) -> words of our own options; ``means``: the same for people.
-    ``value``: whether it takes one; ``maybe``: it may be left out, and stands behind ``=``.
+    ``words``: its value ("" where it has none) -> words of our own options; ``means``: the same for people.
+    ``value``: whether it takes one; ``maybe``: it may be left out, and stands behind ``=``. ``result``: whether it
+    means what it means in Slurm, something else (for some values at least), or nothing, which a note says.
     """
 
     means: str
@@ -26,6 +29,7 @@ class Understood(NamedTuple):
     short: str = ""
     value: bool = True
     maybe: bool = False
+    result: Literal["as Slurm", "different", "warned"] = "as Slurm"
 
 
 class Refused(NamedTuple):
@@ -48,6 +52,20 @@ def _by(means: str, words: Callable[[str], Words], short: str = "") -> Understoo
     return Understood(means, lambda value, site: words(value), short)
 
 
+def _different(option: Understood) -> Understood:
+    return option._replace(result="different")
+
+
+def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = False) -> Understood:
+    """Return an option that changes nothing here, and nothing that a job could miss: taken, with a note."""
+
+    def words(value: str, site: Site) -> Words:
+        site.notes.append(f"no effect: {why}")
+        return []
+
+    return Understood(f"no effect: {why}", words, short, value, maybe, "warned")
+
+
 def _groups(inventory: Inventory) -> object:
     return inventory.groups.groups
 
@@ -60,13 +78,13 @@ def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> C
     def words(value: str, site: Site) -> Words:
         if declared(site.inventory):
             return [option, value]
-        site.notes.append(f"{what} '{value[:40]}' counts for nothing: the inventory declares none")
+        site.notes.append(f"{what} '{value[:40]}' is ignored: the inventory declares none")
         return []
 
     return words
 
 
-_NOT_PLACED = "which cores, sockets and threads of a node a job has is the system's affair here"
+_NOT_PLACED = "cores, sockets and threads are chosen by the node's system"
 _ON_COMMAND_LINE = "it is for the command line"
 
 OPTIONS: dict[str, Understood | Refused] = {
@@ -75,23 +93,37 @@ OPTIONS: dict[str, Understood | Refused] = {
         _label("the account", "--group", _groups),
         "A",
     ),
+    "acctg-freq": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
     "array": _same("--array", "a"),
-    "begin": _by("--begin; now+60 are seconds", values.begin, "b"),
+    "begin": _by("--begin; now+60 are seconds, as in Slurm", values.begin, "b"),
     "chdir": Understood("--workdir", values.folder, "D"),
     "comment": _same("--comment"),
-    "constraint": Understood("--gpu-type: types of GPUs, with | between them", values.constraint, "C"),
-    "container-image": _by("--image (of Pyxis); not a .sqsh file", values.image),
+    "constraint": _different(Understood("--gpu-type: types of GPUs, with | between them", values.constraint, "C")),
+    "container-image": _different(_by("--image (of Pyxis); not a .sqsh file", values.image)),
     "container-mounts": _by("--mount for each (of Pyxis)", values.mounts),
     "container-workdir": _same("--workdir", means="--workdir (of Pyxis)"),
     "cpus-per-gpu": _same("--cpus-per-gpu"),
     "cpus-per-task": _same("--cpus-per-task", "c"),
     "dependency": _same("--dependency", "d"),
     "error": _by("--error", lambda value: values.path("--error", value), "e"),
-    "exclude": _by("--exclude", lambda value: values.hosts("--exclude", value), "x"),
-    "exclusive": Understood(
-        "--exclusive: whole nodes, their memory, too", lambda value, site: values.exclusive(value or None), maybe=True
+    "distribution": _different(
+        _by(
+            "block, which is how tasks go to nodes; others are refused",
+            lambda value: values.only(("block", "block:block"), "tasks go to nodes by blocks", "leave it out", value),
+            "m",
+        )
     ),
-    "export": _by("--env for each name; NONE: nothing, as without it; not ALL", values.export),
+    "exclude": _by("--exclude", lambda value: values.hosts("--exclude", value), "x"),
+    "exclusive": _different(
+        Understood(
+            "--exclusive: whole nodes, their memory, too; not user, mcs",
+            lambda value, site: values.exclusive(value or None),
+            maybe=True,
+        )
+    ),
+    "export": _different(
+        Understood("--env for each name; the image's variables take the place of ALL, as without it", values.export)
+    ),
     "gpus": Understood(
         "--gpus; a100:4 with --gpu-type", lambda value, site: values.typed_number("--gpus", value, site), "G"
     ),
@@ -101,25 +133,28 @@ OPTIONS: dict[str, Understood | Refused] = {
     "gpus-per-task": Understood(
         "--gpus-per-task", lambda value, site: values.typed_number("--gpus-per-task", value, site)
     ),
-    "gres": Understood("--gpus-per-node; gpu:a100:4 with --gpu-type; only GPUs", values.gres),
+    "gres": _different(Understood("--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", values.gres)),
     "hold": _flag(["--hold"], "--hold", "H"),
-    "ignore-pbs": _flag([], "nothing: #PBS lines are comments"),
-    "input": _by(
-        "nothing: /dev/null is what jobs have",
-        lambda value: values.only(("/dev/null", "none"), "a job has no stdin", "read the file in the script", value),
-        "i",
+    "ignore-pbs": _flag([], "ignored: #PBS lines are comments"),
+    "input": _different(
+        _by(
+            "only /dev/null, which is what jobs have",
+            lambda value: values.only(
+                ("/dev/null", "none"), "a job has no stdin", "read the file in the script", value
+            ),
+            "i",
+        )
     ),
     "job-name": _same("--job-name", "J"),
-    "kill-on-invalid-dep": _by(
-        "nothing: no is what is done; yes is refused",
-        lambda value: values.only(
-            ("no",), "a job whose dependency cannot be met stays and says so", "cancel it by hand", value
-        ),
+    "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays queued and says so", value=True),
+    "mail-type": _different(
+        Understood(
+            "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit; others have "
+            "no effect",
+            values.mail,
+        )
     ),
-    "mail-type": _by(
-        "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit", values.mail
-    ),
-    "mail-user": _same("--mail", means="--mail; without it who submits; of nothing without mail-type"),
+    "mail-user": _same("--mail", means="--mail; default: who submits; needs mail-type"),
     "mem": _by(
         "--mem-per-node (our --mem is the whole job's); 0: all of it",
         lambda value: values.memory("--mem-per-node", value),
@@ -128,101 +163,98 @@ OPTIONS: dict[str, Understood | Refused] = {
     "mem-per-gpu": _by("--mem-per-gpu", lambda value: values.memory("--mem-per-gpu", value)),
     "nice": Understood("--nice; without a number 100", lambda value, site: ["--nice", value or "100"], maybe=True),
     "nodelist": _by("--nodelist: these, all of them", lambda value: values.hosts("--nodelist", value), "w"),
-    "nodes": _by("--nodes; 2-4 is refused", values.nodes, "N"),
+    "nodes": _different(Understood("--nodes; of 2-4 the least, 2", values.nodes, "N")),
     "no-requeue": _flag(["--no-requeue"], "--no-requeue"),
     "ntasks": _same("--ntasks", "n"),
     "ntasks-per-node": _same("--ntasks-per-node"),
-    "open-mode": _by(
-        "nothing: truncate is what is done; append is refused",
-        lambda value: values.only(
-            ("truncate",), "the file is emptied at each start", "leave it out, and use %j in the file's name", value
-        ),
+    "open-mode": _same("--open-mode"),
+    "output": _different(
+        _by(
+            "--output; without it the output is kept for gpusched logs, no slurm-%j.out is written",
+            lambda value: values.path("--output", value),
+            "o",
+        )
     ),
-    "output": _by(
-        "--output; without it the output is kept for gpusched logs, no slurm-%j.out is written",
-        lambda value: values.path("--output", value),
-        "o",
-    ),
-    "parsable": Understood("nothing: the id is all that submit prints", lambda value, site: [], maybe=True),
-    "partition": _by("--partition; one", values.one_partition, "p"),
+    "parsable": Understood("ignored: submit prints only the id", lambda value, site: [], maybe=True),
+    "partition": _different(_same("--partition", "p", "--partition; of several the first that can hold the job")),
     "priority": _same("--priority"),
     "qos": Understood("--qos, where the inventory has some", _label("the QOS", "--qos", _classes), "q"),
-    "quiet": _flag([], "nothing", "Q"),
+    "quiet": _flag([], "ignored", "Q"),
     "requeue": _flag(["--requeue"], "--requeue"),
     "reservation": _same("--reservation"),
     "signal": _by(
         "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused", values.signal
     ),
-    "switches": _by("--wait-for-placement; 1@TIME", values.switches),
+    "switches": _different(_by("--wait-for-placement; 1 or 1@TIME", values.switches)),
     "tasks-per-node": _same("--ntasks-per-node"),
     "time": _same("--time", "t"),
-    "use-min-nodes": _flag([], "nothing: a job has the fewest nodes"),
-    "verbose": _flag([], "nothing", "v"),
+    "use-min-nodes": _flag([], "ignored: a job gets the fewest nodes"),
+    "verbose": _flag([], "ignored", "v"),
     "wait-all-nodes": _by(
-        "nothing: 1 is what is done; 0 is refused",
-        lambda value: values.only(("1",), "a job starts when all of its nodes are ready", "leave it out", value),
+        "ignored: a job starts when all of its nodes are ready",
+        lambda value: values.only(("0", "1"), "expected 0 or 1", "remove it", value),
     ),
     "workdir": Understood("--workdir", values.folder),
-    # What has no meaning here
+    # What changes nothing that a job could miss
+    "contiguous": _no_effect("nodes have no order; use --switches=1@TIME or #GPUSCHED --max-spread rack", value=False),
+    "core-spec": _no_effect(_NOT_PLACED, "S"),
+    "cores-per-socket": _no_effect(_NOT_PLACED),
+    "cpu-freq": _no_effect("clock frequencies are not set"),
+    "delay-boot": _no_effect("nodes are not booted"),
+    "extra": _no_effect("nothing reads it"),
+    "extra-node-info": _no_effect(_NOT_PLACED, "B"),
+    "get-user-env": _no_effect("a job has its image's environment, not your login's", maybe=True),
+    "gpu-bind": _no_effect("every task sees the GPUs that srun gives it"),
+    "gpu-freq": _no_effect("clock frequencies are not set"),
+    "gres-flags": _no_effect(_NOT_PLACED),
+    "hint": _no_effect(_NOT_PLACED),
+    "mem-bind": _no_effect(_NOT_PLACED),
+    "network": _no_effect("networks of nodes are set in the inventory"),
+    "ntasks-per-core": _no_effect(_NOT_PLACED),
+    "ntasks-per-socket": _no_effect(_NOT_PLACED),
+    "oom-kill-step": _no_effect("the system ends processes that run out of memory", maybe=True),
+    "overcommit": _no_effect("each task has a core of its own", "O", value=False),
+    "oversubscribe": _no_effect("no core is given twice; to share GPUs use --share pairs", "s", maybe=True),
+    "power": _no_effect("power is not managed"),
+    "prefer": _no_effect("nodes have no features; to insist use --gpu-type"),
+    "profile": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
+    "propagate": _no_effect("limits are those of the node", maybe=True),
+    "resv-ports": _no_effect("MASTER_PORT is the job's own", maybe=True),
+    "sockets-per-node": _no_effect(_NOT_PLACED),
+    "spread-job": _no_effect("a job has the fewest nodes, or those of --nodes", value=False),
+    "stepmgr": _no_effect("there is none", value=False),
+    "thread-spec": _no_effect(_NOT_PLACED),
+    "threads-per-core": _no_effect(_NOT_PLACED),
+    "time-min": _no_effect("limits are not shortened; the job has --time"),
+    "tmp": _no_effect("disks are not counted"),
+    "tres-bind": _no_effect("every task sees the GPUs that srun gives it"),
+    "wckey": _no_effect("usage is counted by user and group"),
+    # What would be another job without it
     "batch": Refused("nodes have no features", "use --nodelist"),
     "bb": Refused("there are no burst buffers"),
     "bbf": Refused("there are no burst buffers"),
     "cluster-constraint": Refused("there is one cluster"),
     "clusters": Refused("there is one cluster", short="M"),
-    "container": Refused("images are named otherwise", "use #GPUSCHED --image IMAGE"),
-    "container-id": Refused("images are named otherwise", "use #GPUSCHED --image IMAGE"),
-    "contiguous": Refused("nodes have no order", "use --switches=1@TIME or #GPUSCHED --max-spread rack"),
-    "core-spec": Refused(_NOT_PLACED, short="S"),
-    "cores-per-socket": Refused(_NOT_PLACED),
-    "cpu-freq": Refused("clocks are not set"),
-    "deadline": Refused("jobs that cannot end by then are not removed"),
-    "delay-boot": Refused("nodes are not booted"),
-    "distribution": Refused("tasks go to nodes by blocks", short="m"),
-    "export-file": Refused("no file of variables is read", "use --export=NAME=VALUE"),
-    "extra": Refused("nothing reads it", "use --comment"),
-    "extra-node-info": Refused(_NOT_PLACED, short="B"),
-    "get-user-env": Refused("a job has its image's environment, not that of your login", "use --export=NAME=VALUE"),
-    "gid": Refused("jobs run as who submits them"),
-    "gpu-bind": Refused("every task sees the GPUs that srun gives it"),
-    "gpu-freq": Refused("clocks are not set"),
+    "container": Refused("images are named differently", "use #GPUSCHED --image IMAGE"),
+    "container-id": Refused("images are named differently", "use #GPUSCHED --image IMAGE"),
+    "deadline": Refused("jobs that cannot end in time are not removed"),
+    "export-file": Refused("variable files are not read", "use --export=NAME=VALUE"),
+    "gid": Refused("jobs run as the submitting user"),
     "gpus-per-socket": Refused(_NOT_PLACED, "use --gpus-per-node"),
-    "gres-flags": Refused(_NOT_PLACED),
     "help": Refused(_ON_COMMAND_LINE, short="h"),
-    "hint": Refused(_NOT_PLACED),
     "licenses": Refused("licenses are not counted", short="L"),
     "mcs-label": Refused("there are no such labels"),
-    "mem-bind": Refused(_NOT_PLACED),
-    "mincpus": Refused("every node gives the same", "use --cpus-per-task"),
-    "network": Refused("networks of nodes are the inventory's affair"),
-    "no-kill": Refused("a job ends with any of its nodes", short="k"),
-    "nodefile": Refused("a file of names is not read", "use --nodelist", short="F"),
-    "ntasks-per-core": Refused(_NOT_PLACED),
-    "ntasks-per-gpu": Refused("tasks are counted by node", "use --ntasks-per-node and --gpus-per-task"),
-    "ntasks-per-socket": Refused(_NOT_PLACED, "use --ntasks-per-node"),
-    "oom-kill-step": Refused("what runs out of memory is ended by the system"),
-    "overcommit": Refused("no core is given twice", short="O"),
-    "oversubscribe": Refused("no core is given twice", "to share GPUs use #GPUSCHED --share pairs", short="s"),
-    "power": Refused("power is not managed"),
-    "prefer": Refused("nodes have no features", "use #GPUSCHED --gpu-type"),
-    "profile": Refused("jobs are always measured", "see gpusched show and gpusched power"),
-    "propagate": Refused("limits are those of the node"),
+    "mincpus": Refused("every node gives the same amount", "use --cpus-per-task"),
+    "no-kill": Refused("a job ends when any of its nodes fails", short="k"),
+    "nodefile": Refused("host files are not read", "use --nodelist", short="F"),
+    "ntasks-per-gpu": Refused("tasks are counted per node", "use --ntasks-per-node and --gpus-per-task"),
     "reboot": Refused("nodes are not booted"),
-    "resv-ports": Refused("MASTER_PORT is the job's own"),
-    "sockets-per-node": Refused(_NOT_PLACED),
-    "spread-job": Refused("a job has the fewest nodes, or -N", "use --nodes"),
-    "stepmgr": Refused("there is none"),
     "test-only": Refused(_ON_COMMAND_LINE, "gpusched submit --dry-run says when it would start"),
-    "thread-spec": Refused(_NOT_PLACED),
-    "threads-per-core": Refused(_NOT_PLACED),
-    "time-min": Refused("limits are not shortened", "use --time"),
-    "tmp": Refused("disks are not counted"),
-    "tres-bind": Refused("every task sees the GPUs that srun gives it"),
-    "tres-per-task": Refused("it says in one what others say", "use --gpus-per-task and --cpus-per-task"),
-    "uid": Refused("jobs run as who submits them"),
+    "tres-per-task": Refused("it combines other options", "use --gpus-per-task and --cpus-per-task"),
+    "uid": Refused("jobs run as the submitting user"),
     "usage": Refused(_ON_COMMAND_LINE),
     "version": Refused(_ON_COMMAND_LINE, short="V"),
     "wait": Refused(_ON_COMMAND_LINE, "gpusched submit --wait", short="W"),
-    "wckey": Refused("usage is counted by user and group", "use --comment"),
     "wrap": Refused(_ON_COMMAND_LINE, "gpusched submit --wrap COMMAND"),
 }
 _SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
@@ -235,56 +267,131 @@ class Asked(NamedTuple):
     words: Words
 
 
+class _Wrong(Exception):
+    """An option, as it is shown, that cannot be taken: why, and what to do."""
+
+    def __init__(self, shown: str, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.shown, self.why, self.hint = shown, why, hint
+
+
 def translated(line: Line, site: Site) -> list[Asked]:
-    """The options of one ``#SBATCH`` line.
+    """Return the options of one ``#SBATCH`` line.
 
     Raises:
         ScriptError: One is not known, has no meaning here, or its value has none.
     """
     found, rest = [], list(line.words)
     while rest:
-        word = rest.pop(0)
-        name, value = _option(word, line)
-        shown = f"#SBATCH {word}"
-        option = OPTIONS[name]
-        if isinstance(option, Refused):
-            raise ScriptError(line.where, shown, f"not understood: {option.why}", option.hint or "leave it out")
-        if option.value and not option.maybe and value is None:
-            if not rest:
-                raise ScriptError(line.where, shown, "its value is missing", f"expected --{name}=VALUE")
-            value = rest.pop(0)
-            shown = f"{shown} {value}"
-        elif value is not None and not option.value:
-            raise ScriptError(line.where, shown, "it takes no value", f"say --{name}")
         before = len(site.notes)
         try:
-            found.append(Asked(shown, option.words(value or "", site)))
-        except NotUnderstood as error:
-            raise ScriptError(line.where, shown, error.why, error.hint) from None
-        site.notes[before:] = [f"{line.where}: {shown}: {note}" for note in site.notes[before:]]
+            asked = _next(rest, site)
+        except _Wrong as error:
+            raise ScriptError(line.where, f"#SBATCH {error.shown}", error.why, error.hint) from None
+        found.append(Asked(f"#SBATCH {asked.written}", asked.words))
+        site.notes[before:] = [f"{line.where}: #SBATCH {asked.written}: {note}" for note in site.notes[before:]]
     return found
 
 
-def _option(word: str, line: Line) -> tuple[str, str | None]:
+def _next(rest: Words, site: Site) -> Asked:
+    """Take the first option off ``rest``, with its value."""
+    shown = rest.pop(0)
+    name, value = _option(shown)
+    option = OPTIONS[name]
+    if isinstance(option, Refused):
+        raise _Wrong(shown, f"not supported: {option.why}", option.hint or "remove it")
+    if option.value and not option.maybe and value is None:
+        if not rest:
+            raise _Wrong(shown, "missing value", f"expected --{name}=VALUE")
+        value = rest.pop(0)
+        shown = f"{shown} {value}"
+    elif value is not None and not option.value:
+        raise _Wrong(shown, "takes no value", f"use --{name}")
+    try:
+        return Asked(shown, option.words(value or "", site))
+    except NotUnderstood as error:
+        raise _Wrong(shown, error.why, error.hint) from None
+
+
+def _option(word: str) -> tuple[str, str | None]:
     """Name and attached value of ``--name=value``, ``--name``, ``-n4``; a name may be cut short where that is clear."""
     if word.startswith("--") and len(word) > 2:
         name, equals, value = word[2:].partition("=")
         names = [name] if name in OPTIONS else [known for known in OPTIONS if name and known.startswith(name)]
         if len(names) > 1:
-            raise ScriptError(
-                line.where, f"#SBATCH {word}", f"may mean --{' or --'.join(names[:6])}", "write it in full"
-            )
+            raise _Wrong(word, f"may mean --{' or --'.join(names[:6])}", "write it in full")
         if not names:
             near = did_you_mean(name, OPTIONS).partition("; ")[2]
-            raise ScriptError(line.where, f"#SBATCH {word}", "sbatch has no such option", near or "take it out")
+            raise _Wrong(word, "sbatch has no such option", near or "take it out")
         return names[0], value if equals else None
     if word.startswith("-") and len(word) > 1:
         if word[1] not in _SHORT:
-            raise ScriptError(line.where, f"#SBATCH {word}", "sbatch has no such option", "take it out")
+            raise _Wrong(word, "sbatch has no such option", "remove it")
         return _SHORT[word[1]], word[2:] or None
-    raise ScriptError(line.where, f"#SBATCH {word}", "it is no option", "put values with blanks into quotes")
+    raise _Wrong(word, "not an option", "quote values that contain spaces")
+
+
+# Options that `gpusched submit` has, too, by those of sbatch's values that it does not know itself.
+_SBATCH_VALUES = {
+    "gpus": r"[A-Za-z].*[:=].*", "gpus-per-node": r"[A-Za-z].*[:=].*", "gpus-per-task": r"[A-Za-z].*[:=].*",
+    "nodes": r"\d+-\d*",
+    "nodelist": r".*\[.*", "exclude": r".*\[.*", "mem-per-cpu": r"\d+[kK][bB]?", "mem-per-gpu": r"\d+[kK][bB]?",
+    "begin": r"now\s*\+\s*\d+\s*[a-z]{2,}",
+}  # fmt: skip
+_ELSEWHERE = {"test-only": ["--dry-run"], "wait": ["--wait"], "help": ["--help"], "usage": ["--help"]}
+
+
+def typed(words: Sequence[str], own: Mapping[str, bool], site: Callable[[], Site]) -> tuple[Words, list[str]]:
+    """Return a command line of ``submit`` with sbatch's options as ours, and notes on those without effect.
+
+    Args:
+        words: As typed; behind the options stand a script, or ``--`` and a command.
+        own: Options that ``submit`` has itself, dashes and all, and whether each takes a value.
+        site: Called once there is something to translate.
+
+    Raises:
+        UsageError: One of sbatch's has no meaning here, or its value has none.
+    """
+    found: Words = []
+    rest, here = list(words), None
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        if not _is_sbatchs(rest, own):
+            word = rest.pop(0)
+            found.append(word)
+            name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
+            if own.get(name) and not equals and rest:
+                found.append(rest.pop(0))
+            continue
+        name = _option(rest[0])[0]
+        if name in _ELSEWHERE:
+            del rest[0]
+            found += _ELSEWHERE[name]
+            continue
+        here = here or site()
+        before = len(here.notes)
+        try:
+            asked = _next(rest, here)
+        except _Wrong as error:
+            raise UsageError(f"{error.shown}: {error.why}", error.hint) from None
+        found += asked.words
+        here.notes[before:] = [f"{asked.written}: {note}" for note in here.notes[before:]]
+    return [*found, *rest], here.notes if here is not None else []
+
+
+def _is_sbatchs(rest: Words, own: Mapping[str, bool]) -> bool:
+    """Whether the first word is an option of sbatch's only, or one of both with a value that only sbatch knows."""
+    word = rest[0]
+    long = word.startswith("--")
+    name, equals, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+    sbatchs = name[2:] if long else _SHORT.get(name[1:], "")
+    if name not in own:
+        return sbatchs in OPTIONS
+    if sbatchs in ("exclusive", "nice") and (sbatchs == "exclusive") == bool(equals):
+        return sbatchs == "exclusive" or not (len(rest) > 1 and re.fullmatch(r"[+-]?\d+", rest[1]))
+    given = value if equals else rest[1] if len(rest) > 1 else ""
+    return sbatchs in _SBATCH_VALUES and re.fullmatch(_SBATCH_VALUES[sbatchs], given) is not None
 
 
 def all_names() -> Sequence[str]:
-    """All options that are known, as the guide has them: those understood, then those refused."""
-    return sorted(OPTIONS, key=lambda name: (isinstance(OPTIONS[name], Refused), name))
+    """Return all options that are known, in order."""
+    return sorted(OPTIONS)

@@ -41,9 +41,7 @@ def from_word(word: str) -> Script | None:
             content = file.read(MAX_SCRIPT_BYTES + 1)
     except OSError as error:
         if _SCRIPT_NAME.fullmatch(word):
-            raise UsageError(
-                f"{word}: {error.strerror}", f"for a program that the job finds there, say -- {word}"
-            ) from None
+            raise UsageError(f"{word}: {error.strerror}", f"for a program inside the job, use -- {word}") from None
         return None
     if content[:2] != b"#!" and not _SCRIPT_NAME.fullmatch(os.path.basename(word)):
         return None
@@ -84,7 +82,7 @@ def _script(content: bytes, where: str, name: str) -> Script:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise UsageError(f"{where}:{line}: a job script is text in UTF-8") from None
+        raise UsageError(f"{where}:{line}: a job script must be UTF-8 text") from None
     if error_in := script_error(text):
         raise UsageError(f"{where}:{error_in}")
     return Script(text=text, where=where, name=name)

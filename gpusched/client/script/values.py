@@ -53,15 +53,17 @@ def typed_number(option: str, value: str, site: Site) -> list[str]:
     """``4`` or ``a100:4``."""
     match = _TYPED.fullmatch(value)
     if match is None:
-        raise NotUnderstood("expected a number of GPUs of one type, such as 4 or a100:4", "one type for each job")
+        raise NotUnderstood("expected a number of GPUs, such as 4 or a100:4", "one type for each job")
     return [option, match[2], *_of_types(match[1], site)]
 
 
 def gres(value: str, site: Site) -> list[str]:
     """``gpu:4``, ``gpu:a100:4``: GPUs of each node."""
+    if value.lower() == "none":
+        return []
     match = _GPU.fullmatch(value)
     if match is None:
-        raise NotUnderstood("of generic resources there are only GPUs of one type here", "expected such as gpu:a100:4")
+        raise NotUnderstood("the only generic resource is GPUs of one type", "expected such as gpu:a100:4")
     return ["--gpus-per-node", match[2] or "1", *_of_types(match[1], site)]
 
 
@@ -73,13 +75,13 @@ def constraint(value: str, site: Site) -> list[str]:
     """``a100``, ``a100|v100``, ``[a100|v100]``: types of GPUs; all other features are unknown here."""
     inner = value[1:-1] if value[:1] in "[(" and value[-1:] in "])" else value
     if not re.fullmatch(r"[\w.+-]+(\|[\w.+-]+)*", inner):
-        raise NotUnderstood("only types of GPUs are understood, with | between them", "use --gpu-type or --nodelist")
+        raise NotUnderstood("only GPU types are supported, separated by |", "use --gpu-type or --nodelist")
     found: dict[str, None] = {}
     for name in inner.split("|"):
         try:
             found |= dict.fromkeys(site.gpu_types(name))
         except NotUnderstood as error:
-            why = f"'{name[:40]}' is no type of GPUs here, and nodes have no other features"
+            why = f"'{name[:40]}' is not a GPU type here, and nodes have no other features"
             raise NotUnderstood(why, f"{error.hint}; use --gpu-type or --nodelist") from None
     return ["--gpu-type", ",".join(found)]
 
@@ -90,22 +92,28 @@ def memory(option: str, value: str) -> list[str]:
     return [option, f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
 
 
-def nodes(value: str) -> list[str]:
-    """``4`` or ``4-4``."""
+def nodes(value: str, site: Site) -> list[str]:
+    """``4``, ``4-4``; of ``2-4`` the least."""
     least, dash, most = value.partition("-")
+    if not least.isdecimal() or (most and not most.isdecimal()):
+        raise NotUnderstood("expected a number of nodes, or the least and the most, such as 2-4")
+    if most and int(most) < int(least):
+        raise NotUnderstood("not a range", "put the smaller number first")
     if dash and least != most:
-        raise NotUnderstood("a job has one number of nodes here", f"-N {least}, or leave it out for the fewest")
+        site.notes.append(
+            f"the job gets {least}, the minimum; for a size that may change use #GPUSCHED --resizable --gpus MIN-MAX"
+        )
     return ["--nodes", least]
 
 
 def hosts(option: str, value: str) -> list[str]:
     """``node[01-04],login``."""
     if "/" in value:
-        raise NotUnderstood("a file of names is not read", "name the nodes")
+        raise NotUnderstood("host files are not read", "list the nodes")
     try:
         found = expand(value)
     except (ValueError, IndexError) as error:
-        raise NotUnderstood(f"no list of nodes: {error}", "expected such as node[01-04]") from None
+        raise NotUnderstood(f"invalid node list: {error}", "expected such as node[01-04]") from None
     return [option, ",".join(found)]
 
 
@@ -126,7 +134,7 @@ def signal(value: str) -> list[str]:
     """``B:USR1@90``; without ``@`` 60 seconds before the limit, as in Slurm."""
     target, colon, rest = value.rpartition(":")
     if colon and target != "B":
-        raise NotUnderstood("R: is about reservations that overlap", "leave R: out")
+        raise NotUnderstood("R: is for overlapping reservations", "omit R:")
     return ["--signal", f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
 
 
@@ -134,7 +142,7 @@ def path(option: str, value: str) -> list[str]:
     """A file for output with patterns that are filled in here."""
     for letter in _PATTERNS.findall(value):
         if letter not in "jAaxunNt%":
-            raise NotUnderstood(f"%{letter} is not filled in here", "there are %j %A %a %x %u %n %t %N %%")
+            raise NotUnderstood(f"%{letter} is not supported", "supported: %j %A %a %x %u %n %t %N %%")
     return [option, value]
 
 
@@ -143,44 +151,35 @@ def folder(value: str, site: Site) -> list[str]:
     return ["--workdir", str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
 
 
-def export(value: str) -> list[str]:
+def export(value: str, site: Site) -> list[str]:
     """``NONE``, ``NAME,NAME=VALUE``; the caller's whole environment does not travel."""
-    if value.upper() in ("NONE", "NIL"):
-        return []
     found = []
     for name in value.split(","):
         if name.upper() == "ALL":
-            raise NotUnderstood(
-                "a job has its image's environment here, not the one that you submit in",
-                "name the variables that it needs: --export=NAME,NAME=VALUE",
+            site.notes.append(
+                "ALL means the image's environment, not your shell's: name the variables that the job needs "
+                "(--export=ALL,NAME)"
             )
-        if name.upper() not in ("NONE", "NIL"):
+        elif name and name.upper() not in ("NONE", "NIL"):
             found += ["--env", name]
     return found
-
-
-def one_partition(value: str) -> list[str]:
-    """A single name."""
-    if "," in value:
-        raise NotUnderstood("a job waits in one partition here", "name one")
-    return ["--partition", value]
 
 
 def exclusive(value: str | None) -> list[str]:
     """Without a value."""
     if value is not None:
-        raise NotUnderstood(f"'{value[:20]}' is not known, only whole nodes", "say --exclusive")
+        raise NotUnderstood(f"'{value[:20]}' is not supported, only whole nodes", "use --exclusive")
     return ["--exclusive"]
 
 
 def switches(value: str) -> list[str]:
-    """``1@2:00:00``: so long it waits for one rack."""
+    """``1@2:00:00``: so long it waits for one rack; ``1``: as long as Slurm does unless told otherwise."""
     count, at, wait = value.partition("@")
-    if count != "1" or not at:
+    if count != "1" or (at and not wait):
         raise NotUnderstood(
-            "expected 1@TIME", "--switches=1@2:00:00 waits so long for one rack, --max-spread rack always"
+            "expected 1 or 1@TIME", "--switches=1@2:00:00 waits 2 hours for one rack, --max-spread rack always"
         )
-    return ["--wait-for-placement", wait]
+    return ["--wait-for-placement", wait or "5m"]
 
 
 def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:
@@ -194,7 +193,7 @@ def image(value: str) -> list[str]:
     """As Pyxis names it: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
     name = value.removeprefix("docker://").replace("#", "/", 1)
     if name.endswith(".sqsh"):
-        raise NotUnderstood("it is a file of enroot", "name the image in its registry")
+        raise NotUnderstood("an enroot file", "name the image in its registry")
     return ["--image", name]
 
 
@@ -209,11 +208,17 @@ MAIL = {
 }  # fmt: skip
 
 
-def mail(value: str) -> list[str]:
+_NO_MAIL = ("ARRAY_TASKS", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME_LIMIT_80")
+
+
+def mail(value: str, site: Site) -> list[str]:
     """Of what is told."""
     words: dict[str, None] = {}
     for kind in value.upper().split(","):
-        if kind not in MAIL:
-            raise NotUnderstood(f"'{kind[:20]}' is not told of here", f"there are {', '.join(MAIL)}")
-        words |= dict.fromkeys(MAIL[kind])
+        if kind in _NO_MAIL:
+            site.notes.append(f"no effect: {kind} is not supported; supported: {', '.join(MAIL)}")
+        elif kind not in MAIL:
+            raise NotUnderstood(f"'{kind[:20]}' is not supported", f"supported: {', '.join(MAIL)}")
+        else:
+            words |= dict.fromkeys(MAIL[kind])
     return ["--notify", ",".join(words)] if words else []

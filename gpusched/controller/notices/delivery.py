@@ -110,9 +110,9 @@ def _post(url: str, content: bytes) -> None:
             answer.read(1 << 16)
     except HTTPError as error:
         with error:
-            raise Failed(f"it answered {error.code} {error.reason}") from None
+            raise Failed(f"HTTP {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise Failed(f"it cannot be reached: {getattr(error, 'reason', None) or error}") from None
+        raise Failed(f"unreachable: {getattr(error, 'reason', None) or error}") from None
 
 
 def _run(argv: Sequence[str], content: bytes) -> None:
@@ -134,7 +134,7 @@ def _run(argv: Sequence[str], content: bytes) -> None:
         process.wait()
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()
-        raise Failed(f"{argv[0]} ended with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
+        raise Failed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
 
 
 def message_of(sending: Sending) -> EmailMessage:
@@ -163,7 +163,7 @@ def _mail(sending: Sending) -> None:
     if not sending.asked.smtp:
         program = shutil.which("sendmail", path=_SENDMAIL)
         if program is None:
-            raise Failed("no mail can be sent: there is no sendmail on the controller's machine, and no notices.smtp")
+            raise Failed("cannot send mail: no sendmail on the controller's machine, and no notices.smtp")
         _run((program, "-oi", "--", sending.mail), message.as_bytes())
         return
     import smtplib
@@ -178,4 +178,4 @@ def _mail(sending: Sending) -> None:
                 server.ehlo()
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
-        raise Failed(f"{host} does not take it: {error}") from None
+        raise Failed(f"{host} rejected it: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 
 import msgspec
@@ -11,6 +10,7 @@ from gpusched.controller.notices.delivery import Delivery, Sending
 from gpusched.controller.notices.making import EVENTS, MAIL, Maker, digest_of
 from gpusched.model.notices import Notice
 from gpusched.model.resources import Inventory
+from gpusched.queue.damage import STORE_FAULTS
 from gpusched.queue.store import Store
 
 SEEN = "notices_seen"
@@ -29,6 +29,7 @@ class NoticeDesk:
         self._store, self._say = store, say
         self._delivery = Delivery()
         self._sent: dict[str, Notice] = {}
+        self._over: dict[str, Notice] = {}  # not written down yet: on a full disk nobody gets the same mail every cycle
         self._looked = float("-inf")
         self._tidied = float("-inf")
         if store.meta(SEEN) is None:
@@ -38,7 +39,7 @@ class NoticeDesk:
         """Make what is due, send it, note what became of what was sent; waits so long for that.
 
         Raises:
-            OSError, sqlite3.OperationalError: The store cannot be written.
+            OSError, sqlite3.Error, Damaged: The store cannot be written, or read.
         """
         try:
             self._settle(now)
@@ -46,14 +47,14 @@ class NoticeDesk:
             self._send(inventory, now)
             if wait_s:
                 self._settle(now, wait_s)
-        except (OSError, sqlite3.OperationalError):
+        except STORE_FAULTS:
             raise
         except Exception as error:  # nobody's notice may stop the cluster
             self._say(f"notices: {type(error).__name__}: {error}")
             self._store.set_meta(SEEN, str(self._store.last_event()))
 
     def _make(self, inventory: Inventory, now: float) -> None:
-        seen, last = int(self._store.meta(SEEN) or 0), self._store.last_event()
+        seen, last = int(self._store.number(SEEN, 0)), self._store.last_event()
         news = self._store.events_after(seen, EVENTS, AT_ONCE) if last > seen else []
         if len(news) == AT_ONCE:
             last = news[-1][0]
@@ -94,13 +95,14 @@ class NoticeDesk:
                 self._store.put_notices(gone)
 
     def _settle(self, now: float, wait_s: float = 0.0) -> None:
-        over = [_settled(self._sent.pop(key), why, now) for key, why in self._delivery.finished(wait_s)]
-        for notice in over:
+        for key, why in self._delivery.finished(wait_s):
+            notice = self._over[key] = _settled(self._sent.pop(key), why, now)
             if notice.error and notice.tries == 1:
-                self._say(f"a notice could not be sent and is tried again: {notice.error}")
-        if over:
+                self._say(f"a notice could not be sent and will be retried: {notice.error}")
+        if self._over:
             with self._store.transaction():
-                self._store.put_notices(over)
+                self._store.put_notices(self._over.values())
+            self._over.clear()
 
 
 def _settled(notice: Notice, why: str, now: float) -> Notice:

@@ -91,7 +91,7 @@ class Maker:
     def _of_node(self, event: Event, node: str) -> Iterator[Notice]:
         """A lost node or GPU: the operator's receivers are told, and those whose jobs are there."""
         lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
-        text = f"{lost} is lost: {event.data.get('reason') or 'it does not answer'}"
+        text = f"{lost} is lost: {event.data.get('reason') or 'it does not respond'}"
         mark = f"{node}.{event.data.get('gpu', '')}.{event.time:.3f}"
         for receiver in self._asked.to:
             if NoticeKind.NODE in receiver.on and not receiver.users:
@@ -162,7 +162,7 @@ def _named(job: Job) -> str:
 def _happened(job: Job, event: Event) -> str:
     nodes = ", ".join(part.node for part in job.allocation.parts) if job.allocation else ""
     if event.kind == "running":
-        return f"{_named(job)} has begun" + (f" on {nodes}" if nodes else "")
+        return f"{_named(job)} has started" + (f" on {nodes}" if nodes else "")
     why = event.data.get("message") or event.data.get("outcome") or job.message
     return f"{_named(job)} is queued again" + (f": {why}" if why else "")
 

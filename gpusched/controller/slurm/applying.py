@@ -12,27 +12,30 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpusched.controller.slurm.admitting import PIN_S, Queue, lease_of, leased_nodes, shut, why_left
 from gpusched.controller.slurm.cycle import Decided
 from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
 from gpusched.controller.slurm.nodes import takes_jobs
 from gpusched.controller.slurm.ordering import Ordering
 from gpusched.controller.slurm.reading import Told
+from gpusched.controller.slurm.tenancy import Tenancy, trouble_of
 from gpusched.model.events import Event
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import Job, Preemptions
 from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
+from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import LEASE, LEASE_TROUBLE, SlurmJob, SlurmMode, bar
+from gpusched.model.slurm import LEASE, LEASE_TROUBLE, SlurmJob, SlurmMode, bar, is_held_in_reservation
+from gpusched.model.units import format_duration
 from gpusched.queue.store import Store
 from gpusched.slurm import lease
-from gpusched.slurm.commands import Slurm
-
-PIN_S = 30.0
-"""A start that has not come about by then is withdrawn."""
+from gpusched.slurm.accounts import has_account
+from gpusched.slurm.commands import NoAnswer, Slurm
 
 _RENEW = 1 / 6  # of the lease has gone by; each renewal is a line in slurmctld's log, some a row in the database
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
+_REST_S = 15.0  # a job that Slurm held in the lease twice rests four times as long, and twice that each further time
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
 
 
@@ -46,11 +49,17 @@ class Ask(NamedTuple):
 
 
 class Tries(NamedTuple):
-    """How often a job did not start where it was to, when last, and why."""
+    """How often a job did not start where it was to, when last, and why; how often Slurm held it for that."""
 
     times: int
     at: float
     why: str
+    holds: int = 0
+
+    @property
+    def rests_until(self) -> float:
+        """Until when it is not asked for again (Unix seconds)."""
+        return self.at + min(_REMEMBER_S / 2, _REST_S * 2**self.holds) if self.holds > 1 else self.at
 
 
 class LeaseApplier:
@@ -58,7 +67,7 @@ class LeaseApplier:
 
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._slurm, self._say = store, slurm, say
-        self._ordering = Ordering(store, slurm, say)
+        self._ordering, self._tenancy = Ordering(store, slurm, say), Tenancy(store)
         self._tries: dict[str, Tries] = {}
         self._let_in: set[str] = set()  # jobs on which no policy decides
         self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
@@ -69,7 +78,13 @@ class LeaseApplier:
         """What was decided, asked of Slurm; see `cycle.Applier`."""
         deciding = {name for name, mode in modes.items() if mode is SlurmMode.DECIDE}
         leased = leased_nodes(inventory, deciding, told, now, self._lasts_s(inventory))
-        queue = _Queue(told, decided, self._store)
+        queue = Queue(told, decided, self._store)
+        known = lease_of(told)
+        if known is not None and self._tenancy.is_anothers(known, bool(leased), now):
+            self._note_trouble(trouble_of(known, now) if deciding else "")
+            self._refuse_starts(decided, deciding)
+            self._ordering.order(modes, queue.waiting, decided, lease.MAX_UPDATES, now)
+            return
         self._tries = {job: tries for job, tries in self._tries.items() if now < tries.at + _REMEMBER_S}
         withdrawn = self._withdrawals(queue, deciding, leased, now)
         self._send(withdrawn, now, decided)
@@ -79,15 +94,19 @@ class LeaseApplier:
         if not undecided and self._hold(leased, told, self._lasts_s(inventory)) and decided is not None:
             withdrawn_now = {ask.job for ask in withdrawn}
             asks = [*self._stops(queue, decided.plan, deciding), *self._begins(queue, now)]
-            starts = self._starts(queue, decided, deciding, leased, withdrawn_now)
-            asks += starts + self._admissions(queue, decided, deciding, leased, {ask.job for ask in starts})
-        elif deciding and decided is not None:
-            why = self._store.meta(LEASE_TROUBLE) or "the lease was not renewed"
-            self._explain({a.job_id: _refused(why) for a in _starts_of(decided, deciding)})
+            starts = self._starts(queue, decided, deciding, leased, withdrawn_now, now)
+            asks += starts + self._admissions(queue, decided, deciding, leased, {ask.job for ask in starts}, now)
+        else:
+            self._refuse_starts(decided, deciding)
         late = {ask.job: _LATER for ask in asks[room:] if ask.what in ("start", "admit")}
         self._explain(late)
         self._send(asks[:room], now, decided)
         self._ordering.order(modes, queue.waiting, decided, max(0, room - len(asks)), now)
+
+    def _refuse_starts(self, decided: Decided | None, deciding: Set[str]) -> None:
+        if deciding and decided is not None:
+            why = self._store.meta(LEASE_TROUBLE) or "the lease was not renewed"
+            self._explain({a.job_id: _refused(why) for a in _starts_of(decided, deciding)})
 
     def _lasts_s(self, inventory: Inventory) -> int:
         return max(lease.LEASE_S, int(3 * inventory.settings.tick_s))
@@ -96,7 +115,7 @@ class LeaseApplier:
 
     def _hold(self, leased: Sequence[str], told: Told, lasts_s: int) -> bool:
         """Create, renew or end the lease; whether there is one now."""
-        known = next((r for r in told.reservations if r.name == LEASE), None)
+        known = lease_of(told)
         if not leased:
             if known is not None and known.end_time > told.time + 2:
                 self._slurm.update([lease.end()])
@@ -107,40 +126,56 @@ class LeaseApplier:
         if enough and same:
             return True
 
+        lasts_s = self._tenancy.lasts_s(lasts_s)
+
         def renewed() -> str:
             return lease.renew(() if same else leased, lasts_s)
 
         def created() -> str:
-            return lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
+            enforced = lease.enforces_associations(self._slurm.config())
+            return lease.create(leased, lasts_s, enforced, enforced and self._has_own_account())
 
-        # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
+        # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it. One that
+        # was not there and cannot be created is another controller's.
         why = ""
-        for line in (renewed, created) if known is not None else (created, renewed):
+        for line in (renewed, created) if known is not None else (created,):
             why = self._slurm.update([line()]).get(0, "")
             if not why:
+                self._tenancy.note_asked(lasts_s)
                 break
-        self._note_trouble(f"Slurm refuses the lease, so it decides itself: {why}" if why else "")
+        self._note_trouble(f"Slurm rejects the lease and decides itself: {why}" if why else "")
         return not why
+
+    def _has_own_account(self) -> bool:
+        try:
+            return has_account(self._slurm, LEASE)
+        except NoAnswer:
+            return False
 
     def _note_trouble(self, why: str) -> None:
         if why != (self._store.meta(LEASE_TROUBLE) or ""):
             self._store.set_meta(LEASE_TROUBLE, why)
-            self._say(why or "the lease is in order again")
+            self._say(why or "the lease works again")
 
     # -- what is withdrawn ---------------------------------------------------------------------------------------
 
-    def _withdrawals(self, queue: _Queue, deciding: Set[str], leased: Sequence[str], now: float) -> list[Ask]:
+    def _withdrawals(self, queue: Queue, deciding: Set[str], leased: Sequence[str], now: float) -> list[Ask]:
         """Starts that did not come about, and those that nobody wants any more."""
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
         self._let_in &= queue.waiting.keys()
         startable = {node for node in leased if takes_jobs(queue.told.nodes.get(node))}
         for job in queue.waiting.values():
-            if job.reservation != LEASE and not (job.req_nodes and not job.reservation):
+            is_held = is_held_in_reservation(job)
+            if job.reservation != LEASE and (job.reservation or not (job.req_nodes or is_held)):
                 continue
             stored = queue.stored(job)
             facts = stored.slurm if stored is not None else None
             own = facts.nodelist if facts is not None else job.req_nodes
+            if is_held and (job.reservation == LEASE or (facts is not None and (facts.leased or facts.pinned))):
+                asks += [Ask(line, "withdraw", queue.name(job)) for line in lease.undo(job, own)]
+                self._tried(job.id, now, job.reason, held=True)
+                continue
             if job.reservation != LEASE:
                 # Slurm has ended the lease: it took the reservation off the job, and left it our nodes.
                 if facts is not None and facts.pinned:
@@ -151,30 +186,40 @@ class LeaseApplier:
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._seen.setdefault(job.id, now)
                 late = theirs and now - since >= PIN_S
-                keep = not late and set(job.req_nodes) <= startable
+                keep = not late and set(job.req_nodes) <= startable and not shut(queue, job, now)
                 if late:
                     self._tried(job.id, now, job.reason)
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
                 keep = False  # it does not start now: held since, or requeued
             else:
                 keep = bool(leased) and (not theirs or job.id in self._let_in or bool(self._left(job)))
+                keep = keep and not shut(queue, job, now)
             if not keep:
                 asks.append(Ask(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
         return asks[: lease.MAX_UPDATES]
 
-    def _tried(self, job: str, now: float, why: str) -> None:
-        self._tries[job] = Tries(self._tries.get(job, Tries(0, now, "")).times + 1, now, why)
+    def _tried(self, job: str, now: float, why: str, held: bool = False) -> None:
+        before = self._tries.get(job, Tries(0, now, ""))
+        self._tries[job] = Tries(before.times + 1, now, why, before.holds + held)
+
+    def _rests(self, job: SlurmJob, now: float) -> str:
+        """Why a job is not asked for again yet, or ""."""
+        tries = self._tries.get(job.id)
+        if tries is None or now >= tries.rests_until:
+            return ""
+        rest = format_duration(tries.rests_until - now)
+        return f"Slurm held it in the lease ({tries.why}); it is asked for again in {rest}"
 
     def _left(self, job: SlurmJob) -> str:
         """Why Slurm is to choose the job's nodes, or ""."""
         tries = self._tries.get(job.id)
         if tries is not None and tries.times >= _MOST_TRIES:
-            return f"it did not start on the nodes that were chosen ({tries.why})"
+            return f"it did not start on the chosen nodes ({tries.why})"
         return why_left(job)
 
     # -- what is asked for ---------------------------------------------------------------------------------------
 
-    def _stops(self, queue: _Queue, plan: Plan, deciding: Set[str]) -> list[Ask]:
+    def _stops(self, queue: Queue, plan: Plan, deciding: Set[str]) -> list[Ask]:
         """Jobs that consent (by partition, and by Slurm's own flag) are requeued."""
         asks = []
         for action in plan.actions:
@@ -186,7 +231,7 @@ class LeaseApplier:
                     asks.append(Ask(lease.requeue(job.id), "requeue", action.job_id))
         return asks
 
-    def _begins(self, queue: _Queue, now: float) -> list[Ask]:
+    def _begins(self, queue: Queue, now: float) -> list[Ask]:
         """Jobs that we requeued need not wait the two minutes that Slurm gives them."""
         asks = []
         for view in queue.views.values():
@@ -200,11 +245,12 @@ class LeaseApplier:
 
     def _starts(
         self,
-        queue: _Queue,
+        queue: Queue,
         decided: Decided,
         deciding: Set[str],
         leased: Sequence[str],
         withdrawn: Set[str],
+        now: float,
     ) -> list[Ask]:
         """The plan's starts, in its order; where Slurm is to choose the nodes, it may do so now."""
         asks: list[Ask] = []
@@ -217,20 +263,22 @@ class LeaseApplier:
             nodes = tuple(part.node for part in action.allocation.parts)
             left = self._left(job)
             if job.reservation not in ("", LEASE):
-                reasons[action.job_id] = _refused(f"it names reservation {job.reservation}: Slurm starts it there")
+                reasons[action.job_id] = _refused(f"it uses reservation {job.reservation}: Slurm starts it there")
+            elif why := self._rests(job, now) or shut(queue, job, now, () if left else nodes):
+                reasons[action.job_id] = _unavailable(why)
             elif left:
                 reasons[action.job_id] = _admitted(left)
                 asks += self._admit(queue, job)
             elif not inside.issuperset(nodes):
                 out = ", ".join(node for node in nodes if node not in inside)
-                reasons[action.job_id] = _refused(f"{out} is not in the lease: another reservation has it")
+                reasons[action.job_id] = _refused(f"{out} is not in the lease: it is in another reservation")
             else:
                 asks.append(Ask(lease.start(job.id, nodes), "start", action.job_id, nodes))
         self._explain(reasons)
         return list(dict.fromkeys(asks))
 
     def _admissions(
-        self, queue: _Queue, decided: Decided, deciding: Set[str], leased: Sequence[str], asked: Set[str]
+        self, queue: Queue, decided: Decided, deciding: Set[str], leased: Sequence[str], asked: Set[str], now: float
     ) -> list[Ask]:
         """Jobs that the lease would keep from starting for ever, though no policy decides on them."""
         touched = {name for name, p in queue.told.partitions.items() if not set(leased).isdisjoint(p.nodes)}
@@ -245,12 +293,15 @@ class LeaseApplier:
             if name in asked or touched.isdisjoint(job.partitions):
                 continue
             if mine and queue.views.get(name) is None:
-                left = "no policy could look at it"
+                left = "no policy could consider it"
             elif mine and known is not None and known.code is ReasonCode.BAD_CONSTRAINTS:
                 left = f"gpusched finds no nodes for it ({known.message})"
             elif not mine:
-                left = "it is of a partition that gpusched does not decide for, on the same nodes"
+                left = "its partition shares these nodes, but gpusched does not decide there"
             else:
+                continue
+            if why := self._rests(job, now) or shut(queue, job, now):
+                reasons[name] = _unavailable(why)
                 continue
             reasons[name] = _admitted(left)
             asks += self._admit(queue, job)
@@ -258,7 +309,7 @@ class LeaseApplier:
         self._explain(reasons)
         return asks
 
-    def _admit(self, queue: _Queue, job: SlurmJob) -> list[Ask]:
+    def _admit(self, queue: Queue, job: SlurmJob) -> list[Ask]:
         """The job, or all parts of it where it has several that start together."""
         base = job.id.partition("+")[0]
         parts = [j for j in queue.waiting.values() if j.id.startswith(f"{base}+")] if "+" in job.id else [job]
@@ -267,34 +318,63 @@ class LeaseApplier:
     # -- sending, and noting what came of it ---------------------------------------------------------------------
 
     def _send(self, asks: Sequence[Ask], now: float, decided: Decided | None) -> None:
+        before = self._intend(asks, now, decided)
         errors = self._slurm.update([ask.line for ask in asks])
         changed: list[Job] = []
         events: list[Event] = []
         for at, ask in enumerate(asks):
             error = errors.get(at, "")
-            if ask.what not in ("start", "requeue") or any(text in error for text in _GONE):
+            gone = any(text in error for text in _GONE)
+            if ask.job in before and ask.what == "requeue" and error:
+                changed.append(before[ask.job])
+            if ask.what not in ("start", "requeue") or gone:
                 continue
             job = self._store.job(ask.job)
-            policy = decided.deciders.get(job.spec.partition) if job is not None and decided is not None else None
+            policy = _policy_of(job, decided)
             if job is None or decided is None or policy is None:
                 continue
             if error and ask.what == "start":
                 self._tried(slurm_id(job.id), now, error)
-                reason = _refused(f"Slurm refuses to start it on {', '.join(ask.nodes)}: {error}")
+                reason = _refused(f"Slurm rejects a start on {', '.join(ask.nodes)}: {error}")
                 changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
             elif error:
                 events.append(Event(time=now, kind="plan_rejected", data={"action": ask.line, "why": error}))
-            elif ask.what == "start":
-                facts = job.slurm and msgspec.structs.replace(job.slurm, pinned=ask.nodes, pinned_at=now)
-                changed.append(
-                    msgspec.structs.replace(job, policy=policy.name, policy_version=policy.version, slurm=facts)
-                )
-            else:
-                stop = next(a for a in decided.plan.actions if isinstance(a, Preempt) and a.job_id == ask.job)
-                stops = (job.preemptions or Preemptions()).once_more(now, policy.name, policy.version, stop.for_job)
-                changed.append(msgspec.structs.replace(job, preemptions=stops))
-                data = {"policy": policy.name, "version": policy.version, "for": stop.for_job, "count": stops.count}
+            elif ask.what == "requeue" and (stops := job.preemptions) is not None:
+                data = {"policy": policy.name, "version": policy.version, "for": stops.for_job, "count": stops.count}
                 events.append(Event(time=now, kind="preempted", job_id=job.id, user=job.user, data=data))
+        self._write(changed, events)
+
+    def _intend(self, asks: Sequence[Ask], now: float, decided: Decided | None) -> dict[str, Job]:
+        """Record what is asked for before it is asked, and return the jobs that are to be stopped, as they were.
+
+        A job in the lease, so that what Slurm does to it there can be undone; a stop, since one that nobody counted
+        would be done again.
+        """
+        changed: list[Job] = []
+        before: dict[str, Job] = {}
+        actions = decided.plan.actions if decided is not None else ()
+        for_whom = {a.job_id: a.for_job for a in actions if isinstance(a, Preempt)}
+        for ask in asks:
+            job = self._store.job(ask.job) if ask.what in ("start", "admit", "requeue") else None
+            policy = _policy_of(job, decided)
+            if job is None:
+                continue
+            if ask.what == "requeue" and policy is not None:
+                before[job.id] = job
+                stops = job.preemptions or Preemptions()
+                stops = stops.once_more(now, policy.name, policy.version, for_whom[job.id])
+                changed.append(msgspec.structs.replace(job, preemptions=stops))
+            elif ask.what == "admit" and job.slurm is not None:
+                facts = msgspec.structs.replace(job.slurm, leased=True)
+                changed.append(msgspec.structs.replace(job, slurm=facts))
+            elif ask.what == "start" and job.slurm is not None and policy is not None:
+                facts = msgspec.structs.replace(job.slurm, leased=True, pinned=ask.nodes, pinned_at=now)
+                named = {"policy": policy.name, "policy_version": policy.version}
+                changed.append(msgspec.structs.replace(job, **named, slurm=facts))
+        self._write(changed, [])
+        return before
+
+    def _write(self, changed: list[Job], events: list[Event]) -> None:
         if changed or events:
             with self._store.transaction():
                 self._store.put_jobs(changed)
@@ -312,63 +392,28 @@ class LeaseApplier:
                 self._store.put_jobs(found)
 
 
-class _Queue:
-    """What waits, as Slurm has it, beside what the store has of it.
-
-    ``jobs``: Slurm's id -> any job. waiting: those that are PENDING. views: the store's id -> as it was decided on.
-    """
-
-    def __init__(self, told: Told, decided: Decided | None, store: Store) -> None:
-        self.told, self._store = told, store
-        self.jobs = {job.id: job for job in told.jobs}
-        self.waiting = {job.id: job for job in told.jobs if job.state == "PENDING"}
-        self.views = {view.id: view for view in decided.snapshot.pending} if decided is not None else {}
-        self._names = {slurm_id(name): name for name in self.views}
-        self._active = {slurm_id(job.id): job for job in store.active()}
-        self._names |= {job: stored.id for job, stored in self._active.items()}
-
-    def name(self, job: SlurmJob) -> str:
-        """The store's id."""
-        return self._names.get(job.id, job.id)
-
-    def stored(self, job: SlurmJob) -> Job | None:
-        """As the store has it."""
-        return self._active.get(job.id) or self._store.job(self.name(job))
-
-
-def why_left(job: SlurmJob) -> str:
-    """Why Slurm must choose the nodes of a job, or "": policies decide when it starts, and where."""
-    if "+" in job.id:
-        return "it is heterogeneous: its parts start together"
-    if 0 < len(job.req_nodes) < job.nodes:
-        return f"it names {len(job.req_nodes)} of its {job.nodes} nodes"
-    return ""
-
-
-def leased_nodes(inventory: Inventory, deciding: Set[str], told: Told, now: float, lasts_s: int) -> tuple[str, ...]:
-    """The nodes of these partitions that Slurm has, but those that another reservation has before the lease's end."""
-    taken = {
-        node
-        for reservation in told.reservations
-        if reservation.name != LEASE and reservation.start_time < now + lasts_s + PIN_S and now < reservation.end_time
-        for node in reservation.nodes
-    }
-    nodes = (node.name for p in inventory.partitions if p.name in deciding for node in p.nodes)
-    return tuple(name for name in nodes if name in told.nodes and name not in taken)
-
-
 def _starts_of(decided: Decided, deciding: Set[str]) -> list[Start]:
     """The plan's starts in these partitions, in its order."""
     there = {view.id for view in decided.snapshot.pending if view.spec.partition in deciding}
     return [action for action in decided.plan.actions if isinstance(action, Start) and action.job_id in there]
 
 
+def _policy_of(job: Job | None, decided: Decided | None) -> PolicySpec | None:
+    return decided.deciders.get(job.spec.partition) if job is not None and decided is not None else None
+
+
 def _refused(why: str) -> Reason:
     return Reason(code=ReasonCode.REJECTED, message=why)
 
 
+def _unavailable(why: str) -> Reason:
+    return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=why)
+
+
 def _admitted(why: str) -> Reason:
-    return Reason(code=ReasonCode.RESOURCES, message=f"Slurm starts it as soon as it finds room for it: {why}")
+    return Reason(code=ReasonCode.RESOURCES, message=f"Slurm starts it as soon as it fits: {why}")
 
 
-_LATER = Reason(code=ReasonCode.PRIORITY, message=f"{lease.MAX_UPDATES} requests go to Slurm in one cycle; it is next")
+_LATER = Reason(
+    code=ReasonCode.PRIORITY, message=f"at most {lease.MAX_UPDATES} requests per cycle go to Slurm; it is next"
+)

@@ -13,13 +13,14 @@ from gpusched.cluster.base import Cluster, Observation
 from gpusched.controller.cycle import run_of
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
-from gpusched.controller.fold import OUR_DISK, CommandApplier
+from gpusched.controller.fold import CommandApplier
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import with_news
 from gpusched.controller.planning import Reasons, isolated
 from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
+from gpusched.controller.slurm.advised import ordered_jobs, without_advice
 from gpusched.controller.slurm.devices import devices_of
 from gpusched.controller.slurm.following import Mirror, Missing
 from gpusched.controller.slurm.guesses import with_guesses
@@ -27,21 +28,23 @@ from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
-    reserved_nodes,
     with_known_processes,
 )
 from gpusched.controller.slurm.reading import SlurmReader, Told, ended_jobs
 from gpusched.controller.slurm.requests import Site
+from gpusched.controller.slurm.reserved import calendar_of
 from gpusched.model.events import Event
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import Job
 from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, ProbeFailure
+from gpusched.model.reservations import by_node
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import TROUBLE, SlurmMode, Trouble
 from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_modes
+from gpusched.queue.damage import STORE_FAULTS
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import NodeRecord, Store
@@ -151,7 +154,7 @@ class SlurmCycle:
             return None
         if self._store.meta(TROUBLE):
             self._store.set_meta(TROUBLE, "")
-            self._say("Slurm answers again")
+            self._say("Slurm responds again")
         return told
 
     def _note_trouble(self, error: NoAnswer, now: float) -> None:
@@ -159,7 +162,7 @@ class SlurmCycle:
         since = msgspec.json.decode(known, type=Trouble).since if known else now
         self._store.set_meta(TROUBLE, msgspec.json.encode(Trouble(since=since, why=error.line())).decode())
         if not known:
-            self._say(f"nothing is decided until Slurm answers: {error.line()}")
+            self._say(f"no decisions until Slurm responds: {error.line()}")
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
@@ -173,7 +176,8 @@ class SlurmCycle:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
             site = Site(inventory=self.inventory, partitions=told.partitions, features=features)
             devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
-            world = World(site=site, positions=told.positions, devices=devices, now=now)
+            standing = self._standing(told)
+            world = World(site=site, positions=told.positions, standing=standing, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
             self._write(steps)
@@ -183,6 +187,7 @@ class SlurmCycle:
                 self._store.put_jobs(guesses)
                 after |= {job.id: job for job in guesses}
                 self._put_array_limits(told)
+                self._put_reservations(told, now)
                 self._put_nodes(told, before, news, active, after, now)
                 self._store.set_meta(READ_AT, str(now))
             self._charge(before, news, active, after, steps, now)
@@ -214,7 +219,7 @@ class SlurmCycle:
 
     def _gone(self, told: Told, now: float) -> list[Step]:
         """What became of jobs that had not ended when Slurm was last read, and that it does not name any more."""
-        missing = self._mirror.missing(told.jobs, float(self._store.meta(READ_AT) or now), now)
+        missing = self._mirror.missing(told.jobs, self._store.number(READ_AT, now), now)
         noted = msgspec.json.encode(missing).decode()
         if noted != (self._store.meta(MISSING) or "{}"):
             self._store.set_meta(MISSING, noted)
@@ -228,7 +233,7 @@ class SlurmCycle:
         except NoAnswer as error:
             if error.line() not in self._said:
                 self._said.add(error.line())
-                self._say(f"how jobs ended that slurmctld has forgotten cannot be asked: {error.line()}")
+                self._say(f"cannot query the end of jobs that slurmctld has purged: {error.line()}")
         steps = []
         for job in jobs:
             facts, found = job.slurm, rows.get(slurm_id(job.id), [])
@@ -257,6 +262,27 @@ class SlurmCycle:
                 self._array_limits[array] = limit or UNLIMITED
                 self._store.set_meta(f"array_limit:{array}", str(limit or UNLIMITED))
 
+    def _put_reservations(self, told: Told, now: float) -> None:
+        """As Slurm has them; of one that Slurm has no more stays what was."""
+        there = {one.name: one for one in self._store.reservations(now)}
+        found = {one.name: one for one in calendar_of(told.reservations, {n.name for n in self.inventory.nodes})}
+        for name, one in there.items():
+            if name not in found and one.begin < now:
+                self._store.put_reservation(msgspec.structs.replace(one, end=now), now)
+            elif name not in found:
+                self._store.drop_reservation(name, now)
+        for name, one in found.items():
+            if there.get(name) != one:
+                self._store.put_reservation(one, now)
+
+    def _standing(self, told: Told) -> dict[str, int]:
+        """Slurm's id -> priority without our advice, of the jobs that have some."""
+        if not (ordered := ordered_jobs(self._store)):
+            return {}
+        waiting = {job.id: job for job in told.jobs if job.state == "PENDING"}
+        bases = without_advice(waiting, ordered & waiting.keys(), not self._slurm.has_factors)
+        return {job: max(1, base) for job, base in bases.items()}  # as Slurm says it of the others
+
     def _put_nodes(
         self,
         told: Told,
@@ -269,7 +295,7 @@ class SlurmCycle:
         held, was_held = held_gpus(after.values()), held_gpus(active.values())
         jobs = {**active, **after}
         busy = {part.node for job in after.values() if job.allocation for part in job.allocation.parts}
-        reserved = reserved_nodes(told.reservations, now)
+        reserved = by_node((one for one in self._store.reservations(now) if one.begin <= now), now)
         records, events = [], []
         for node in self.inventory.nodes:
             mine, read = held.get(node.name, {}), news.get(node.name)
@@ -278,7 +304,7 @@ class SlurmCycle:
                 read = news[node.name] = msgspec.structs.replace(read, result=reading)
             record, facts = record_beside_slurm(
                 before.get(node.name, NodeRecord(name=node.name)), node, told.nodes.get(node.name), read, mine,
-                node.name in busy, reserved.get(node.name, ""), self._failing.get(node.name, (0.0, ""))[1], now,
+                node.name in busy, node.name in reserved, self._failing.get(node.name, (0.0, ""))[1], now,
             )  # fmt: skip
             records.append(record)
             events += facts
@@ -326,7 +352,7 @@ class SlurmCycle:
             snapshot = snapshot_of(waiting)
             wanted, deciders = self._decider.decide(snapshot, charge.digests)
             plan, rejections = check(wanted, snapshot)
-        except OUR_DISK:
+        except STORE_FAULTS:
             raise
         except Exception as error:
             self._leave_out(waiting, snapshot_of, error)
@@ -353,7 +379,7 @@ class SlurmCycle:
             try:
                 snapshot = snapshot_of(some)
                 check(decide(snapshot), snapshot)
-            except OUR_DISK:
+            except STORE_FAULTS:
                 raise
             except Exception:
                 return True
@@ -363,7 +389,9 @@ class SlurmCycle:
         self._undecidable |= {job.id for job in found}
         what = f"{type(error).__name__}: {error}"[:500]
         blamed = ", ".join(job.id for job in found[:5])
-        line = f"nothing was decided: {what}; " + (f"left to Slurm: {blamed}" if found else "no job alone is to blame")
+        line = f"no decision was made: {what}; " + (
+            f"left to Slurm: {blamed}" if found else "no single job is the cause"
+        )
         if line not in self._said:
             self._said.add(line)
             self._say(line)

@@ -12,6 +12,7 @@ from gpusched.controller.slurm.requests import Site
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import ENDED, Job
 from gpusched.model.slurm import SlurmJob, bar
+from gpusched.queue.damage import STORE_FAULTS
 
 MAX_DRIFTED = 1000
 """So many priorities and the like are taken up in a cycle: Slurm counts them all anew at once."""
@@ -72,6 +73,8 @@ class Mirror:
                         continue
                 try:
                     steps += self._look(job, world)
+                except STORE_FAULTS:
+                    raise
                 except Exception as error:  # what is odd about one job is not to hold up the others
                     self.troubles[job.id] = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
         return steps

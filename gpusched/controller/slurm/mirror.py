@@ -14,7 +14,7 @@ import msgspec
 from gpusched.controller.slurm.requests import Site, request_of, user_nodelist
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, Job, JobState, NodeAllocation
-from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob
+from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, is_held_by_slurm, is_held_in_reservation
 
 FORGOTTEN = "SlurmForgot"
 """`Job.reason` of a job of which Slurm, asked for it, does not know how it ended."""
@@ -60,12 +60,14 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         positions: Slurm's job id -> node -> positions in gres.conf (IDX) of the GPUs that it has.
+        standing: Slurm's job id -> its priority without our advice, of jobs that have some.
         devices: Node -> NVML index of the GPU at each position; a node that is not there: the position itself.
         now: Unix seconds.
     """
 
     site: Site
     positions: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+    standing: Mapping[str, int] = {}
     devices: Mapping[str, tuple[int, ...]] = {}
     now: float
 
@@ -89,7 +91,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 def is_pinned(job: SlurmJob) -> bool:
     """Whether a job that waits was asked to start on nodes for all of it, and may: one that was requeued keeps them."""
     asked = job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
-    return asked and not job.reason.startswith(NOT_YET)
+    return asked and not job.reason.startswith(NOT_YET) and not is_held_by_slurm(job)
 
 
 def state_of(job: SlurmJob) -> JobState:
@@ -126,6 +128,8 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
         named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves them to it, also when the lease is over
     since = facts.pinned_at if facts is not None and known else world.now
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
+    held = held and not is_held_by_slurm(job)
+    leased = job.reservation == LEASE or (facts is not None and facts.leased and is_held_in_reservation(job))
     started = job.start_time is not None and (
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
     )
@@ -152,9 +156,11 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
             partitions=job.partitions,
             priority=job.priority,
             site_factor=job.site_factor,
+            standing=world.standing.get(job.id, job.priority),
             restarts=job.restarts,
             requeue=job.requeue,
             reservation=job.reservation,
+            leased=leased and _waits(state),
             nodelist=named,
             pinned=pinned,
             pinned_at=since if pinned else None,
@@ -263,7 +269,7 @@ def told_ended(stored: Job, state: str, start: float | None, end: float) -> Step
 
 def forgotten(stored: Job, now: float) -> Step:
     """A job that Slurm has no more, and does not know how it ended."""
-    message = "Slurm does not know it any more, and its accounting does not say how it ended"
+    message = "Slurm no longer knows it, and its accounting has no end state"
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, pinned=(), pinned_at=None)
     job = msgspec.structs.replace(
         stored, state=JobState.CANCELLED, reason=FORGOTTEN, message=message, end_time=now, ending=None, held_by="",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,23 +12,13 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Job, container_name
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Node, Settings
-from gpusched.model.slurm import LEASE, SlurmNode, SlurmReservation
+from gpusched.model.slurm import SlurmNode
 from gpusched.queue.store import NodeRecord
 
 _DOWN = {"DOWN", "ERROR"}
 _UNKNOWN = {"UNKNOWN", "FUTURE", "INVAL", "INVALID_REG", "NOT_RESPONDING", "NO_RESPOND"}
-_DRAIN = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "MAINTENANCE", "REBOOT_ISSUED",
-          "REBOOT_REQUESTED", "REBOOT"}  # fmt: skip
-
-
-def reserved_nodes(reservations: Iterable[SlurmReservation], now: float) -> dict[str, str]:
-    """Node -> the reservation, not ours, that keeps it for some jobs now."""
-    return {
-        node: reservation.name
-        for reservation in reservations
-        if reservation.name != LEASE and reservation.start_time <= now < reservation.end_time
-        for node in reservation.nodes
-    }
+_MAINTAINED = {"MAINT", "MAINTENANCE"}
+_DRAIN = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT"}
 
 
 def reading_beside_slurm(
@@ -103,7 +93,7 @@ def record_beside_slurm(
     reading: Observation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
-    reserved: str,
+    is_reserved: bool,
     trouble: str,
     now: float,
 ) -> tuple[NodeRecord, list[Event]]:
@@ -116,16 +106,17 @@ def record_beside_slurm(
         reading: Its news; None: there are none.
         held: GPU index -> ids of its jobs.
         has_jobs: Whether any job holds something of the node.
-        reserved: The reservation that keeps it from other jobs now, or "".
+        is_reserved: A reservation of others has it now. By that alone jobs keep clear of it, also for maintenance, of
+            which it is known when it is over.
         trouble: Why its GPUs cannot be read, or "".
         now: Unix seconds.
     """
     before = record
     if reading is not None and not isinstance(reading.result, ProbeFailure):
         record = with_news(record, reading.result)
-    state, reason = _state(told, reserved, has_jobs) or in_service(record, node, held, has_jobs)
+    state, reason = _state(told, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
     if trouble:
-        reason = f"{reason}; its GPUs are not read: {trouble}" if reason else f"its GPUs are not read: {trouble}"
+        reason = f"{reason}; its GPUs are not probed: {trouble}" if reason else f"its GPUs are not probed: {trouble}"
     since = before.down_since if before.down_since is not None else now
     record = msgspec.structs.replace(
         record, state=state, reason=reason, declared=node, left=False,
@@ -136,21 +127,19 @@ def record_beside_slurm(
 
 def takes_jobs(told: SlurmNode | None) -> bool:
     """Whether Slurm starts anything on a node as it is."""
-    return _state(told, "", False) is None
+    return _state(told, False, False) is None
 
 
-def _state(told: SlurmNode | None, reserved: str, has_jobs: bool) -> tuple[NodeState, str] | None:
+def _state(told: SlurmNode | None, is_reserved: bool, has_jobs: bool) -> tuple[NodeState, str] | None:
     """The state in which a node takes no jobs, and why; None: it takes some."""
     if told is None:
-        return NodeState.DOWN, "Slurm has no node of this name"
+        return NodeState.DOWN, "Slurm has no such node"
     words = {word.upper() for word in told.states}
     why = f"Slurm: {'+'.join(told.states)}{f', {told.reason}' if told.reason else ''}"
     if words & _DOWN:
         return NodeState.DOWN, why
     if words & _UNKNOWN:
         return NodeState.UNKNOWN, why
-    if words & _DRAIN:
+    if words & _DRAIN or (words & _MAINTAINED and not is_reserved):
         return (NodeState.DRAINING if has_jobs else NodeState.DRAINED), why
-    if reserved:
-        return (NodeState.DRAINING if has_jobs else NodeState.DRAINED), f"Slurm: kept by reservation {reserved}"
     return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from gpusched.controller.deciding import only
+from gpusched.controller.slurm.advised import ORDERED, ordered, without_advice
 from gpusched.controller.slurm.cycle import Decided
 from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
@@ -20,9 +21,6 @@ from gpusched.queue.store import Store
 from gpusched.sched.tally import plain_order
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
-
-ORDERED = "slurm_ordered"
-"""Meta: Slurm's ids of the jobs whose priority we changed, as JSON, by partition."""
 
 HEAD = lease.MAX_UPDATES
 _CONFIG_S = 600.0
@@ -56,7 +54,7 @@ class Ordering:
         Raises:
             NoAnswer: Slurm does not answer.
         """
-        ours = msgspec.json.decode(self._store.meta(ORDERED) or "{}", type=dict[str, list[str]])
+        ours = ordered(self._store)
         advised = [name for name, mode in modes.items() if mode is SlurmMode.ADVISE]
         if not ours and not advised:
             return
@@ -67,17 +65,11 @@ class Ordering:
         after = {name: [job for job in jobs if job in waiting] for name, jobs in ours.items()}
         everyone = {job.id: job.priority for job in waiting.values() if job.priority > 0}
         changed = {job for jobs in after.values() for job in jobs}
-        bases = lease.fifo_base(everyone, changed) if basic else {}
+        bases = without_advice(waiting, changed, basic)
 
         def as_waiting(job: SlurmJob) -> lease.Waiting:
-            base, added = job.priority, 0
-            if basic:
-                base = bases.get(job.id, base)
-                added = job.priority - base
-            else:
-                added = job.site_factor if job.id in changed else 0
-                # Slurm shows 1 for whatever is less; what did not help is tried once more with twice as much.
-                base = base - added if base > 1 else -2 * added
+            base = bases.get(job.id, job.priority if basic or job.priority > 1 else 0)
+            added = job.priority - base if basic else job.site_factor if job.id in changed else 0
             return lease.Waiting(job.id, job.priority, base, added)
 
         for name in after.keys() - set(advised):
@@ -112,7 +104,7 @@ class Ordering:
         config = self._config[1]
         plugin = config.get("PrioritySiteFactorPlugin", "(null)")
         if plugin not in ("", "(null)", "site_factor/none"):
-            said = f"nothing is advised: SiteFactor is set by the site's own {plugin}"
+            said = f"no advice: SiteFactor is set by the site's own {plugin}"
             if said != self._said:
                 self._said = said
                 self._say(said)

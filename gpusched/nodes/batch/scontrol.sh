@@ -1,8 +1,12 @@
-# The one thing that job scripts ask scontrol: the names of the job's nodes, one in a line.
+# What job scripts ask scontrol: to queue the job again, and the names of its nodes, one in a line.
 case "$1 $2" in
 "show hostname" | "show hostnames") ;;
+"requeue "*)
+    program=scontrol
+    . "$GPUSCHED_SPOOL/ask"
+    ;;
 *)
-    echo 'scontrol: inside a job only "scontrol show hostnames [LIST]" is answered; for the rest there is gpusched, on the login node' >&2
+    echo 'scontrol: inside a job only "scontrol requeue JOB" and "scontrol show hostnames [LIST]" are answered; for the rest there is gpusched, on the login node' >&2
     exit 1
     ;;
 esac

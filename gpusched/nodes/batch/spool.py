@@ -14,6 +14,9 @@ SPOOL = "/var/spool/gpusched"
 RUN = "run"
 """The file in it that is the job's program; the command's words are its arguments."""
 
+ASKING = ("squeue", "sacct", "scancel")
+"""Programs that ask the controller, as `scontrol requeue` does."""
+
 _HERE = Path(__file__).parent
 _PORTS = 8
 
@@ -69,6 +72,9 @@ def spool_files(script: str, settings: StepSettings, key: str | None) -> dict[st
         "settings.json": msgspec.json.encode(settings).decode(),
         "bin/srun": "#!/bin/sh\n" + _text("srun.sh"),
         "bin/scontrol": "#!/bin/sh\n" + _text("scontrol.sh"),
+        **{f"bin/{name}": f'#!/bin/sh\nprogram={name}\n. "$GPUSCHED_SPOOL/ask"\n' for name in ASKING},
+        "bin/sbatch": "#!/bin/sh\n" + _text("sbatch.sh"),
+        "ask": _text("ask.sh"),
         **_library(),
     }  # fmt: skip
     return files if key is None else files | {"key.pem": key}

@@ -1,10 +1,11 @@
-"""First contact with a node: puts the payload into the cache folder and runs it; from memory where nothing is writable.
+"""First contact with a node: puts the payload into the cache folder, where it can, and runs it from memory.
 
 Executed as text (``python3 -I -S -c "exec(...)" LENGTH FOLDER``), before any of the payload is importable.
 stdin after this text: the request as one line, then the files as zlib-compressed JSON (path -> text).
 """
 # ruff: noqa: UP031
 
+import binascii
 import json
 import os
 import shutil
@@ -24,55 +25,86 @@ def write(path: str, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def is_whole(folder: str, files: "dict[str, str]") -> bool:
-    """Whether exactly these files are installed there; what was compiled from them does not count."""
+def is_there(path: str, text: str) -> bool:
+    """Whether the file holds exactly this."""
     try:
-        for path, text in files.items():
-            with open(os.path.join(folder, path), "rb") as file:
-                if file.read() != text.encode():
-                    return False
-        with open(os.path.join(folder, "ok")) as file:
-            return file.read().split() == sorted(files)
-    except (OSError, ValueError):
+        with open(path, "rb") as file:
+            return file.read() == text.encode()
+    except OSError:
         return False
 
 
 def install(folder: str, files: "dict[str, str]") -> bool:
-    """Write ``files`` below ``folder``, all or nothing; False where the disk does not allow it.
+    """Have ``files`` below ``folder``; False where the disk does not allow it.
 
-    What is there already goes, compiled files too: it was asked for anew because something of it is spoilt.
+    Several nodes may share this home and do the same at this moment. A folder comes into being whole, by one rename; of
+    one that is there only files that are not as they should be are replaced, each by a rename, so that what is whole
+    stays so for all who read it.
     """
-    part = "%s.part-%d-%d" % (folder, os.getpid(), time.time())
+    parent = os.path.dirname(folder)
+    part = "%s.part-%s" % (folder, binascii.hexlify(os.urandom(8)).decode())
+    # The order of its names is that in which the files are summed up. It comes last: until then nothing is used.
+    wanted = [(path, files[path]) for path in sorted(files)] + [("ok", "\n".join(sorted(files)) + "\n")]
     try:
-        parent = os.path.dirname(folder)
         os.makedirs(parent, mode=0o700, exist_ok=True)
-        for path, text in files.items():
-            target = os.path.join(part, path)
-            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            write(target, text)
-        write(os.path.join(part, "ok"), "\n".join(sorted(files)) + "\n")  # the order in which they are summed up
-        os.chmod(part, 0o700)
-        old = part + "-old"
+        if not os.path.isdir(folder) and not create(folder, part, wanted):
+            remove(folder)  # a file, or a link that leads nowhere
+            create(folder, part, wanted)
         try:
-            os.rename(folder, old)
-        except OSError:  # there is none
-            pass
-        shutil.rmtree(old, ignore_errors=True)
-        try:
-            os.rename(part, folder)
-        except OSError:  # another controller was faster
-            if not is_whole(folder, files):
-                raise
+            repair(folder, part, wanted)
+        except OSError:  # nothing can be put into it
+            os.rename(folder, part + "-old")
+            remove(part + "-old")
+            create(folder, part, wanted)
         remove_old(parent, os.path.basename(folder))
-        return True
+        return all(is_there(os.path.join(folder, path), text) for path, text in wanted)
     except OSError:
         return False
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        remove(part)
+
+
+def create(folder: str, part: str, wanted: "list[tuple[str, str]]") -> bool:
+    """Write the files beside the folder, then give them its name; False where something else has it."""
+    for path, text in wanted:
+        target = os.path.join(part, path)
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        write(target, text)
+    os.chmod(part, 0o700)
+    try:
+        os.rename(part, folder)
+    except OSError:  # another node was faster
+        remove(part)
+        return os.path.isdir(folder)
+    return True
+
+
+def repair(folder: str, part: str, wanted: "list[tuple[str, str]]") -> None:
+    """Replace what is not as it should be, and forget what was compiled: that may be what is spoilt."""
+    for path, text in wanted:
+        target = os.path.join(folder, path)
+        if is_there(target, text):
+            continue
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        write(part, text)
+        if os.path.isdir(target):
+            remove(target)
+        os.rename(part, target)
+    for place in sorted({os.path.dirname(path) for path, _ in wanted}):
+        remove(os.path.join(folder, place, "__pycache__"))
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def remove_old(parent: str, keep: str) -> None:
-    """Remove payloads of earlier versions that nobody installed within a month."""
+    """Remove payloads of other versions that nobody used within a month (main.py keeps those in use fresh)."""
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
         if name.startswith("probe-") and name != keep and os.path.getmtime(path) < time.time() - MONTH_S:
@@ -110,10 +142,8 @@ def boot() -> None:
     request = json.loads(sys.stdin.buffer.readline().decode())
     files = json.loads(zlib.decompress(sys.stdin.buffer.read()).decode())
     request["cached"] = install(folder, files)
-    if request["cached"]:
-        sys.path.insert(0, folder)
-    else:
-        sys.meta_path.insert(0, Memory(files))  # type: ignore[arg-type]
+    # From memory in any case: what is on the disk may be another's in a moment.
+    sys.meta_path.insert(0, Memory(files))  # type: ignore[arg-type]
     from gpusched.nodes.payload import main
 
     main.run(request)

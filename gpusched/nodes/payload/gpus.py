@@ -13,6 +13,7 @@ if MYPY:
     from typing import Any
 
 GPU_LIMIT_S = 4.0
+READ_LIMIT_S = 0.2  # for what a child has found by the time we come to it
 SMI_LIMIT_S = 10.0
 GPU_FIELDS = (
     "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,enforced.power.limit,temperature.gpu,"
@@ -50,10 +51,12 @@ class Child:
         os.close(write)
 
     def next(self, until: float) -> "dict[str, Any] | None":
-        """The next message, None at the time ``until`` (monotonic); EOFError when the child is gone."""
+        """The next message, None at the time ``until`` (monotonic); EOFError when the child is gone.
+
+        What lies ready is taken, however late it is: the container engine may have kept us.
+        """
         while b"\n" not in self.buffer:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
+            if not select.select([self.fd], [], [], max(0.0, until - time.monotonic()))[0]:
                 return None
             chunk = os.read(self.fd, 65536)
             if not chunk:
@@ -80,7 +83,8 @@ class Reading:
 
     def __init__(self, request: "dict[str, Any]") -> None:
         self.budget = float(request.get("deadline_s", 12.0))
-        self.until = time.monotonic() + self.budget
+        self.began = time.monotonic()
+        self.until = self.began + self.budget
         self.found = {}  # type: dict[int, dict[str, Any]]
         self.places = []  # type: list[dict[str, Any]]
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
@@ -89,12 +93,14 @@ class Reading:
 
     def collect(self) -> "dict[str, Any]":
         """The part of the answer about GPUs."""
-        began = time.monotonic()
+        # A child with more to say than its pipe holds waits for us.
+        self.until = max(self.until, time.monotonic() + READ_LIMIT_S)
         while self.todo is None or self.todo:
             limit = self.until if self.todo is None else min(self.until, time.monotonic() + GPU_LIMIT_S)
             try:
                 message = self.child.next(limit)
-                trouble = "NVML did not answer in %.0f s" % (GPU_LIMIT_S if self.todo else time.monotonic() - began)
+                waited = GPU_LIMIT_S if self.todo else time.monotonic() - self.began
+                trouble = "NVML did not answer in %.0f s" % waited
             except EOFError:
                 message, trouble = None, "NVML crashed"
             if message is None:

@@ -1,4 +1,4 @@
-"""What a job writes about itself: progress.json and saved.json in its folder. Runs on the node: stdlib, Python 3.6+.
+"""What a job writes into its folder: progress.json, saved.json, ask.json. Runs on the node: stdlib, Python 3.6+.
 
 The folder is the job's own, so a file there may be anything: a link, a pipe, a gigabyte, no JSON. Nothing of it is
 followed, waited for, or believed unless it is the few numbers that are asked for.
@@ -17,7 +17,7 @@ if MYPY:
 
 
 LARGEST_BYTES = 4096
-NAMES = ("progress", "saved")
+NAMES = ("progress", "saved", "ask")
 _NUMBERS = {
     "progress": (("step", True), ("of", False), ("samples_per_s", False)),
     "saved": (("step", True), ("gpus", False)),
@@ -71,27 +71,30 @@ def _read(path: str) -> "tuple[str, float]":
 
 
 def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
-    """The fields ``progress``, ``saved`` and ``job_file_error`` of a ``ContainerReading``."""
-    result = {"progress": None, "saved": None, "job_file_error": None}  # type: dict[str, Any]
+    """The fields ``progress``, ``saved``, ``ask`` and ``job_file_error`` of a ``ContainerReading``."""
+    result = dict.fromkeys((*NAMES, "job_file_error"))  # type: dict[str, Any]
     for name in NAMES:
         if name in texts:
             text, age = texts[name]
             try:
-                result[name] = dict(_numbers(name, text), age_s=age)
+                result[name] = _ask(text) if name == "ask" else dict(_numbers(name, text), age_s=age)
             except ValueError as error:
                 result["job_file_error"] = "%s.json: %s" % (name, error)
     return result
 
 
+def _ask(text: str) -> "dict[str, Any]":
+    found = _object(text)
+    words, attempt = found.get("words"), found.get("attempt")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError("words is no list of texts")
+    if isinstance(attempt, bool) or not isinstance(attempt, int) or not isinstance(found.get("id"), str):
+        raise ValueError("it has no id, or no attempt")
+    return {"id": found["id"], "attempt": attempt, "words": words}
+
+
 def _numbers(name: str, text: str) -> "dict[str, float | None]":
-    if text.startswith("!"):
-        raise ValueError(text[1:])
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+    found = _object(text)
     numbers = {}  # type: dict[str, float | None]
     for key, needed in _NUMBERS[name]:
         value = found.get(key)
@@ -102,3 +105,15 @@ def _numbers(name: str, text: str) -> "dict[str, float | None]":
         else:
             numbers[key] = float(value)
     return numbers
+
+
+def _object(text: str) -> "dict[str, Any]":
+    if text.startswith("!"):
+        raise ValueError(text[1:])
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found

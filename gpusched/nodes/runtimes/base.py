@@ -33,8 +33,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         gpus: NVML indices on the node.
         network: The container's network mode, ``host`` for gangs.
         hold: Create only; `Runtime.start` starts it when its whole gang is ready.
-        output: File on the node's filesystem, already expanded; it is truncated, as Slurm does. None keeps the output
-            with the attempt.
+        output: File on the node's filesystem, already expanded; it is truncated, unless ``append``. None keeps the
+            output with the attempt.
         hostfile: Content of the file that GPUSCHED_HOSTFILE shall name, or None.
         run_as: uid and gid of the submitter in a shared installation, where the node is entered as root. Such a job
             gains no privileges: not by setuid files, nor by capabilities beyond ``capabilities``.
@@ -46,6 +46,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         spool: Files of a job with a script, by name (`gpusched.nodes.batch.spool`): ``run`` among them is then the
             program, and ``command`` its arguments.
         error: As ``output``, for stderr alone; None: it goes where stdout does.
+        append: What stands in these two files stays, and the attempt's output comes behind it.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
         session: People work in it, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
             (`gpusched.nodes.runtimes.sessions`) starts it.
@@ -78,6 +79,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     mps_pipe: str | None = None
     spool: dict[str, str] = {}
     error: str | None = None
+    append: bool = False
     session: Literal["", "terminal", "pipes"] = ""
 
     @property

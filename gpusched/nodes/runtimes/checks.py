@@ -48,7 +48,7 @@ def secret_name_error(name: str) -> str | None:
         return "is not a name of letters, digits and _"
     upper = name.upper()
     if upper in _STEERING_NAMES or upper.startswith(_STEERING_PREFIXES) or upper.endswith("_PROXY"):
-        return "would steer the shell or the container engine itself; use --env, or another name"
+        return "would affect the shell or the container engine itself; use --env, or another name"
     return None
 
 
@@ -127,7 +127,7 @@ def _texts(request: LaunchRequest) -> Iterator[tuple[str, str]]:
 
 def _encoded_size(what: str, value: str) -> int:
     if "\0" in value:
-        raise UsageError(f"{what} holds a NUL byte, which no program can be given")
+        raise UsageError(f"{what} contains a NUL byte")
     try:
         return len(value.encode())
     except UnicodeEncodeError:

@@ -48,10 +48,10 @@ put() { # HOW FILE
     if [ -z "$2" ]; then cat >/dev/null; else as_user sh -c 'exec cat '"$1"' "$1"' sh "$2"; fi
 }
 deliver() { # HOW [-f]: the output to where it is to go
-    how=$1
+    to=$1
     shift
-    if [ -z "$errors" ]; then engine logs "$@" "$name" 2>&1 | put "$how" "$output"; return; fi
-    { engine logs "$@" "$name" 2>&1 >&3 3>&- | put "$how" "$errors" 3>&-; } 3>&1 | put "$how" "$output"
+    if [ -z "$errors" ]; then engine logs "$@" "$name" 2>&1 | put "$to" "$output"; return; fi
+    { engine logs "$@" "$name" 2>&1 >&3 3>&- | put "$to" "$errors" 3>&-; } 3>&1 | put "$to" "$output"
 }
 # conmon writes the file oom, where it is started, when the kernel ends a process for want of memory.
 start() {
@@ -92,7 +92,8 @@ finish)
     done
     [ ! -e "$dir/output.done" ] || exit 0
     follower=$(group "$dir/output.pid") && kill -KILL "$follower"
-    deliver '>' || exit 1
+    # With append some of it may stand there twice: the file is not cut, the next start may write to it already.
+    deliver "$how" || exit 1
     : >"$dir/output.done"
     ;;
 esac

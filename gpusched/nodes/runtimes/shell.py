@@ -80,8 +80,8 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 
 OUTPUT_CHECK = """\
 check_output() {
-    [ -z "$output" ] || as_user sh -c ': >"$1"' sh "$output" || fail 1 "cannot write the output file $output"
-    [ -z "$errors" ] || as_user sh -c ': >"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
+    [ -z "$output" ] || as_user sh -c ": $how"'"$1"' sh "$output" || fail 1 "cannot write the output file $output"
+    [ -z "$errors" ] || as_user sh -c ": $how"'"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
 }
 """
 
@@ -121,19 +121,20 @@ END
 } || abandon "$job_dir"
 """
 
-# Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
-_RESULT = """\
+# Of an attempt's job, once it has been launched.
+_OF_JOB = """\
 job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
 uid= gid=
 eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
+"""
+
+# Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
+_RESULT = """\
 as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
 """
 
 # As the job's user: the folder is his, and may hold links.
 _NOTE = """\
-job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
-uid= gid=
-eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
 as_user sh -c 'cat >"$1/resize.json.part" && mv -- "$1/resize.json.part" "$1/resize.json"' sh "$job_dir" <<'END_NOTE'
 TEXT
 END_NOTE
@@ -276,7 +277,8 @@ def launch_header(request: LaunchRequest) -> str:
     return (
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
         f"output={shlex.quote(request.output or '')}\n"
-        f"errors={shlex.quote(request.error or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+        f"errors={shlex.quote(request.error or '')}\nhow='{'>>' if request.append else '>'}'\n"
+        f"{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
     )
 
 
@@ -306,7 +308,15 @@ def _program(request: LaunchRequest) -> str:
 
 def result(ref: AttemptRef, attempt: int, rank: int) -> Script:
     """What a Python function left in its job's own folder, for `Transport.stream`."""
-    return stream_script(f"{place(ref)}{AS_USER}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
+    return stream_script(f"{place(ref)}{AS_USER}{_OF_JOB}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
+
+
+def write_answer(ref: AttemptRef, text: str) -> Script:
+    """Put the answer to what a job asked into its own folder."""
+    body = text if text.endswith("\n") else text + "\n"
+    end = "END_" + hashlib.sha256(body.encode()).hexdigest()[:24]
+    written = _PROGRAM.replace("NAME", "answer").replace("END", end).replace("TEXT\n", body)
+    return script(f"{place(ref)}abandon() {{ exit 1; }}\n{AS_USER}{_OF_JOB}{written}")
 
 
 def forget_job(ref: AttemptRef, job_id: str) -> Script:
@@ -322,4 +332,4 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
 
 def write_note(text: str | None) -> str:
     """Lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
-    return "" if text is None else AS_USER + _NOTE.replace("TEXT", text)
+    return "" if text is None else AS_USER + _OF_JOB + _NOTE.replace("TEXT", text)

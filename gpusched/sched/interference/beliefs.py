@@ -155,10 +155,10 @@ def cost_of_neighbour(own: KindBelief, other: KindBelief, link: Link) -> Cost:
     cost = _cost(max(mean, 0.0), variance, known.count if known and source == "measured" else mine.count, source)
     cost = msgspec.structs.replace(cost, low=max(cost.low, 0.0))  # a neighbour makes nobody faster
     if not mine.count and not its.count and source == "formula":
-        return msgspec.structs.replace(cost, note="nothing was measured of either: as jobs of public tables")
+        return msgspec.structs.replace(cost, note="neither was measured: assumed as in public measurements")
     most = max((-value for b in own.beside for value in b.logs), default=None)
     if source == "formula" and most is not None and mean > most:
-        cost = msgspec.structs.replace(cost, note=f"more than the most that was measured of it, {expm1(most):.0%}")
+        cost = msgspec.structs.replace(cost, note=f"more than its highest measured slowdown, {expm1(most):.0%}")
     return cost
 
 
@@ -229,7 +229,7 @@ def _by_formula(own: KindBelief, wide: Shape, tight: Shape) -> Cost | None:
     spread = max(_OF_FORMULA / USUAL, (log(1 + high) - log(max(1 + low, 1e-3))) / 2 / USUAL if isfinite(high) else 0.0)
     cost = _cost(log(told[0] / told[1]), spread**2, sum(p.count for p in rows), "formula")
     if fit.below_least(told, np.ones(2)).any():
-        cost = msgspec.structs.replace(cost, note="by steps shorter than any that was measured of it")
+        cost = msgspec.structs.replace(cost, note="extrapolated: steps shorter than any measured")
     return cost
 
 

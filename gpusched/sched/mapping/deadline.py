@@ -17,7 +17,7 @@ from typing import ClassVar
 from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, highs
 from gpusched.sched.mapping.problem import Answer, Problem
 
-STILL_BUSY = "the optimiser was still busy with earlier questions"
+STILL_BUSY = "the optimiser was still busy with earlier requests"
 _TO_TAKE_OVER_S = 0.02  # of the budget, at most a tenth: for checking what was found so far and starting its jobs
 _TO_READ_S = 0.01  # of a call's time, at most a tenth: from HiGHS's end to the answer, where it ends in time
 _TO_BUILD = 0.5  # what making the program may take of the time there is

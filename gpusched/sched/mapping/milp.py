@@ -12,6 +12,9 @@
                 z[c, p] <= nodes of c * u[h, a] and a u[h, a] <= jobs of h     where p has a > 1 parts of gang shape h
 
 The last keeps a gang's parts on distinct nodes: K gangs can be dealt out so whenever no node has more than K parts.
+
+HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`doubt`), its
+value must be that of the mapping, counted by the problem's own rules, and its bound may not lie below a known answer.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.sched.mapping.classes import MAX_PATTERNS, TooMany, simplified
+from gpusched.sched.mapping.doubt import FEASIBLE, SLACK, Doubtful, check
 from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, faults, part_of, value_of
 from gpusched.sched.mapping.program import Program
 
 GAP = 1e-4  # in parts of the value; proven this close counts as best
-OUT_OF_TIME = "ended by time limit reached"
-_BETTER, _FEASIBLE = 1e-9, 2
+OUT_OF_TIME = "stopped: time limit reached"
+DISCARDED = "the answer of HiGHS failed a check, so the greedy one is used"
+_BETTER = 1e-9
 _LEAST_S = 0.002  # with less time than that nothing is begun
 _FEWEST_JOBS, _ENOUGH_TO_TELL = 4, 1000
 WORK_OF_JOB = 4  # what a job adds to the making of a program, in patterns
@@ -121,7 +126,16 @@ class Search:
         self.work_per_s: float | None = None
 
     def run(self) -> None:
-        """Searches until the best is proven, or time is over."""
+        """Search until the best is proven, time is over, or HiGHS's answer fails a check: then ``start`` counts."""
+        try:
+            self._search()
+        except Doubtful as error:
+            start = self._start
+            self._heard, self._best = None, _Found(start.nodes, start.value)
+            self._bound = start.bound if start.bound is not None else np.inf
+            self._part, self._note = "", f"{DISCARDED}: {error}"
+
+    def _search(self) -> None:
         if self._proven():
             self._note = ""
             return
@@ -184,6 +198,7 @@ class Search:
         solver = self._solver(model, left)
         solver.setOptionValue("solve_relaxation", True)
         solver.run()
+        check(self._module, model, solver, None)
         if solver.getModelStatus() != self._module.HighsModelStatus.kOptimal:
             return
         solution = solver.getSolution()
@@ -193,19 +208,31 @@ class Search:
             return
         near = program.near(self._module, solution.col_value, solution.col_dual)
         if left := self._left_s():
-            self._run(program, self._solver(near, 0.7 * left))
+            self._run(program, near, self._solver(near, 0.7 * left), may_fail=True)
         if not self._proven() and (left := self._left_s()):
             first = self._module.HighsSolution()
             first.col_value = program.column_of(self._best.nodes[: self._jobs])
             solver = self._solver(model, left)
             solver.setSolution(first)
-            self._note = self._run(program, solver)
-            self._bind(float(solver.getInfo().mip_dual_bound))
+            value = self._run(program, model, solver)
+            info, status = solver.getInfo(), solver.getModelStatus()
+            if info.primal_solution_status == FEASIBLE and not value >= (said := info.objective_function_value) - SLACK:
+                raise Doubtful(f"its solution is worth {said:.6g} by its own account, but {value:.6g} as a mapping")
+            self._bind(float(info.mip_dual_bound))
+            optimal = status == self._module.HighsModelStatus.kOptimal
+            self._note = "" if optimal else f"stopped: {solver.modelStatusToString(status).lower()}"
 
     def _bind(self, bound: float) -> None:
-        """No answer is worth more; of a part of the jobs that says nothing of the whole."""
-        if not self._part and np.isfinite(bound):
-            self._bound = min(self._bound, bound)
+        """No answer is worth more; of a part of the jobs that says nothing of the whole.
+
+        Raises:
+            Doubtful: The best one so far is.
+        """
+        if self._part or not np.isfinite(bound):
+            return
+        if bound < self._best.value - SLACK * max(1.0, abs(bound)):
+            raise Doubtful(f"its bound of {bound:.6g} lies below {self._best.value:.6g}, the value of a known mapping")
+        self._bound = min(self._bound, bound)
 
     def _solver(self, model: Any, budget_s: float) -> Any:
         """HiGHS on one thread: a decision may not take the login node's cores, and threads cost more than they win."""
@@ -220,19 +247,22 @@ class Search:
         solver.passModel(model)
         return solver
 
-    def _run(self, program: Program, solver: Any) -> str:
-        """HiGHS to its end; its best solution counts. Why it ended before the best was proven."""
+    def _run(self, program: Program, model: Any, solver: Any, may_fail: bool = False) -> float:
+        """HiGHS to its end; its best solution counts. What that is worth as a mapping; ``start``'s value without one.
+
+        ``may_fail``: the model need not have a solution.
+        """
         if self._listen:
             solver.cbMipImprovingSolution += lambda event: self._hear(program, event.data_out.mip_solution)
         solver.run()
-        if solver.getInfo().primal_solution_status == _FEASIBLE:
+        if not (may_fail and solver.getModelStatus() == self._module.HighsModelStatus.kInfeasible):
+            check(self._module, model, solver, GAP)
+        found = _Found(self._start.nodes, self._start.value)
+        if solver.getInfo().primal_solution_status == FEASIBLE:
             found = self._found(program, list(solver.getSolution().col_value))
             self._best = max(self._best, found, key=_worth)
         self._heard = None
-        status = solver.getModelStatus()
-        if status == self._module.HighsModelStatus.kOptimal:
-            return ""
-        return f"ended by {solver.modelStatusToString(status).lower()}"
+        return found.value
 
     def _hear(self, program: Program, column: Any) -> None:
         self._heard = (program, column.tolist())

@@ -175,7 +175,7 @@ def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     np.add.at(late, node_of, problem.need[job_of] * problem.late[job_of, None])
     for what, given, resources in (
         ("has", taken, problem.resources),
-        ("may to late jobs", late, problem.late_resources),
+        ("may give to late jobs", late, problem.late_resources),
     ):
         over = np.flatnonzero((given > resources).any(1) & given.any(1))
         found += [f"node {n} gives more than it {what}" for n in over.tolist()]

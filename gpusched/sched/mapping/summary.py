@@ -64,7 +64,7 @@ def summary(reports: list[Report]) -> str:
     jobs, started = sum(r.jobs for r in reports), sum(r.started for r in reports)
     gap = max(r.gap for r in reports)
     gain = sum(r.value - r.greedy for r in reports)
-    known = f"at most {gap:.2%} below the best" if gap < 1 else "how near the best is not known"
+    known = f"at most {gap:.2%} below the best" if gap < 1 else "gap to the best unknown"
     notes = "; ".join(dict.fromkeys(r.note for r in reports if r.note))
     return f"{started} of {jobs} jobs mapped, worth {gain:.3g} GPUs more than greedily, {known}" + (
         f" ({notes})" if notes else ""

@@ -48,7 +48,7 @@ def reserved_text(reservations: Sequence[Reservation], own: str, limit_s: float,
     kind = "Reserved for maintenance" if all(one.maintenance for one in met) else "May be reserved for other job"
     named = ", ".join(f"{one.name} {one.when(now)}" for one in met[:2])
     more = f" and {len(met) - 2} more" if len(met) > 2 else ""
-    return f"{kind}: {named}{more}; its limit of {format_duration(limit_s)} does not fit before"
+    return f"{kind}: {named}{more}; its time limit of {format_duration(limit_s)} ends too late"
 
 
 def waits_for_own(job: PendingView, now: float) -> str:
@@ -60,5 +60,5 @@ def waits_for_own(job: PendingView, now: float) -> str:
         return f"waits for {own.what}, which begins in {format_duration(own.begin - now)}"
     if now + job.limit_s > own.end + OVERRUN_S:
         left, limit = format_duration(max(0.0, own.end - now)), format_duration(job.limit_s)
-        return f"{own.what} ends in {left}, before its limit of {limit}"
+        return f"{own.what} ends in {left}, before its time limit of {limit}"
     return ""

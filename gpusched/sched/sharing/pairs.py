@@ -22,13 +22,12 @@ from gpusched.model.interference import Cost, KindBelief, kind_of
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot, held_once
-from gpusched.model.units import format_memory
+from gpusched.model.units import count_of, format_memory
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.tally import NodeCount, counts_of, earliest, fits, need, plain_order, shut
-from gpusched.sched.text import count_of
 
 Believed = Callable[[str], KindBelief | None]
 """Kind -> what is believed of it; None: nothing."""
@@ -65,7 +64,7 @@ class Beside(NamedTuple):
         gpus = f"{'GPU' if len(self.part.gpus) == 1 else 'GPUs'} {', '.join(map(str, self.part.gpus))}"
         own, others = (f"{100 * cost.slower:.0f} %" for cost in (self.own, self.others))
         measured = self.own.source == self.others.source == "measured"
-        by = self.own.note or self.others.note or ("as measured" if measured else "by the formula")
+        by = self.own.note or self.others.note or ("measured" if measured else "estimated")
         return f"{gpus} of {self.part.node} with job {self.other.id} (about {own} slower, that one {others}; {by})"
 
 
@@ -101,12 +100,12 @@ def sharing_now(snapshot: Snapshot, job_id: str, believed: Believed) -> str:
     places, misses = room.places(job)
     if not places:
         nearest = min(misses, key=lambda miss: miss[:2], default=None)
-        why = nearest[2]() if nearest is not None else "no job runs that shares its GPUs"
+        why = nearest[2]() if nearest is not None else "no running job shares its GPUs"
         return f"it cannot share GPUs now: {why}"
     for found in places[:MOST_PLACES]:
         if room.delays(job, found) is None:
             return f"it may share {found.line}"
-    return f"it does not share {places[0].line}: job {room.delays(job, places[0])} before it would start later"
+    return f"it does not share {places[0].line}: job {room.delays(job, places[0])}, ahead of it, would start later"
 
 
 class _Room:
@@ -172,7 +171,7 @@ class _Room:
             return (
                 5,
                 0.0,
-                lambda: f"job {other.id} has {count_of(len(well), 'GPU')} to share, it asks for {spec.gpus_per_node}",
+                lambda: f"job {other.id} has {count_of(len(well), 'GPU')} to share; it requests {spec.gpus_per_node}",
             )
         if count.cores < spec.cores_per_node or count.memory_mib < spec.memory_mib_per_node:
             cores, memory = count_of(max(0, count.cores), "core"), max(0, count.memory_mib)
@@ -192,7 +191,7 @@ class _Room:
         if found.worst <= node.sharing.slowdown:
             return found
         bound = 100 * node.sharing.slowdown
-        return 1, found.worst, lambda: f"{found.line}, {node.name} allows {bound:.0f} %"
+        return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
 
     def _cost(self, kind: str, beside: str) -> Cost:
         if (kind, beside) not in self._costs:

@@ -48,17 +48,17 @@ def cannot_share(node: NodeView, job: Sharer, other: Sharer) -> str | None:
     All of them are the other's, who has no partner yet: so there are at most two on a GPU, and each slows down one.
     """
     if node.sharing is None:
-        return f"node {node.name} shares no GPUs"
+        return f"node {node.name} does not share GPUs"
     if other.partner:
         return f"job {other.id} shares its GPUs with job {other.partner} already"
     if other.node != node.name or not set(job.gpus) <= set(other.gpus):
-        return f"they are not all of job {other.id}"
+        return f"not all of them belong to job {other.id}"
     if node.sharing.mode == "mps" and job.user != other.user:
         return f"MPS serves one user at a time, and job {other.id} is of {other.user}"
     for gpu in job.gpus:
         if gpu not in node.shareable:
-            return f"GPU {gpu} of {node.name} cannot be shared now: its memory is not known, or a stranger is on it"
+            return f"GPU {gpu} of {node.name} cannot be shared now: its memory is unknown, or a foreign process uses it"
         if job.memory_mib + other.memory_mib > node.shareable[gpu]:
             both, has = format_memory(job.memory_mib + other.memory_mib), format_memory(node.shareable[gpu])
-            return f"with job {other.id} it takes {both} of a GPU's memory, GPU {gpu} of {node.name} has {has} for both"
+            return f"with job {other.id} it needs {both} of GPU memory; GPU {gpu} of {node.name} has {has} for both"
     return None

@@ -8,11 +8,12 @@ import msgspec
 
 from gpusched.config.weights import Model
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.units import count_of
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.sizing.live import Sized, sizes_of
 from gpusched.sched.sizing.shapes import shape
 from gpusched.sched.tally import counts_of, fits
-from gpusched.sched.text import count_of, listed
+from gpusched.sched.text import listed
 
 
 class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,23 +74,23 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
 
 def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:
     """What it would get; or what it waits for, and who could shrink for it."""
-    room = f"there is room for {_gpus(answer.fits)}" if answer.fits else f"there is room for none of {_gpus(sizes)}"
+    room = f"room for {_gpus(answer.fits)}" if answer.fits else f"no room for any of {_gpus(sizes)}"
     if answer.given is not None and answer.shrinks:
         who = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
-        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, for which others shrink first: {who}"
+        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {who}"
     if answer.given is not None and answer.given in answer.fits:
         return f"{room}; {policy} would start it with {answer.given}"
     if answer.given is not None:
-        return f"{room}; {policy} would give it {answer.given}, which are not free together on nodes yet"
+        return f"{room}; {policy} would give it {answer.given}, not free together yet"
     if answer.least is None:
         return f"no nodes can give any of {_gpus(sizes)}"
-    waits = f"{room}; it waits for {count_of(answer.least, 'GPU')}, its least size"
+    waits = f"{room}; waits for {count_of(answer.least, 'GPU')}, its minimum"
     if answer.fits:
-        return f"{waits}, as others are before it"
+        return f"{waits}, behind other jobs"
     if not sized.spare:
-        return f"{waits}, and nobody can be made to shrink now"
+        return f"{waits}; no job can shrink now"
     who = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
-    return f"{waits}; who could shrink ({who}) is not stopped for it now"
+    return f"{waits}; jobs that could shrink ({who}) are not stopped for it now"
 
 
 def _gpus(sizes: tuple[int, ...]) -> str:

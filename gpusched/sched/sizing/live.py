@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.config.weights import Model
+from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
@@ -29,7 +30,7 @@ from gpusched.sched.tally import shut
 
 USUAL_LEFT_S = 3600.0  # of a job that does not tell
 LATEST = 8  # submissions by which is judged how long a size lasts
-UNSOUND = "it wishes sizes that a job may not have now, or more GPUs than there are"
+UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
 
@@ -125,7 +126,7 @@ class _Partition:
                 found.troubles.setdefault(self.name, UNSOUND)
             wish(RULES[self.policy.sizes], claims)
             sound = settle(*where)
-            assert sound, f"{self.policy.sizes} wishes what it may not"
+            assert sound, f"{self.policy.sizes} chose sizes that are not allowed"
         return self._answer(scene, claims, specs, found)
 
     def _by_agent(self, claims: Claims, model: Model | None) -> bool:
@@ -160,7 +161,8 @@ class _Partition:
         jobs = [j for j in self.snapshot.pending if j.spec.partition == self.name]
         jobs = [j for j in jobs if ineligible(j, now, policies) is None]
         rooms, queue = Rooms(self.snapshot), []
-        for job in sorted(jobs, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
+        jobs.sort(key=lambda j: (j.resume_at is None, -j.priority, -j.standing, j.submit_time, id_key(j.id)))
+        for job in jobs:
             least = job.spec.elastic.sizes[0] if job.spec.elastic is not None else job.spec.gpus
             if rooms.full(job, least) is None:
                 rooms.take(job, least)
@@ -333,7 +335,7 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
     """
     answer = np.asarray(part_of(agent, "live").choose_sizes(weights, question))
     if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
-        raise Unusable("what it wishes is not one whole number of GPUs for each job")
+        raise Unusable("its answer is not one whole number of GPUs for each job")
     return answer
 
 
@@ -357,5 +359,5 @@ def _why(claims: Claims, j: int, others: list[str]) -> str:
     sizes = claims.sizes[j].tolist()
     before, then = sizes.index(held), sizes.index(gpus)
     faster = claims.pace[j, then] / claims.pace[j, before]
-    known = "as it told" if claims.told[j, before] and claims.told[j, then] else "by what is expected of it"
-    return f"grows from {held} to {gpus} GPUs that are free: {faster:.2f} times as fast {known}"
+    known = "(reported)" if claims.told[j, before] and claims.told[j, then] else "(estimated)"
+    return f"grows from {held} to {gpus} free GPUs: {faster:.2f} times as fast {known}"

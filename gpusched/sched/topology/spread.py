@@ -15,8 +15,7 @@ import msgspec
 from gpusched.model.jobs import JobSpec
 from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.snapshot import PendingView
-from gpusched.model.units import local_clock
-from gpusched.sched.text import count_of
+from gpusched.model.units import count_of, local_clock
 
 
 class Ask(NamedTuple):
@@ -91,11 +90,16 @@ def asks(
     return tuple(filter(possible, chain)) or tuple(ask for ask in chain if ask.parts >= spec.nodes)
 
 
-def gives_up(job: PendingView, policy: PolicySpec, asked: tuple[Ask, ...], now: float) -> float | None:
-    """When a job that waits for better nodes takes what is free (Unix seconds); None: it does not wait for any."""
-    bound = job.spec.max_spread == "rack" and job.spec.max_nodes is None
-    waits = not bound and knows_racks(policy) and now < waits_until(job, policy) and len(asked) == 1
-    return waits_until(job, policy) if waits and (asked[0].one_rack or job.spec.max_nodes is not None) else None
+def gives_up(
+    job: PendingView, policy: PolicySpec, asked_at: Callable[[float], tuple[Ask, ...]], now: float
+) -> float | None:
+    """When a job that waits for better nodes takes what is free (Unix seconds); None: it does not wait for any.
+
+    ``asked_at``: what it asks for at a time, see `asks`. Where that is the same later, waiting is not what holds it.
+    """
+    until = waits_until(job, policy)
+    waits = knows_racks(policy) and now < until
+    return until if waits and asked_at(now) != asked_at(until) else None
 
 
 def racks_for(racks: Iterable[object], parts: int) -> int | None:
@@ -112,7 +116,7 @@ def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, o
     """``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
     who = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
     what = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
-    text = f"waits for {what} until {local_clock(until, now)} at the latest ({who})"
+    text = f"waits for {what} until {local_clock(until, now)} at most ({who})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
 
 
@@ -128,4 +132,4 @@ def better_text(own: float, harm: float, until: float, now: float) -> str:
     would = [f"run {100 * own:.0f} % slower"] if own >= 0.005 else []
     would += ["slow down its neighbours"] if harm >= 0.005 or not would else []
     what = " and ".join(would)
-    return f"waits for a better place: there now it would {what}; at most until {local_clock(until, now)}"
+    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {what}"

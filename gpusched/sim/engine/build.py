@@ -12,6 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.forecast.features import Forecast, forecast_of
 from gpusched.forecast.predictor import Predictor
 from gpusched.model.policy import MAPPED
+from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
@@ -175,9 +176,7 @@ class World(NamedTuple):
         return int(self.sim.jobs["user"].max(initial=-1)) + 1
 
 
-_BLIND = (
-    "contention: a replay without --topology tells nobody what places cost, so jobs are placed as by rack (best fit)"
-)
+_BLIND = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
 
 
 def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -> World:
@@ -188,7 +187,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     """
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS:
-        raise UsageError(f"no placement is called {rule!r}; one of {', '.join(PLACEMENTS)}")
+        raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
     share, notes = sharing_of(options.share, trace, policy, rule)
     blind = (_BLIND,) if rule == "contention" and options.network is None else ()
     rates = options.rates
@@ -357,9 +356,9 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
     stuck = int((state["status"] == WAITING).sum())
     beside = int(sim.counter[UNMEASURED])
     if beside:
-        notes.append(f"{beside} times a job came to share a GPU beside one that nothing measured says how it slows")
+        notes.append(f"{count_of(beside, 'time')} a job shared a GPU with one whose slowdown was not measured")
     if stuck:
-        notes.append(f"{stuck} jobs still waited when nothing was left to happen")
+        notes.append(f"{count_of(stuck, 'job')} still pending at the end")
     return Result(
         policy=world.policy.name,
         knows=world.knowledge.knows,

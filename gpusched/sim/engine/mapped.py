@@ -52,7 +52,7 @@ class MappedRun:
     def __init__(self, world: World, ordering: Ordering | None = None) -> None:
         policy = world.policy
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
-            raise UsageError(f"{policy.name} does not go with --placement {world.rule}", "use another placement")
+            raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "use another placement")
         self._world = world
         self._ordering = ordering or Ordering(world)
         self._queue = new_queue(world)

@@ -82,7 +82,7 @@ def _of_json(path: Path) -> Profiles:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
-            raise UsageError(f"{path}: there is no such file or folder of measurements")
+            raise UsageError(f"{path}: no such file or folder of measurements")
         if not _known(path):
             raise UsageError(f"{path}: not known as a file of measurements", f"known by name are {EXPECTED}")
         return [path]

@@ -94,7 +94,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         ):
             yield text
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise GpuschedError(f"{path}: cannot be unpacked: {error}", "fetch the file again") from None
+        raise GpuschedError(f"{path}: cannot be unpacked: {error}", "download the file again") from None
 
 
 def read_csv(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import FileError, GpuschedError
+from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import Table
 from gpusched.traces.trace import Floats, Ints, Trace
 
@@ -158,7 +159,7 @@ class Draft:
             raise GpuschedError(f"{self._table.path}: no job in it can be replayed{self._first_reason()}")
         late = int(np.count_nonzero(submit[rows] < np.maximum.accumulate(submit[rows])))
         if late:
-            self.notes.append(f"{late} rows were out of order of submission and have been sorted")
+            self.notes.append(f"{count_of(late, 'row')} not in submission order, now sorted")
         order = rows[sorted_order(submit[rows], [ids[r] for r in rows.tolist()])]
         start = float(submit[order[0]]) if rebase else 0.0
         final: dict[str, Floats | Ints] = {column: values[order] for column, values in (columns or {}).items()}
@@ -201,10 +202,8 @@ class Draft:
         places = moved(depends_on, order)
         lost = int(np.count_nonzero((places < 0) & (depends_on[order] >= 0)))
         later = places >= np.arange(len(places))
-        if lost + int(np.count_nonzero(later)):
-            self.notes.append(
-                f"{lost + int(np.count_nonzero(later))} jobs wait for one that is not there or comes later; they do not"
-            )
+        if ignored := lost + int(np.count_nonzero(later)):
+            self.notes.append(f"{count_of(ignored, 'dependency', 'dependencies')} on missing or later jobs ignored")
         return np.where(later, -1, places)
 
     def _first_reason(self) -> str:
@@ -212,7 +211,7 @@ class Draft:
         if not reasons:
             return ""
         line, why = reasons[0]
-        return f" ({len(reasons)} rows kept out; line {line}: {why})"
+        return f" ({count_of(len(reasons), 'row')} rejected; line {line}: {why})"
 
 
 def assemble(

@@ -12,6 +12,7 @@ import numpy as np
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.jobs import ENDED, DependencyKind, Job
 from gpusched.model.progress import JobProgress, speeds_of
+from gpusched.model.units import count_of
 from gpusched.queue.store import DATABASE, Reader, Run
 from gpusched.sched.sizing.live import pace_of
 from gpusched.traces.readers.draft import assemble, intern
@@ -51,11 +52,11 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     ran = {job.id: past.work_s(job) for job in jobs}
     kept = [j for j in jobs if ran[j.id] > 0]
     if not kept:
-        raise NoHistory(f"{name}: no job in it has run and ended")
+        raise NoHistory(f"{name}: no job has run and ended")
     kept.sort(key=lambda job: (_submit(job), job.id))
     notes = []
     if left_out := sum(job.count for job in jobs) - len(kept):
-        notes.append(f"{left_out} {LEFT_OUT}")
+        notes.append(f"{count_of(left_out, 'job')} {LEFT_OUT} {'is' if left_out == 1 else 'are'} excluded")
     trace = _assembled(
         name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
     )
@@ -83,14 +84,14 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
-    notes = [note for note in new.notes if note.endswith(LEFT_OUT)]
+    notes = [note for note in new.notes if LEFT_OUT in note]
     trace = past.told(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
     return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
 
 
-LEFT_OUT = "jobs ended without having run and are left out"
+LEFT_OUT = "that never ran"
 
 
 def _assembled(
@@ -226,7 +227,7 @@ class _Past(NamedTuple):
         )  # fmt: skip
         resizable = sum(job.spec.elastic is not None for job in jobs)
         telling = int(np.isfinite(told.steps).sum())
-        note = f"{telling} jobs told their progress; {resizable} are resizable: {OWN_PACE}"
+        note = f"{count_of(telling, 'job')} reported progress; {resizable} resizable: {OWN_PACE}"
         return replace(trace, told=told, notes=(*trace.notes, note))
 
 
@@ -238,7 +239,9 @@ class _Attempt(NamedTuple):
     work_s: float
 
 
-OWN_PACE = "they go by their own pace at each size, as a power between sizes, and by GPUs ** 0.8 where they told none"
+OWN_PACE = (
+    "they run at their own pace at each size, interpolated as a power between sizes, or as GPUs ** 0.8 if unknown"
+)
 
 
 def _size(job: Job) -> int:
@@ -285,5 +288,6 @@ def _dependencies(jobs: list[Job]) -> tuple[Ints, list[str]]:
         simplified += len(job.spec.dependencies) != len(others) or len(others) > 1
         if others:
             found[row] = max(others, key=lambda r: jobs[r].end_time or 0.0)
-    note = f"{simplified} jobs have dependencies of which only the last to end is kept, or none"
+    whose = count_of(simplified, "job's", "jobs'")
+    note = f"{whose} dependencies were simplified or dropped"
     return found, [note] if simplified else []

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusched.errors import FileError
+from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import open_text, read_csv
 from gpusched.traces.readers.draft import Draft
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -114,7 +115,7 @@ def _spans(jobs: Draft, tasks: Draft, owner: Ints, rows: dict[str, int], folder:
     else:
         skipped = _stream(file, rows, first, last)
         if skipped:
-            jobs.notes.append(f"{skipped} rows of {file.name} have no start, no end or no job and are not counted")
+            jobs.notes.append(f"{count_of(skipped, 'row')} of {file.name} without a start, end or job ignored")
     return np.where(np.isfinite(first), first, np.nan), np.where(np.isfinite(last), last, np.nan)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import GpuschedError
+from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import open_text, read_lines, stem
 from gpusched.traces.readers.draft import Draft, Mask, Names, intern, to_numbers, to_times
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -102,10 +103,10 @@ def rows_of(lines: Iterable[str], path: str, *, strict: bool = False, until: flo
     limit, suspended = _limits(draft)
     return Rows(
         draft, ids, submit, start, end, limit + suspended, start - submit, running, notes=(
-            (submit > submitted, "became eligible after they were submitted, and count as submitted then"),
-            (limit == _YEAR_S, "have no time limit: a year, as Slurm plans with"),
-            (np.isnan(limit), "have no time limit of their own in the file"),
-            (suspended > 0, "were suspended, which kept their GPUs and made their limits longer"),
+            (submit > submitted, "eligible only after submission, counted as submitted then"),
+            (limit == _YEAR_S, "without a time limit: a year, as Slurm assumes"),
+            (np.isnan(limit), "without a time limit in the file"),
+            (suspended > 0, "suspended: GPUs were kept, and the limit is longer by that time"),
         ),
     )  # fmt: skip
 
@@ -120,10 +121,10 @@ def trace_of(rows: Rows, name: str) -> Trace:
     draft = rows.draft
     asked, given = _tres(draft, "ReqTRES"), _tres(draft, "AllocTRES")
     own, before = _runs(draft, rows.ids, rows.start)
-    again = (before >= 0, "are further runs of one that was requeued, or whose id was used again")
+    again = (before >= 0, "run again after a requeue, or under an id that was used before")
     for where, what in (*rows.notes, again):
         if count := int(np.count_nonzero(where & draft.kept)):
-            draft.notes.append(f"{count} jobs {what}")
+            draft.notes.append(f"{count_of(count, 'job')} {what}")
     return draft.trace(
         name, epoch=None, rebase=True, ids=own, submit=rows.submit, duration=rows.end - rows.start, depends_on=before,
         gpus=_amount(draft, asked, given, "gres/gpu", 0),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import read_csv, stem
 from gpusched.traces.readers.draft import Draft
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -87,4 +88,6 @@ def _note_differing(draft: Draft, duration: Floats) -> None:
     with np.errstate(invalid="ignore"):
         differing = int(np.count_nonzero(draft.kept & (np.abs(recorded - duration) > 1)))
     if differing:
-        draft.notes.append(f"{differing} rows have a duration that is not end_time - start_time; the latter is used")
+        draft.notes.append(
+            f"{count_of(differing, 'row')} with a duration other than end_time - start_time, which is used"
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import open_text, read_fields, stem
 from gpusched.traces.readers.draft import Draft
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -107,5 +108,5 @@ def _preceding(draft: Draft, ids: tuple[str, ...]) -> Ints:
     for row in np.flatnonzero(preceding > 0).tolist():
         found[row] = rows.get(str(preceding[row]), -1)
     if (known := int(np.count_nonzero(found >= 0))) and np.any(draft.numbers("think time", minimum=-1) > 0):
-        draft.notes.append(f"{known} jobs wait for a preceding one; think times are not kept")
+        draft.notes.append(f"{count_of(known, 'job')} with a preceding job; think times are dropped")
     return found

@@ -37,12 +37,14 @@ function above() {
   const {user, names} = world.me;
   document.getElementById("who").textContent = user ?? (names ? "not logged in" : "");
   const live = document.getElementById("live");
-  const text = {live: "live", wait: "connecting", lost: `offline since ${world.seen ? clock(world.seen / 1000, now()) : "the start"}`,
+  const control = world.head.controller;
+  const silent = control && world.live === "live" ? control.runs ? "controller busy" : control.seen ? `no controller since ${clock(control.seen, now())}` : "no controller yet" : "";
+  const text = silent || {live: "live", wait: "connecting", lost: `offline since ${world.seen ? clock(world.seen / 1000, now()) : "the start"}`,
     files: `as of ${clock(world.asOf, Date.now() / 1000)}`}[world.live];
-  live.className = world.live;
+  live.className = silent ? "lost" : world.live;
   if (live.lastElementChild.textContent !== text) live.lastElementChild.textContent = text;
   const old = world.files && Date.now() / 1000 - world.asOf > 1800 ? [`these files are ${span(Date.now() / 1000 - world.asOf)} old`] : [];
-  const lines = [world.head.warning, ...old, ...(world.head.notes ?? []), world.head.simulated && "GPU figures of this demonstration are made up, not measured"].filter(Boolean);
+  const lines = [world.head.warning, ...old, ...(world.head.notes ?? []), world.head.simulated && "GPU figures of this demonstration are simulated, not measured"].filter(Boolean);
   const box = document.getElementById("notes");
   if (box.dataset.said !== lines.join("\n")) { box.dataset.said = lines.join("\n"); box.replaceChildren(...lines.map(line => h("p", {}, line))); }
 }

@@ -1,6 +1,6 @@
 // What the server says, kept up to date: everything once, then what has changed since. gpusched/web/rows.py has the keys.
 
-import {ACTIVE, hue} from "./words.js";
+import {ACTIVE} from "./words.js";
 
 const files = document.querySelector('meta[name="gpusched-data"]').content === "files";
 const PATHS = {state: "data/state.json", forecast: "data/forecast.json", usage: "data/usage.json"};
@@ -22,7 +22,7 @@ async function ask(path) {
   const answer = await request().catch(() => new Promise(done => setTimeout(done, 400)).then(request)); // another network, perhaps
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
-    throw new Error(said.error ?? `the server answers ${answer.status}`);
+    throw new Error(said.error ?? `the server responded with ${answer.status}`);
   }
   const text = await answer.text();
   performance.mark("update-begins");
@@ -30,7 +30,7 @@ async function ask(path) {
 }
 
 export const jobDetails = id => ask(files ? `data/jobs/${id.slice(0, 4)}.json` : `api/job/${encodeURIComponent(id)}`)
-  .then(found => files ? found[id] ?? Promise.reject(new Error("nothing more is kept of it here")) : found);
+  .then(found => files ? found[id] ?? Promise.reject(new Error("no further details are stored here")) : found);
 export const jobLog = (id, rank, attempt) => ask(
   `api/job/${encodeURIComponent(id)}/log?rank=${rank}${attempt ? `&attempt=${attempt}` : ""}`);
 
@@ -152,7 +152,6 @@ export function facts() {
   const waits = by.waiting.reduce((n, job) => n + (job.count ?? 1), 0);
   const ranked = sums => [...sums.values()].sort((a, b) => b.held - a.held || b.asked - a.asked);
   derived = {at, by, gpus, sums, waits, users: ranked(users), groups: ranked(groups)};
-  for (const of of derived.users) hue(of.user);
   return derived;
 }
 

@@ -1,7 +1,7 @@
 // One job: what it is, where, how busy its GPUs are, what has happened, what it says.
 
 import {world, expected, jobDetails, jobLog, now} from "./data.js";
-import {h, chip, clock, span, energy, indices, ACTIVE, count, percent} from "./words.js";
+import {h, chip, clock, span, energy, indices, ACTIVE, count, many, percent, swatch} from "./words.js";
 import {chart} from "./charts.js";
 import {label, colourOf} from "./map.js";
 import {progress} from "./jobs.js";
@@ -17,10 +17,10 @@ export function jobPage(main, id) {
 
   function fields(job) {
     const at = now(), active = ACTIVE.has(job.state), start = expected(job);
-    const list = [["User", h("a", {href: `#/jobs?q=${encodeURIComponent(job.user)}`}, job.user)], ["Partition", `${job.part}${job.flavor ? `, flavor ${job.flavor}` : ""}`],
-      ["GPUs", `${job.gpus ?? 0}${job.nodes ? ` on ${job.nodes} nodes` : ""}`], ["Group", job.group], ["QOS", job.qos], ["Reservation", job.reservation],
+    const list = [["User", [swatch(job.user), h("a", {href: `#/jobs?q=${encodeURIComponent(job.user)}`}, job.user)]], ["Partition", `${job.part}${job.flavor ? `, flavor ${job.flavor}` : ""}`],
+      ["GPUs", `${job.gpus ?? 0}${job.nodes ? ` on ${many(job.nodes, "node")}` : ""}`], ["Group", job.group], ["QOS", job.qos], ["Reservation", job.reservation],
       ["Submitted", clock(job.sub, at)], ["Waited", job.start ? span(job.start - job.sub) : span(at - job.sub)],
-      ["Expected start", !job.start && !job.end && (start ? `${start[0] <= at + 30 ? "any moment" : clock(start[0], at)}${start[2] && start[1] !== start[2] ? `, between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}` : "later than can be predicted")],
+      ["Expected start", !job.start && !job.end && (start ? `${start[0] <= at + 30 ? "any moment" : clock(start[0], at)}${start[2] && start[1] !== start[2] ? `, between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}` : "too far ahead to predict")],
       ["Started", job.start && clock(job.start, at)], ["Ran", job.start && span((job.end ?? at) - job.start)], ["Limit", `${span(job.limit)}${active && job.due ? `, until ${clock(job.due, at)}` : ""}`],
       ["Progress", job.step !== undefined && [progress(job), ` step ${count(job.step)}${job.own ? `, done about ${clock(job.own, at)}` : ""}`]],
       ["Ended", job.end && clock(job.end, at)], ["Exit code", job.exit], ["Energy", (known?.job.energy ?? job.energy) && energy(known?.job.energy ?? job.energy)],
@@ -31,10 +31,10 @@ export function jobPage(main, id) {
   function onGpus(job) {
     const active = ACTIVE.has(job.state);
     gpus.className = job.on ? "panel" : "";
-    gpus.replaceChildren(...(job.on ? [h("h2", {}, active ? "GPUs now" : "Was on"), ...job.on.map(([name, ...own]) => {
+    gpus.replaceChildren(...(job.on ? [h("h2", {}, active ? "GPUs now" : "GPUs used"), ...job.on.map(([name, ...own]) => {
       const node = world.nodes.get(name);
       return h("div", {class: "ongpus"}, h("a", {class: "mono", href: `#/node/${encodeURIComponent(name)}`}, name), active && node
-        ? own.map(gpu => { const i = node.index ? node.index.indexOf(gpu) : gpu; return h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false)}})), h("small", {}, label(node, i).replace(/^held, /, ""))); })
+        ? own.map(gpu => { const i = node.index ? node.index.indexOf(gpu) : gpu; return h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false)}})), h("small", {}, label(node, i).replace(/^allocated, /, ""))); })
         : h("small", {}, own.length ? ` GPUs ${indices(own)}` : ""));
     })] : []));
   }
@@ -53,8 +53,8 @@ export function jobPage(main, id) {
   function drawStory() {
     const at = now();
     story.className = "panel";
-    story.replaceChildren(h("h2", {}, "Story"), known?.events.length ? h("ol", {class: "story"}, known.events.map(([time, line]) => h("li", {}, h("time", {datetime: new Date(time * 1000).toISOString()}, clock(time, at, true)), h("span", {}, line))))
-      : h("p", {class: "quiet"}, trouble || (known ? "Nothing has happened yet." : "Reading…")),
+    story.replaceChildren(h("h2", {}, "History"), known?.events.length ? h("ol", {class: "story"}, known.events.map(([time, line]) => h("li", {}, h("time", {datetime: new Date(time * 1000).toISOString()}, clock(time, at, true)), h("span", {}, line))))
+      : h("p", {class: "quiet"}, trouble || (known ? "No events yet." : "Reading…")),
     ...(known?.private?.length ? [h("h2", {}, "What it runs"), h("dl", {class: "facts mono"}, known.private.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]))] : []));
   }
 
@@ -67,9 +67,9 @@ export function jobPage(main, id) {
   }
 
   async function readLog(job) {
-    if (world.files) { drawLog("", "The output is not among these files."); return; }
+    if (world.files) { drawLog("", "The output is not included in these files."); return; }
     if (!known) return;
-    if (known.private === null || known.private === undefined) { drawLog("", world.me.user ? `Only ${job.user} and admins see its output.` : "Its user sees the output here once logged in through the site's proxy; or: gpusched logs " + id); return; }
+    if (known.private === null || known.private === undefined) { drawLog("", world.me.user ? `Only ${job.user} and admins see its output.` : "Log in through the site's proxy to see the output here, or run: gpusched logs " + id); return; }
     if (!job.start) { drawLog("", "It has not started."); return; }
     try { const found = await jobLog(id, 0); if (!closed && (found.text !== logged || !log.firstChild)) { logged = found.text; drawLog(found.text, found.note); } } catch (error) { if (!closed) drawLog("", error.message); }
   }

@@ -1,10 +1,10 @@
 // The list of jobs: only the rows in sight are in the document, so that ten thousand scroll like ten.
 
 import {world, facts, expected, now} from "./data.js";
-import {h, chip, choice, count, span, clock, names, many, ACTIVE, percent} from "./words.js";
-import {starts} from "./overview.js";
+import {h, chip, choice, count, span, clock, names, many, ACTIVE, percent, recall, remember, swatch} from "./words.js";
+import {starts, range} from "./overview.js";
 
-const COLUMNS = [["id", "Job"], ["name", "Name"], ["user", "User"], ["part", "Partition"], ["gpus", "GPUs"], ["state", "State"], ["where", "Where, or why not"], ["time", "Time"], ["when", "Ends or starts"]];
+const COLUMNS = [["id", "Job"], ["name", "Name"], ["user", "User"], ["part", "Partition"], ["gpus", "GPUs"], ["state", "State"], ["where", "Nodes / reason"], ["time", "Time"], ["when", "Ends or starts"]];
 const SORTS = {
   id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.part, gpus: job => -(job.gpus ?? 0), state: job => job.state,
   time: job => -((job.end ?? now()) - (job.start ?? job.sub)), when: job => ACTIVE.has(job.state) ? ending(job) : job.end ? -job.end : expected(job)?.[0] ?? Infinity,
@@ -58,29 +58,51 @@ export const matcher = text => {
 };
 
 export function jobsPage(main, _, query) {
-  let of = query.get("of") ?? "now", text = query.get("q") ?? "", sort = "", turned = false;
+  const before = recall("jobs", {});
+  let of = query.get("of") ?? (query.size ? "now" : before.of ?? "now"), text = query.get("q") ?? "";
+  let sort = query.get("sort") ?? (query.size ? "" : before.sort ?? ""), turned = query.has("down") || (!query.size && !!before.turned), mine = query.has("mine") || (!query.size && !!before.mine);
+  if (!SORTS[sort]) sort = "";
+  const own = () => world.me.user ?? recall("me", "");
   const field = h("input", {type: "search", placeholder: "Search: name, user, node, reason, id", "aria-label": "Search jobs", value: text, spellcheck: "false"});
-  const tabs = h("div", {class: "tabs"}), found = h("p", {class: "quiet", role: "status"});
-  const head = h("div", {class: "row heads", role: "row"}, COLUMNS.map(([key, title]) => h("span", {class: key, role: "columnheader"}, h("button", {type: "button", onclick: () => { turned = sort === key && !turned; sort = key; update("view"); }}, title))));
+  const tabs = h("div", {class: "tabs"}), found = h("p", {class: "quiet", role: "status"}), who = h("div", {class: "mine"});
+  const head = h("div", {class: "row heads", role: "row"}, COLUMNS.map(([key, title]) => h("span", {class: key, role: "columnheader"}, h("button", {type: "button", onclick: () => { turned = sort === key && !turned; sort = key; keep(); update("view"); }}, title))));
   const box = h("div", {class: "list jobs", role: "table", "aria-label": "Jobs"}, h("div", {role: "rowgroup"}, head));
-  main.append(h("div", {class: "title"}, h("h1", {}, "Jobs"), h("div", {class: "tools"}, tabs, field)), found, box);
+  main.append(h("div", {class: "title"}, h("h1", {}, "Jobs"), h("div", {class: "tools"}, tabs, who, field)), found, box);
   const list = rowsInSight(box, row);
   field.addEventListener("input", () => { text = field.value; update("view"); keep(); });
-  const keep = () => { const q = new URLSearchParams(); if (of !== "now") q.set("of", of); if (text) q.set("q", text); history.replaceState(null, "", `#/jobs${String(q) ? `?${q}` : ""}`); };
+  const keep = () => {
+    const q = new URLSearchParams();
+    for (const [key, value] of [["of", of !== "now" && of], ["q", text], ["sort", sort], ["down", turned && "1"], ["mine", mine && "1"]]) if (value) q.set(key, value);
+    history.replaceState(null, "", `#/jobs${String(q) ? `?${q}` : ""}`);
+    remember("jobs", {of, sort, turned, mine});
+  };
+
+  // Whose jobs "My jobs" are: the login proxy's user where there is one, else chosen once and kept by this browser.
+  function mineTools() {
+    const users = [...new Set([...world.jobs.values()].map(job => job.user))].sort(), me = own();
+    if (me && !users.includes(me)) users.unshift(me);
+    const button = h("button", {type: "button", class: "toggle", "aria-pressed": String(mine), onclick: () => { mine = !mine; keep(); update("view"); }}, "My jobs");
+    const asked = mine && !world.me.user && h("select", {"aria-label": "Your user name", onchange: event => { remember("me", event.target.value); update("view"); }},
+      h("option", {value: ""}, "your user name"), users.map(name => h("option", {value: name, selected: name === me}, name)));
+    const drawn = `${mine}/${me}/${asked ? users.join() : ""}`;
+    if (who.dataset.drawn !== drawn) { who.dataset.drawn = drawn; who.replaceChildren(button, asked || ""); }
+  }
 
   function chosen() {
     const {by} = facts();
     const all = {now: () => [...by.running, ...by.waiting], running: () => by.running, waiting: () => by.waiting, ended: () => by.ended}[of]?.() ?? [];
     const fits = matcher(text);
-    const list = text ? all.filter(job => fits([job.id, job.name, job.user, job.part, job.reason, job.state, job.group, job.qos, ...(job.on ?? []).map(o => o[0])])) : [...all];
+    const ours = mine && own() ? all.filter(job => job.user === own()) : all;
+    const list = text ? ours.filter(job => fits([job.id, job.name, job.user, job.part, job.reason, job.state, job.group, job.qos, ...(job.on ?? []).map(o => o[0])])) : [...ours];
     if (sort) { const by = SORTS[sort] ?? SORTS.when; list.sort((a, b) => { const [x, y] = [by(a), by(b)]; return (x < y ? -1 : x > y ? 1 : 0) * (turned ? -1 : 1); }); }
     return list;
   }
 
   function update(what) {
-    if (what === "live" || what === "me" || what === "usage") return;
+    if (what === "live" || what === "usage") return;
     const {by, waits} = facts();
-    tabs.replaceChildren(choice("which", [["now", `Now ${count(by.running.length + waits)}`], ["running", `Running ${count(by.running.length)}`], ["waiting", `Waiting ${count(waits)}`], ["ended", `Ended ${count(by.ended.length)}`]], of, value => { of = value; keep(); update("view"); }));
+    mineTools();
+    tabs.replaceChildren(choice("which", [["now", `Now ${count(by.running.length + waits)}`], ["running", `Running ${count(by.running.length)}`], ["waiting", `Pending ${count(waits)}`], ["ended", `Ended ${count(by.ended.length)}`]], of, value => { of = value; keep(); update("view"); }));
     const jobs = chosen();
     found.textContent = text ? `${many(jobs.length, "job")} with “${text}”` : of === "ended" ? "of the last 24 hours" : "";
     found.hidden = !found.textContent;
@@ -99,11 +121,11 @@ export function progress(job) {
 
 export function row(job) {
   const at = now(), active = ACTIVE.has(job.state), start = expected(job);
-  const time = active ? span(at - (job.start ?? at)) : job.end && job.start ? span(job.end - job.start) : `waits ${span(at - job.sub)}`;
+  const time = active ? span(at - (job.start ?? at)) : job.end && job.start ? span(job.end - job.start) : span(at - job.sub);
   let when = "";
   if (active) when = ending(job) < Infinity ? h("span", {title: job.due ? `limit ${clock(job.due, at)}` : ""}, `~${clock(ending(job), at)}`) : "";
   else if (job.end) when = clock(job.end, at);
-  else if (start) when = h("span", {title: start[2] ? `between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}, starts(start));
+  else if (start) when = h("span", {title: `expected start${range(start)}`}, starts(start), h("small", {}, range(start)));
   const where = active || job.end ? names((job.on ?? []).map(o => o[0])) : "";
   const why = job.reason ? `${job.reason}${job.exit ? ` ${job.exit}` : ""}` : "";
   const id = job.tasks ? job.array : job.id;
@@ -111,7 +133,7 @@ export function row(job) {
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
     h("span", {class: "name", role: "cell", title: job.name}, job.name),
-    h("span", {class: "user", role: "cell"}, job.user),
+    h("span", {class: "user", role: "cell"}, swatch(job.user), job.user),
     h("span", {class: "part", role: "cell"}, job.part),
     h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.count ? h("small", {}, ` × ${count(job.count)}`) : ""),
     h("span", {class: "state", role: "cell"}, chip(job.state)),

@@ -1,9 +1,9 @@
 // All GPUs as cells, node by node; a canvas for each partition, so that a thousand nodes are one drawing.
 
 import {world, facts, gpuIndex, OUT} from "./data.js";
-import {h, canvas, paint, hue, say, hush, speak, many, count} from "./words.js";
+import {h, canvas, paint, colourOfUser, markUser, say, hush, speak, many, count, userLegend} from "./words.js";
 
-const WHAT = {F: "free", A: "held", B: "used by someone else's process", L: "lost", X: "unusable", U: "not read"};
+const WHAT = {F: "free", A: "allocated", B: "used by a foreign process", L: "lost", X: "unusable", U: "not probed"};
 
 export const label = (node, i) => {
   const use = node.util?.[i];
@@ -18,7 +18,7 @@ export const label = (node, i) => {
 export function colourOf(node, i, job, byUser) {
   const letter = node.gpus[i];
   if (letter === "A") {
-    if (byUser && job) return `oklch(${paint("user-l")} 0.1 ${hue(job.user)})`;
+    if (byUser && job) return colourOfUser(job.user);
     const use = node.util?.[i];
     if (use === undefined || use === null) return paint("held-2");
     if (use < 5) return paint("idle");
@@ -29,9 +29,9 @@ export function colourOf(node, i, job, byUser) {
   return letter === "F" && !OUT.has(node.state) ? paint("free") : null;
 }
 
-export const legend = byUser => h("div", {class: "legend"}, (byUser ? [] : [["held-3", "busy"], ["held-1", "partly"], ["idle", "held, idle"]])
-  .concat([["free", "free"], ["foreign", "foreign"], ["bad", "lost"], ["out", "out of service"]])
-  .map(([colour, text]) => h("span", {}, h("i", {class: colour}), text)));
+export const legend = byUser => h("div", {}, h("div", {class: "legend"}, (byUser ? [] : [["held-3", "busy"], ["held-1", "partly busy"], ["idle", "allocated, idle"]])
+  .concat([["free", "free"], ["foreign", "foreign process"], ["bad", "lost"], ["out", "out of service"]])
+  .map(([colour, text]) => h("span", {}, h("i", {class: colour}), text))), byUser ? userLegend(facts().users.filter(u => u.held).map(u => u.user)) : "");
 
 function sizes(nodes, width) { // cell, gap, columns of cells of a node, space between nodes, label
   if (nodes <= 24) return {cell: width < 500 ? 15 : 18, gap: 2, columns: 8, space: 18, label: 17};
@@ -111,9 +111,10 @@ export function gpuMap(box) {
       let last = "";
       if (s.label) { to.fillStyle = out ? wait : soft; to.fillText(node.name, x, y + 1, s.stepX - 6); }
       for (let i = 0; i < node.gpus.length; i++) {
+        const job = jobs?.get(gpuIndex(node, i));
         const cx = x + i % columns * (s.cell + s.gap), cy = y + s.label + Math.floor(i / columns) * (s.cell + s.gap);
-        const colour = colourOf(node, i, jobs?.get(gpuIndex(node, i)), byUser);
-        if (colour) { if (colour !== last) to.fillStyle = last = colour; to.fillRect(cx, cy, s.cell, s.cell); }
+        const colour = colourOf(node, i, job, byUser);
+        if (colour) { if (colour !== last) to.fillStyle = last = colour; to.fillRect(cx, cy, s.cell, s.cell); if (byUser && job) markUser(to, job.user, cx, cy, s.cell, s.cell); }
         else { to.strokeStyle = line; to.lineWidth = 1; to.strokeRect(cx + .5, cy + .5, s.cell - 1, s.cell - 1); }
       }
       if (n === one.at) { to.strokeStyle = ink; to.lineWidth = 2; to.strokeRect(x - 2, y + s.label - 2, s.stepX - s.space + 4, s.stepY - s.label - (s.label ? 14 : s.space) + 4); }

@@ -1,7 +1,7 @@
 // The list of nodes, and one node.
 
 import {world, facts, now, gpuIndex, OUT} from "./data.js";
-import {h, choice, count, many, percent, power, clock, span, hush, say} from "./words.js";
+import {h, choice, count, many, percent, power, clock, span, hush, say, recall, remember} from "./words.js";
 import {rowsInSight, matcher, row as jobRow} from "./jobs.js";
 import {colourOf, label, legend} from "./map.js";
 
@@ -16,10 +16,10 @@ export const cells = node => h("span", {class: "cells", role: "img", "aria-label
   return h("i", {class: colour ? "" : "out", style: colour ? {background: colour} : {}, onmousemove: event => say(event, [`${node.name}, GPU ${gpuIndex(node, i)}`, label(node, i), job ? `${job.name} of ${job.user}` : null].filter(Boolean)), onmouseleave: hush});
 }));
 
-const HEADS = [["name", "Node"], ["part", "Partition"], ["state", "State"], ["map", "GPUs"], ["gpus", "Free"], ["use", "Use"], ["mem", "GPU memory"], ["watt", "Power"], ["who", "Who"]];
+const HEADS = [["name", "Node"], ["part", "Partition"], ["state", "State"], ["map", "GPUs"], ["gpus", "Free"], ["use", "Use"], ["mem", "GPU memory"], ["watt", "Power"], ["who", "Users"]];
 
 export function nodesPage(main, _, query) {
-  let of = query.get("of") ?? "all", text = query.get("q") ?? "";
+  let of = query.get("of") ?? recall("nodes", "all", ["all", "free", "odd"]), text = query.get("q") ?? "";
   const field = h("input", {type: "search", placeholder: "Search: name, state, user, reason", "aria-label": "Search nodes", value: text, spellcheck: "false"}), tabs = h("div", {class: "tabs"});
   const box = h("div", {class: "list nodes", role: "table", "aria-label": "Nodes"}, h("div", {role: "rowgroup"}, h("div", {class: "row heads", role: "row"}, HEADS.map(([key, title]) => h("span", {class: key, role: "columnheader"}, title)))));
   const found = h("p", {class: "quiet", role: "status", hidden: true});
@@ -42,7 +42,7 @@ export function nodesPage(main, _, query) {
   function update(what) {
     if (["live", "me", "usage", "clock", "forecast"].includes(what)) return;
     const all = [...world.nodes.values()], free = all.filter(n => n.free), strange = all.filter(odd), fits = matcher(text);
-    tabs.replaceChildren(choice("which", [["all", `All ${count(all.length)}`], ["free", `With free GPUs ${count(free.length)}`], ["odd", `Need a look ${count(strange.length)}`]], of, value => { of = value; update("view"); }));
+    tabs.replaceChildren(choice("which", [["all", `All ${count(all.length)}`], ["free", `With free GPUs ${count(free.length)}`], ["odd", `Need attention ${count(strange.length)}`]], of, value => { of = value; remember("nodes", of); update("view"); }));
     const chosen = {all, free, odd: strange}[of] ?? all;
     const shown = text ? chosen.filter(n => fits([n.name, n.part, n.state, n.reason, n.type, ...users(n)])) : chosen;
     found.hidden = shown.length > 0;
@@ -62,7 +62,7 @@ export function nodePage(main, name) {
     if (!node) { title.replaceChildren(h("h1", {}, "No such node")); return; }
     const at = facts().at.get(name) ?? new Map(), here = [...new Set(at.values())];
     title.replaceChildren(h("h1", {}, name, " ", chip(node)));
-    under.textContent = [node.reason, node.trouble, node.stale && `last seen ${span(now() - node.seen)} ago; the figures are that old`].filter(Boolean).join("; ");
+    under.textContent = [node.reason, node.trouble, node.stale && `last seen ${span(now() - node.seen)} ago; figures are from then`].filter(Boolean).join("; ");
     under.hidden = !under.textContent;
     box.replaceChildren(h("h2", {}, "GPUs"), ...[...node.gpus].map((letter, i) => {
       const gpu = gpuIndex(node, i), job = at.get(gpu);
@@ -70,8 +70,8 @@ export function nodePage(main, name) {
         h("small", {}, label(node, i), node.why?.[gpu] ? `: ${node.why[gpu]}` : ""), job ? h("a", {href: `#/job/${job.id}`}, `${job.name} · ${job.user}`) : h("span", {}));
     }));
     const watts = sum(node.watt);
-    facts_.replaceChildren(...[["Partition", node.part], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} held`],
-      ["Memory", `${Math.round(node.ram[0] / 1024)} of ${count(Math.round(node.ram[1] / 1024))} GiB held`], ["Load", node.load], ["Power", watts !== null && `${power(watts)}${node.max_watt ? ` of ${power(node.max_watt)}` : ""}`], ["Last seen", node.seen && clock(node.seen, now())]]
+    facts_.replaceChildren(...[["Partition", node.part], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} in use`],
+      ["Memory", `${Math.round(node.ram[0] / 1024)} of ${count(Math.round(node.ram[1] / 1024))} GiB in use`], ["Load", node.load], ["Power", watts !== null && `${power(watts)}${node.max_watt ? ` of ${power(node.max_watt)}` : ""}`], ["Last seen", node.seen && clock(node.seen, now())]]
       .filter(([, v]) => v !== undefined && v !== null && v !== false).flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, String(v))]));
     const soon = facts().by.waiting.filter(job => world.forecast.jobs[job.id]?.[5]?.includes(name)).slice(0, 8);
     jobs.replaceChildren(h("h2", {}, "Jobs here"), here.length + soon.length ? h("div", {class: "list jobs short", role: "table", "aria-label": `Jobs on ${name}, then those expected to start there`}, [...here, ...soon].map(jobRow)) : h("p", {class: "quiet"}, "None."));

@@ -62,11 +62,45 @@ export function names(list) { // gpu[0001-0004,0007]
   }).join(",");
 }
 
-const hues = new Map();
-export function hue(name) { // golden-angle steps in the order in which users are first seen, the largest first: so they differ
-  if (!hues.has(name)) hues.set(name, Math.round(200 + hues.size * 137.508) % 360);
-  return hues.get(name);
+// A user's look follows from the name alone: the same in every view, on every machine, after every reload. Ten hues that
+// stay apart in light and dark, and three fills; whoever shares both is told apart by the name beside it.
+const HUES = 10, MARKS = ["", "stripes", "dots"], looks = new Map();
+export function look(name) {
+  if (!looks.has(name)) {
+    let hash = 0x811c9dc5; // FNV-1a, then mixed, as its low bits hardly differ between similar names
+    for (const byte of new TextEncoder().encode(name)) hash = Math.imul(hash ^ byte, 0x01000193) >>> 0;
+    hash = Math.imul(hash ^ hash >>> 16, 0x7feb352d) >>> 0;
+    hash = (hash ^ hash >>> 15) >>> 0;
+    looks.set(name, {hue: hash % HUES * (360 / HUES), mark: MARKS[Math.floor(hash / HUES) % MARKS.length]});
+  }
+  return looks.get(name);
 }
+export const colourOfUser = name => `oklch(${paint("user-l")} 0.12 ${look(name).hue})`;
+
+// The second mark of a user on a canvas, over what has been filled.
+export function markUser(to, name, x, y, width, height) {
+  const {mark} = look(name);
+  if (!mark || width < 6 || height < 6) return;
+  to.save(); to.beginPath(); to.rect(x, y, width, height); to.clip();
+  to.strokeStyle = to.fillStyle = paint("on-bar"); to.globalAlpha *= .38; to.lineWidth = 1.5;
+  if (mark === "stripes") hatch(to, x, y, width, height, 8);
+  else for (let a = x + 3; a < x + width; a += 7) for (let b = y + 3; b < y + height; b += 7) to.fillRect(a, b, 2, 2);
+  to.restore();
+}
+export function hatch(to, x, y, width, height, step) { // diagonal lines; the caller clips
+  to.beginPath();
+  for (let a = x - height; a < x + width; a += step) { to.moveTo(a, y + height); to.lineTo(a + height, y); }
+  to.stroke();
+}
+export const swatch = name => h("i", {class: `who ${look(name).mark}`, style: {"background-color": `oklch(var(--user-l) 0.12 ${look(name).hue})`}});
+export const userLegend = (users, most = 12) => h("div", {class: "legend users", "aria-label": "Colours of users"},
+  users.slice(0, most).map(name => h("a", {href: `#/jobs?q=${encodeURIComponent(name)}`}, swatch(name), name)), users.length > most ? h("span", {}, `${many(users.length - most, "more user")}`) : "");
+
+// What was chosen on the page, kept by this browser.
+const KEPT = "gpusched-choices";
+const kept = () => { try { return JSON.parse(localStorage.getItem(KEPT)) ?? {}; } catch { return {}; } };
+export const recall = (name, otherwise, allowed) => { const found = kept()[name]; return found === undefined || (allowed && !allowed.includes(found)) ? otherwise : found; };
+export function remember(name, value) { try { localStorage.setItem(KEPT, JSON.stringify({...kept(), [name]: value})); } catch { /* private windows */ } }
 
 export const ACTIVE = new Set(["STARTING", "RUNNING", "COMPLETING"]);
 const TONE = {PENDING: "wait", STARTING: "run", RUNNING: "run", COMPLETING: "run", COMPLETED: "done", CANCELLED: "done"};

@@ -44,13 +44,13 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
     except getopt.GetoptError as error:
         if error.opt.startswith("container-"):
             raise Refused(f"--{error.opt}: a step runs in its job's image; see gpusched submit --image") from None
-        raise Refused(f"{error.msg}; srun inside a job of gpusched does not understand it") from None
+        raise Refused(f"{error.msg}; not supported by srun inside a job of gpusched") from None
     asked = {}  # type: dict[str, str]
     for option, value in found:
         name = option[2:] if option.startswith("--") else _LONG[option[1:]].rstrip(":")
         allowed = _ONE_VALUE.get(name + ":")
         if allowed is not None and value not in allowed:
-            raise Refused("--{}={}: only {} is possible here".format(name, value, " or ".join(allowed)))
+            raise Refused("--{}={}: only {} is supported here".format(name, value, " or ".join(allowed)))
         asked[{"tasks-per-node": "ntasks-per-node"}.get(name, name)] = value
     if not command:
         raise Refused("no command given")
@@ -115,13 +115,13 @@ def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: i
         low = number({"nodes": least}, "nodes") or 1
         high = number({"nodes": most or least}, "nodes") or 1
         if low > len(chosen):
-            raise Refused("--nodes={}: the step may have {} nodes of this job".format(asked["nodes"], len(chosen)))
+            raise Refused("--nodes={}: this job has {} nodes for the step".format(asked["nodes"], len(chosen)))
         count = min(high, count)
     if not count:
-        raise Refused("no node is left for the step")
+        raise Refused("no node left for the step")
     if tasks is not None:
         if each is not None and tasks > each * count:
-            raise Refused(f"--ntasks={tasks}: {each} on each of {count} nodes are fewer")
+            raise Refused(f"--ntasks={tasks}: {count} nodes with {each} each are fewer")
         count = min(count, tasks)
         if each is not None:
             count = min(count, -(-tasks // each))
@@ -145,7 +145,7 @@ def gpus(asked: "Mapping[str, str]", nodes: int, tasks: int, per_task: int) -> "
     if "gpus" in asked:
         total = _gpus(asked, "gpus")
         if total % nodes:
-            raise Refused(f"--gpus={total}: not to be divided by {nodes} nodes; say --gpus-per-node")
+            raise Refused(f"--gpus={total}: cannot be divided by {nodes} nodes; use --gpus-per-node")
         return total // nodes, per_task if "gpus-per-task" in asked else 0
     return (per_task * tasks, per_task) if per_task else (None, 0)
 
@@ -213,5 +213,5 @@ def exported(asked: "Mapping[str, str]") -> "dict[str, str]":
     """
     items = asked.get("export", "ALL").split(",")
     if items[0] not in ("ALL", "") and "=" not in items[0]:
-        raise Refused("--export={}: only ALL[,NAME=VALUE...] is possible here".format(asked["export"]))
+        raise Refused("--export={}: only ALL[,NAME=VALUE...] is supported here".format(asked["export"]))
     return dict(item.split("=", 1) for item in items if "=" in item)

@@ -76,7 +76,7 @@ class There:
                     return
             if loop.time() >= until:
                 raise options.Refused(
-                    f"node {self.name} takes no steps ({self._address}, port {self._ports[0]}: {why}); has it python3?"
+                    f"node {self.name} cannot run steps ({self._address}, port {self._ports[0]}: {why}); no python3?"
                 )
             await asyncio.sleep(0.3)
 
@@ -193,7 +193,7 @@ class Step:
         for part in self.parts:  # one after the other, and all in the same order: two steps never wait for each other
             await part.prepare(waits)
         if self._limit_s is not None:
-            loop.call_later(self._limit_s, self._end, "srun: error: the step ran into its limit")
+            loop.call_later(self._limit_s, self._end, "srun: error: the step exceeded its time limit")
         stdin = _stdin(self._asked.get("input"), self._layout)
         runs = [asyncio.ensure_future(part.run(self._output.captures, stdin is not None)) for part in self.parts]
         feeding = asyncio.ensure_future(self._feed(stdin)) if stdin is not None else None

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpusched.config.inventory import load_inventory
 from gpusched.config.paths import SYSTEM_INVENTORY, find_inventory
-from gpusched.config.policies import load_policies
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.queue.store import INVENTORY_TROUBLE, Reader, Store
+
+if TYPE_CHECKING:
+    from gpusched.queue.store import Store
 
 _KEY = "last_good"
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What is in force. ``trouble``: why it is not what the files say now, or ""."""
+    """What is in force.
+
+    Attributes:
+        trouble: Why it is not what the files say now, or "".
+        read_at: When the files were last seen to say it (Unix seconds); 0.0: not known.
+    """
 
     inventory: Inventory
     policies: dict[str, PolicySpec]
     trouble: str = ""
+    read_at: float = 0.0
 
 
 def inventory_path(state: Path) -> Path:
@@ -42,12 +51,31 @@ def inventory_path(state: Path) -> Path:
         return path
 
 
+def inventory_or_kept(path: Path | None, state: Path) -> Inventory:
+    """The inventory that a command works with: where its file is not in order, the last good one, with a warning.
+
+    Raises:
+        GpuschedError: It is not, and nothing is kept of this file.
+    """
+    try:
+        return load_inventory(path)
+    except GpuschedError as error:
+        kept = _kept(path or inventory_path(state), state)
+        if kept is None:
+            raise
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept.read_at))
+        Warnings.give(f"{error.line()}; using the last good copy, of {when if kept.read_at else 'an earlier time'}")
+        return kept.inventory
+
+
 def declared_or_kept(path: Path, state: Path) -> Declared:
     """What the files declare; where they are not in order, what they did when they last were.
 
     Raises:
         GpuschedError: They are not, and nothing is kept of this file.
     """
+    from gpusched.config.policies import load_policies  # commands start faster without it
+
     try:
         inventory = load_inventory(path)
         return Declared(inventory, load_policies(inventory))
@@ -59,6 +87,8 @@ def declared_or_kept(path: Path, state: Path) -> Declared:
 
 
 def _kept(path: Path, state: Path) -> Declared | None:
+    from gpusched.queue.store import Reader  # commands that need no store start faster without it
+
     try:
         reader = Reader.open(state)
     except GpuschedError:
@@ -74,8 +104,10 @@ def _kept(path: Path, state: Path) -> Declared | None:
 
 def keep(store: Store, declared: Declared) -> None:
     """Remember what is in order, or note for everybody what is not."""
+    from gpusched.queue.store import INVENTORY_TROUBLE
+
     if not declared.trouble:
         absolute = msgspec.structs.replace(declared.inventory, path=str(Path(declared.inventory.path).absolute()))
-        kept = msgspec.structs.replace(declared, inventory=absolute)
+        kept = msgspec.structs.replace(declared, inventory=absolute, read_at=time.time())
         store.set_meta(_KEY, msgspec.json.encode(kept).decode())
     store.set_meta(INVENTORY_TROUBLE, declared.trouble)

@@ -1,0 +1,201 @@
+"""The copy of the store that users of a shared installation read; why a copy: docs/decisions/0049.
+
+Each copy is a file of its own that nobody changes any more, and `CURRENT` leads to the latest. A lock on it is waited
+for by nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpusched.errors import GpuschedError
+from gpusched.model.units import format_memory
+from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
+
+LOOK_S = 0.1
+REST = 5.0  # so many times as long as copying took passes before the next copy
+RETRY_S = 5.0
+ROOM_BYTES = 16 << 20  # left to the writer of the store
+MOST_HELD = 64  # old copies that readers still have open
+
+
+class Publisher:
+    """Publishes a copy whenever the store has changed, from `start` to `stop`, in a thread of its own."""
+
+    def __init__(self, state: Path, say: Callable[[str], None]) -> None:
+        self._state, self._folder, self._say = state, state / PUBLISHED, say
+        self._source: sqlite3.Connection | None = None
+        self._seen = -1
+        self._every_s = LOOK_S
+        self._held: list[int] = []  # descriptors of old copies that others have open
+        self._trouble = ""
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Publish at once, and go on doing so; calling it twice is fine."""
+        if self._thread is not None:
+            return
+        self._stopping.clear()
+        with self._reporting():
+            self.publish()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish the last changes, and end; what is published stays."""
+        if self._thread is None:
+            return
+        self._stopping.set()
+        self._thread.join(5.0)
+        if self._thread.is_alive():  # a disk that hangs: it ends with the process
+            return
+        self._thread = None
+        with self._reporting():
+            self.publish()
+        if self._source is not None:
+            self._source.close()
+        self._source, self._seen = None, -1
+        while self._held:
+            os.close(self._held.pop())
+
+    def withdraw(self) -> None:
+        """End, and take away what is published."""
+        self.stop()
+        with contextlib.suppress(OSError):
+            (self._folder / CURRENT).unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            with self._reporting():
+                self.publish()
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Say what is wrong once; the old copy stays, and it is tried again."""
+        try:
+            yield
+            self._trouble = ""
+        except (OSError, sqlite3.Error, GpuschedError) as error:
+            self._every_s = max(RETRY_S, self._every_s)
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._say(f"other users go on reading the old copy of the store, as a new one cannot be made: {error}")
+
+    def publish(self) -> None:
+        """Publish a copy where the store has changed since the last.
+
+        Raises:
+            OSError, sqlite3.Error, GpuschedError: It cannot be made; the old one stays.
+        """
+        if self._source is None:
+            self._source = self._begin()
+        (version,) = self._source.execute("PRAGMA data_version").fetchone()
+        if version == self._seen and (self._folder / CURRENT).exists():
+            return
+        self._make_room(self._source)
+        names = self._names()
+        number = max((int(name.removesuffix(".db")) for name in names), default=0) + 1
+        part = self._folder / f"{number}.part"
+        try:
+            self._copy(self._source, part)
+            part.chmod(0o644)
+            # A name of its own: to replace a file by another has ext4 write that to the disk at once.
+            part.rename(self._folder / f"{number}.db")
+            self._lead_to(f"{number}.db")
+        except BaseException:
+            self._tidy()
+            raise
+        self._seen = version
+        self._retire(names)
+
+    def _begin(self) -> sqlite3.Connection:
+        self._folder.mkdir(exist_ok=True)
+        self._folder.chmod(0o755)
+        self._tidy()
+        uri = f"{(self._state / DATABASE).absolute().as_uri()}?mode=ro"
+        # One thread at a time: this one until `_run` begins and once it has ended.
+        return sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False)
+
+    def _copy(self, source: sqlite3.Connection, part: Path) -> None:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
+            # A copy is lost with this machine's power, and made anew by the next start.
+            copy.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE;")
+            begin = time.perf_counter()
+            source.backup(copy)
+            self._every_s = max(LOOK_S, REST * (time.perf_counter() - begin))
+            copy.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
+            copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPY_EVERY, str(1.2 * self._every_s)))
+
+    def _lead_to(self, name: str) -> None:
+        link = self._folder / "link.part"
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        link.replace(self._folder / CURRENT)
+
+    def _names(self) -> list[str]:
+        """Copies, oldest first."""
+        names = [name for name in os.listdir(self._folder) if name.removesuffix(".db").isdecimal()]
+        return sorted(names, key=lambda name: int(name.removesuffix(".db")))
+
+    def _tidy(self) -> None:
+        """Remove what a killed controller, or a full disk, left half done."""
+        for path in self._folder.iterdir():
+            if ".part" in path.name:
+                path.unlink(missing_ok=True)
+        self._retire(self._names())
+
+    def _retire(self, names: list[str]) -> None:
+        """Remove copies but the latest of these, which somebody may be about to open."""
+        current = os.path.basename(os.path.realpath(self._folder / CURRENT))
+        for name in names[:-1]:
+            if name != current:
+                path = self._folder / name
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                path.unlink()
+                self._held.append(descriptor)
+        for descriptor in [d for d in self._held if not _open_elsewhere(d)]:
+            self._held.remove(descriptor)
+            os.close(descriptor)
+        self._give_up(self._held[:-MOST_HELD])
+
+    def _give_up(self, descriptors: list[int]) -> None:
+        """Empty old copies, so that nobody fills the disk by holding them; who still reads one gets an error."""
+        for descriptor in descriptors:
+            os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+            self._held.remove(descriptor)
+
+    def _make_room(self, source: sqlite3.Connection) -> None:
+        (pages,), (size,) = (source.execute(f"PRAGMA {p}").fetchone() for p in ("page_count", "page_size"))
+        needed = pages * size + ROOM_BYTES
+        if _free(self._folder) < needed:
+            self._give_up([*self._held])
+        if (free := _free(self._folder)) < needed:
+            has, wants = format_memory(free >> 20), format_memory(needed >> 20)
+            raise GpuschedError(f"{self._state} has {has} free, {wants} are needed")
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _open_elsewhere(descriptor: int) -> bool:
+    """Whether another process, or another descriptor of this one, has an unlinked file open."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted where nobody else has
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False

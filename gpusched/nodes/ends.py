@@ -1,0 +1,63 @@
+"""One channel to a node that tells at once when one of its jobs has ended. Builders only, see payload/ends.py."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from gpusched.model.readings import NodeReading
+
+Awaited = tuple[str, int]
+"""A job's name on its node, and its first process; 0 where that is not known, -1 where it has none yet."""
+
+_PAYLOAD = Path(__file__).parent / "payload"
+_PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
+# The program comes first on stdin, and no byte of what follows it may be read with it. No exclamation marks or line
+# breaks: the login shell that takes this apart may be csh.
+_PYTHON = (
+    "import zlib, base64; from io import FileIO; "
+    "exec(zlib.decompress(base64.b64decode(FileIO(0, closefd=False).readline())))"
+)
+_END = "#end"
+_SH = (
+    'text=$(while IFS= read -r line; do case $line in "#end") break ;; esac; printf "%s\\n" "$line"; done); '
+    'eval "$text"'
+)
+
+
+def awaited(reading: NodeReading) -> frozenset[Awaited]:
+    """What there is to wait for on a node, by its last reading."""
+    containers = reading.containers or ()
+    underway = ((c.name, c.pid or 0) for c in containers if c.phase in ("preparing", "running"))
+    return frozenset((*underway, *((c.name, -1) for c in containers if c.phase == "ready")))
+
+
+def channel_argv(cluster_id: str, node: str, python: bool) -> tuple[str, ...]:
+    """The command for `Transport.session`; `program` is the first thing to write to it."""
+    run = f'exec python3 -I -S -c "{_PYTHON}" "$1"' if python else _SH
+    return ("sh", "-c", _PATH + run, "sh", f"{cluster_id}/{node}")
+
+
+@lru_cache(maxsize=2)
+def program(python: bool) -> bytes:
+    """What runs on the node."""
+    if python:
+        return base64.b64encode(zlib.compress((_PAYLOAD / "ends.py").read_bytes())) + b"\n"
+    return (_PAYLOAD / "ends.sh").read_bytes() + f"{_END}\n".encode()
+
+
+def request(names: Iterable[Awaited]) -> bytes:
+    """The line that says what is waited for from now on."""
+    return " ".join(f"{name}:{pid}" for name, pid in sorted(names)).encode() + b"\n"
+
+
+def parse_told(line: bytes) -> Awaited:
+    """The job of a line that says that it has ended, as it was asked for."""
+    name, _, pid = line.decode(errors="replace").rpartition(":")
+    try:
+        return name, int(pid)
+    except ValueError:
+        return "", 0

@@ -1,0 +1,115 @@
+"""A damaged database: what reading it raises, and which rows cannot be read. The store's errors are mapped here."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+
+LOOK_S = 20.0  # a command looks no longer for the row
+_NO_TEXT = "Could not decode to UTF-8"
+
+
+class Row(NamedTuple):
+    """One that cannot be read: its table, its key, and why."""
+
+    table: str
+    key: dict[str, Any]
+    why: str
+
+    @property
+    def line(self) -> str:
+        """The same as a sentence."""
+        key = ", ".join(v.hex() if isinstance(v, bytes) else str(v) for v in self.key.values())
+        return f"row {key[:80]} of {self.table} cannot be read ({self.why[:200]})"
+
+
+class Kind(NamedTuple):
+    """A table; its key; what is read of it (as SQL); and what raises where that is not as it should be."""
+
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    read: Callable[..., object]
+
+
+KINDS: list[Kind] = []
+"""Of all tables, each declared where it is read."""
+
+
+def json_of(kind: Any) -> Callable[[bytes], object]:
+    """Return what reads a column that holds JSON."""
+    return msgspec.json.Decoder(kind).decode
+
+
+class Damaged(GpuschedError):
+    """The database holds what cannot be read; ``row`` is None where a page is damaged, or the row is not known."""
+
+    def __init__(self, row: Row | None, why: str = "") -> None:
+        hint = "a controller sets such rows aside; see 'gpusched check'" if row else "see 'gpusched check'"
+        super().__init__(f"the database is damaged: {row.line if row else why}", hint)
+        self.row = row
+
+
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # where the schema is damaged, SQLite's own message is no text
+STORE_FAULTS = (sqlite3.DatabaseError, OSError, Damaged)  # what no job, policy or notice is to blame for
+
+
+def guard(cls: type) -> None:
+    """Have the public methods of a store's part raise `Damaged` for what they cannot read."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(cls, name, _guarded(method))
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def guarded(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return method(self, *args, **named)
+        except GpuschedError:
+            raise
+        except sqlite3.Error as error:
+            if type(error) is not sqlite3.DatabaseError and _NO_TEXT not in str(error):
+                raise  # a full disk, a lock, a wrong query
+            raise Damaged(next(unreadable(self._db), None), str(error)) from error
+        except Exception as error:
+            row = next(unreadable(self._db), None)
+            if row is None and not isinstance(error, UnicodeDecodeError):
+                raise
+            raise Damaged(row, str(error)) from error
+
+    return guarded
+
+
+def unreadable(db: sqlite3.Connection, look_s: float = LOOK_S) -> Iterator[Row]:
+    """Find the rows that cannot be read, for so long; nothing where a page is damaged."""
+    until, kept = time.monotonic() + look_s, db.text_factory
+    db.text_factory = _text  # text that is none must not end the search
+    try:
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        for kind in KINDS:
+            if kind.table not in there:
+                continue  # the store of an earlier version
+            for values in db.execute(f"SELECT {', '.join((*kind.key, *kind.columns))} FROM {kind.table}"):
+                if time.monotonic() > until:
+                    return
+                try:
+                    kind.read(*values[len(kind.key) :])
+                except Exception as error:
+                    yield Row(kind.table, dict(zip(kind.key, values, strict=False)), str(error))
+    except UNREADABLE:
+        return
+    finally:
+        db.text_factory = kept
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")

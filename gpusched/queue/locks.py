@@ -1,0 +1,128 @@
+"""The writer's patience with locks on its files: it waits in slices, and can say who holds them.
+
+SQLite's own waiting blocks the thread for its whole length: no signal is handled, and nobody is told.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpusched.errors import printable
+from gpusched.queue.connection import ClosingConnection
+
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+_SLICE_S = 0.2
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL}
+_WAL_WRITER_BYTES = range(120, 123)  # of -shm: writing, checkpointing, recovering; see SQLite's wal.c
+_SHARED_BYTE = 0x40000002  # of the database: the first that readers lock; those before it keep the writer out
+
+Waiting = Callable[[float], bool]
+"""Called again and again while a lock is waited for, with the seconds so far, and with -1.0 when it is there; returns
+whether to go on waiting."""
+
+
+def for_a_while(waited_s: float) -> bool:
+    """Wait as long as a program does that nobody watches."""
+    return waited_s < PATIENCE_S
+
+
+class PatientConnection(ClosingConnection):
+    """A writer's connection. ``waiting`` decides how long it waits for a lock."""
+
+    waiting: Waiting = staticmethod(for_a_while)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """As in the class below, waiting for locks."""
+        return self._patiently(lambda: sqlite3.Connection.execute(self, *args))
+
+    def executemany(self, sql: str, rows: Iterable[Any]) -> sqlite3.Cursor:
+        """As in the class below, waiting for locks; all of the rows or none."""
+        if self.in_transaction:  # which has the lock
+            return super().executemany(sql, rows)
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            cursor = super().executemany(sql, rows)
+        except BaseException:
+            self.rollback()
+            raise
+        self.execute("COMMIT")
+        return cursor
+
+    def executescript(self, script: str) -> sqlite3.Cursor:
+        """As in the class below, waiting for locks; begun again from its first statement."""
+
+        def run() -> sqlite3.Cursor:
+            try:
+                return sqlite3.Connection.executescript(self, script)
+            except sqlite3.OperationalError:
+                if self.in_transaction:
+                    self.rollback()
+                raise
+
+        return self._patiently(run)
+
+    def _patiently(self, run: Callable[[], T]) -> T:
+        begin, waited = time.monotonic(), False
+        while True:
+            try:
+                result = run()
+                if waited:
+                    self.waiting(-1.0)
+                return result
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _BUSY or not self.waiting(time.monotonic() - begin):
+                    raise
+                waited = True
+
+
+def connect_to_write(path: Path, waiting: Waiting | None) -> PatientConnection:
+    """A connection that waits for locks as ``waiting`` says."""
+    db = sqlite3.connect(path, isolation_level=None, timeout=_SLICE_S, factory=PatientConnection)
+    db.waiting = waiting or for_a_while
+    return db
+
+
+def holders(database: Path) -> list[str]:
+    """Who keeps a database's writer waiting: "process 12 (name, user 1000) on FILE" for each that can be told."""
+    found = []
+    for suffix in ("-shm", ""):
+        path = database.with_name(database.name + suffix)
+        try:
+            locks = list(_locks_on(path))
+        except OSError:
+            continue
+        for pid, writes, begin in locks:
+            blocks = begin < _WAL_WRITER_BYTES.stop if suffix else begin < _SHARED_BYTE
+            if pid != os.getpid() and (writes or blocks):
+                found.append(f"{_who(pid)} on {path}")
+    return list(dict.fromkeys(found))
+
+
+def _locks_on(path: Path) -> Iterator[tuple[int, bool, int]]:
+    """(process, whether for writing, first byte) of the locks of the kind that SQLite takes.
+
+    Read from /proc/locks: to ask by fcntl, the file would have to be opened, and closing it would drop our own locks.
+    """
+    status = path.stat()
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if len(words) == 8 and words[1] in ("POSIX", "OFDLCK") and words[5] == wanted:
+            yield int(words[4]), words[3] == "WRITE", int(words[6])
+
+
+def _who(pid: int) -> str:
+    if pid <= 0:
+        return "a process that cannot be told"
+    try:
+        name = printable(Path(f"/proc/{pid}/comm").read_text().rstrip("\n"))
+        return f"process {pid} ({name}, user {os.stat(f'/proc/{pid}').st_uid})"
+    except OSError:
+        return f"process {pid}"

@@ -1,0 +1,57 @@
+"""The writer's database belongs to its owner alone: whoever can open a file can lock it, and stop its writer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from pathlib import Path
+
+
+def make_private(path: Path) -> None:
+    """Let nobody but its owner and root open a database's files: whoever can open them can lock them.
+
+    Earlier versions let all users open them. Some may have them open still, so the database moves to a new file.
+    """
+    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return
+    except FileExistsError:
+        there = [file for file in files if file.exists()]
+    if not any(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) for file in there):
+        return
+    part = path.with_name(path.name + ".private")
+    try:
+        _copy_whole(path, part)
+    except OSError:  # no room for a second one: those who have it open may lock it until they end
+        part.unlink(missing_ok=True)
+        for file in there:
+            file.chmod(0o600)
+        return
+    # Between these two steps the old WAL lies beside the new file: it holds nothing that this has not.
+    part.replace(path)
+    for file in files[1:]:
+        file.unlink(missing_ok=True)
+
+
+def _copy_whole(path: Path, part: Path) -> None:
+    """Copy a database that nobody writes, with its WAL, into one synced file. No lock is asked for."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        file, copy = path.with_name(path.name + suffix), part.with_name(part.name + suffix)
+        copy.unlink(missing_ok=True)
+        if suffix in ("", "-wal") and file.exists():
+            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            shutil.copyfile(file, copy)
+    db = sqlite3.connect(part, isolation_level=None)
+    try:
+        db.executescript("PRAGMA synchronous=FULL; PRAGMA journal_mode=DELETE;")
+    except sqlite3.Error as error:
+        raise OSError(f"{part}: {error}") from error
+    finally:
+        db.close()
+    with part.open("rb+") as whole:
+        status = path.stat()
+        os.fchown(whole.fileno(), status.st_uid, status.st_gid)  # root may have come by, with a tick
+        os.fsync(whole.fileno())

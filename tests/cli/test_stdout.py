@@ -1,0 +1,51 @@
+"""Stdout has what the command says, whatever else prints there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.cli.conftest import Site
+
+NOISY = """
+import os, subprocess, sys
+import gpusched.cli.main as cli
+
+real = cli.run
+
+
+def run(argv):
+    os.write(1, b"a library\\n")
+    subprocess.run(["echo", "a library's program"])
+    return real(argv)
+
+
+cli.run = run
+from gpusched.__main__ import main
+
+main()
+"""
+
+
+def test_json_is_one_value_whatever_a_library_prints(site: Site) -> None:
+    words = [sys.executable, "-c", NOISY, "flavors", "--json"]
+    done = subprocess.run(words, env=site.env, cwd=site.folder, capture_output=True, text=True, timeout=60)
+    assert {"a library", "a library's program"} <= set(done.stderr.splitlines())
+    assert json.loads(done.stdout)
+
+
+def test_output_that_nobody_reads_ends_the_command_quietly(site: Site) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "gpusched", "flavors", "--json"]
+    done = subprocess.run(words, env=site.env, cwd=site.folder, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_command_without_stderr_still_prints(site: Site) -> None:
+    words = ["/bin/sh", "-c", 'exec "$0" -m gpusched flavors --json 2>&-', sys.executable]
+    done = subprocess.run(words, env=site.env, cwd=site.folder, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)

@@ -1,0 +1,134 @@
+"""What a running job asks is done for its own user's jobs, once, and by nobody else's word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.cluster.base import Observation
+from gpusched.controller.asking import Asking
+from gpusched.model.commands import Asked
+from gpusched.model.jobs import Ending, JobState
+from gpusched.model.readings import AskReading, ContainerReading, NodeReading
+from gpusched.queue.store import RankRecord
+from tests.controller.folding import ADMIN, ALICE, BOB, NOW, Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.store.close()
+
+
+def running(desk: Desk, uid: int) -> str:
+    job = desk.submit(uid, name="mine")
+    desk.put(job, JobState.RUNNING)
+    desk.store.put_ranks([RankRecord(job_id=job, attempt=1, rank=0, node="n0", runtime="process")])
+    return job
+
+
+def ask(desk: Desk, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0") -> str | None:
+    """What the controller answers when it sees that on the node; None: nothing yet."""
+    asked = AskReading(id=f"1-{number}", attempt=attempt, words=words)
+    container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
+    reading = NodeReading(node=node, time=NOW, containers=(container,))
+    operations = Asking(desk.store, desk.inbox).answers({node: Observation(began=NOW, result=reading)}, desk.now)
+    if not operations:
+        return None
+    (operation,) = operations
+    assert (operation.verb, operation.node, operation.key) == ("answer", "n0", (job, 1, 0))
+    assert operation.note is not None
+    return operation.note.removeprefix(f"1-{number} ")
+
+
+def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(desk: Desk) -> None:
+    job = running(desk, ALICE)
+    assert ask(desk, job, "scontrol", "requeue", job) is None
+    assert ask(desk, job, "scontrol", "requeue", job) is None, "it waits in the inbox"
+    assert desk.fold() == 1
+    found = desk.job(job)
+    assert (found.state, found.ending is not None and found.ending.outcome) == (JobState.COMPLETING, JobState.PENDING)
+    assert ask(desk, job, "scontrol", "requeue", job) == "0\n"
+    assert desk.fold() == 0
+    assert not desk.refusals()
+
+
+def test_its_user_has_no_power_over_others_jobs_there_even_as_an_admin(desk: Desk) -> None:
+    theirs = desk.submit(BOB)
+    for uid in (ALICE, ADMIN, os.getuid()):
+        job = running(desk, uid)
+        assert ask(desk, job, "scancel", theirs) == f"1\nscancel: error: job {theirs} belongs to {BOB}\n"
+        assert theirs not in (ask(desk, job, "squeue") or "")
+        desk.say(Asked(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(theirs,)))
+        assert desk.job(theirs).state is JobState.PENDING
+
+
+def test_nobody_but_the_controller_passes_on_what_jobs_ask(desk: Desk) -> None:
+    job = running(desk, ALICE)
+    for uid in (ALICE, BOB, ADMIN):
+        why = desk.say(Asked(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
+        assert why == "only the controller passes on what jobs ask for"
+    assert desk.job(job).state is JobState.RUNNING
+
+
+def test_what_an_earlier_attempt_or_another_node_asked_counts_for_nothing(desk: Desk) -> None:
+    job = running(desk, ALICE)
+    assert ask(desk, job, "scancel", job, attempt=2) is None
+    assert ask(desk, job, "scancel", job, node="n1") is None
+    assert desk.fold() == 0
+    assert ask(desk, job, "scancel", job) is None
+    desk.put(job, JobState.RUNNING, attempt=2)
+    desk.fold()
+    assert desk.job(job).state is JobState.RUNNING
+
+
+def test_a_cancelled_job_is_not_brought_back_by_its_trap(desk: Desk) -> None:
+    job = running(desk, ALICE)
+    assert ask(desk, job, "scontrol", "requeue", job) is None  # before the cancel is known
+    ending = Ending(outcome=JobState.CANCELLED, reason="Cancelled", message="", kill_at=NOW + 30)
+    desk.put(job, JobState.COMPLETING, ending=ending)
+    desk.fold()
+    found = desk.job(job).ending
+    assert (found is not None and found.outcome) == JobState.CANCELLED
+    assert [event.data["why"] for event in desk.refusals()] == [f"job {job} was cancelled"]
+    assert ask(desk, job, "scontrol", "requeue", job, number=2) == f"1\nscontrol: error: job {job} was cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("squeue", "-h", "-o", "%.5t|%8j|%T|%D|%u|%L|%q"), "0\n    R|mine    |RUNNING|1|{user}|0:08:20|\n"),
+        (("squeue", "--noheader", "--format=%i", "--states", "PD,R", "-n", "mine,x"), "0\n{job}\n"),
+        (("squeue", "-hj", "nothere"), "0\n"),
+        (("squeue", "-h", "-t", "PENDING"), "0\n"),
+        (("sacct", "-nPX", "-j", "{job}.batch"), "0\n{job}|mine|p||1|RUNNING|0:0\n"),
+        (("sacct", "--brief"), "1\nsacct: error: --brief is not understood inside jobs"),
+        (("sacct", "-n", "-P", "-j", "{job}.batch", "-o", "jobid,State%20,ExitCode"), "0\n{job}|RUNNING|0:0\n"),
+        (("sacct", "-nP", "-o", "Elapsed,Restarts"), "0\n0:01:40|0\n"),
+        (("sacct", "-o", "Nothing"), "1\nsacct: error: there is no field 'Nothing' inside jobs"),
+        (("squeue", "-o", "%z"), "1\nsqueue: error: %z is not filled in inside jobs"),
+        (("squeue", "-u", "root2"), "1\nsqueue: error: inside a job only the jobs of {user} are shown"),
+        (("scancel",), "1\nscancel: error: expected ids of jobs"),
+        (("scancel", "--user=bob"), "1\nscancel: error: expected ids of jobs, found '--user=bob'"),
+        (("rm", "-rf", "/"), "1\nrm: error: inside a job this is not answered"),
+    ],
+)  # fmt: skip
+def test_what_slurms_commands_say(desk: Desk, words: tuple[str, ...], expected: str) -> None:
+    job = running(desk, ALICE)
+    desk.now = NOW + 100
+    told = ask(desk, job, *(word.replace("{job}", job) for word in words))
+    assert (told or "").startswith(expected.replace("{job}", job).replace("{user}", desk.job(job).user)), told
+
+
+def test_their_tables_have_heads(desk: Desk) -> None:
+    job = running(desk, ALICE)
+    squeue = (ask(desk, job, "squeue") or "").splitlines()
+    assert squeue[1].split() == ["JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "NODELIST(REASON)"]
+    assert squeue[2].split()[:3] == [job, "p", "mine"]
+    sacct = (ask(desk, job, "sacct") or "").splitlines()
+    assert sacct[1].split() == ["JobID", "JobName", "Partition", "Account", "AllocCPUS", "State", "ExitCode"]
+    assert sacct[2].split() == [job, "mine", "p", "1", "RUNNING", "0:0"]

@@ -1,0 +1,160 @@
+"""The copy of the store for other users: what it costs in files, a disk without room, readers that hold old ones."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.controller import publishing
+from gpusched.controller.publishing import Publisher
+from gpusched.queue import reading
+from gpusched.queue.reading import CURRENT, PUBLISHED
+from gpusched.queue.store import Reader, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.create_or_open(tmp_path)
+    yield store
+    store.close()
+
+
+class Site:
+    """A publisher that copies when it is told to: its thread looks once an hour."""
+
+    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publishing, "LOOK_S", 3600.0)
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)  # readers are another user
+        self.folder, self.said = state / PUBLISHED, list[str]()
+        self.publisher = Publisher(state, self.said.append)
+        self.publisher.start()
+
+    def numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("*.db"))
+
+
+@pytest.fixture
+def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    site = Site(tmp_path, monkeypatch)
+    yield site
+    site.publisher.withdraw()
+    assert not site.folder.exists()
+
+
+def test_a_copy_is_made_only_of_what_changed_and_readers_go_on_with_it(
+    store: Store, site: Site, tmp_path: Path
+) -> None:
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    seen = reader.data_version()
+    site.publisher.publish()
+    assert (site.numbers(), reader.meta("x"), reader.data_version()) == ([1], None, seen)
+    for text in "abc":
+        store.set_meta("x", text)
+        site.publisher.publish()
+    assert site.numbers() == [3, 4], "the one before is kept for who is just opening it"
+    assert (site.folder / CURRENT).readlink() == Path("4.db")
+    assert reader.meta("x") is None
+    assert reader.data_version() != seen
+    assert (reader.meta("x"), reader.behind_s() > 0) == ("c", True)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._db.execute("DELETE FROM meta")
+    reader.close()
+    assert sorted(os.listdir(site.folder)) == ["3.db", "4.db", CURRENT]
+
+
+def test_a_start_removes_what_a_killed_one_left(store: Store, site: Site, tmp_path: Path) -> None:
+    site.publisher.stop()
+    for name in ("7.db", "9.part", "9.part-journal", "link.part"):
+        (site.folder / name).write_text("half")
+    store.set_meta("x", "new")
+    site.publisher.start()
+    assert site.numbers() == [7, 8]
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert reader.meta("x") == "new"
+    reader.close()
+    assert not list(site.folder.glob("*.part*"))
+
+
+def test_without_room_the_old_copy_stays(
+    store: Store, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "ROOM_BYTES", 1 << 60)
+    store.set_meta("x", "new")
+    for _ in range(2):
+        with site.publisher._reporting():
+            site.publisher.publish()
+    (line,) = site.said
+    assert line.startswith("other users go on reading the old copy")
+    assert "are needed" in line
+    assert site.numbers() == [1]
+    monkeypatch.undo()
+    site.publisher.publish()
+    assert site.numbers() == [1, 2]
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    store.set_meta("x", "new")
+    monkeypatch.setattr(Publisher, "_lead_to", full)
+    with site.publisher._reporting():
+        site.publisher.publish()
+    assert "disk is full" in site.said[0]
+    assert (site.folder / CURRENT).readlink() == Path("1.db")
+    monkeypatch.undo()
+    site.publisher.publish()
+    assert (site.folder / CURRENT).readlink() != Path("1.db")
+
+
+def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MOST_HELD", 2)
+    held = []
+    for number in range(6):
+        held.append((site.folder / CURRENT).open("rb"))
+        store.set_meta("x", str(number))
+        site.publisher.publish()
+    sizes = [os.fstat(file.fileno()).st_size for file in held]
+    assert sizes[:3] == [0] * 3
+    assert all(sizes[3:])
+    for file in held:
+        file.close()
+    store.set_meta("x", "end")
+    site.publisher.publish()
+    assert site.publisher._held == []
+
+
+def test_a_copy_may_be_replaced_while_it_is_opened(
+    store: Store, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = reading._connected, list[str]()
+
+    def replaced(path: Path, mode: str) -> sqlite3.Connection:
+        opened.append(path.name)
+        if len(opened) == 1:
+            for text in "ab":
+                store.set_meta("x", text)
+                site.publisher.publish()
+        return real(path, mode)
+
+    monkeypatch.setattr(reading, "_connected", replaced)
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert (opened, reader.meta("x")) == (["1.db", "3.db"], "b")
+    reader.close()
+
+
+def test_a_start_that_fails_is_made_up_for(store: Store, site: Site) -> None:
+    site.publisher.withdraw()
+    site.folder.touch()
+    site.publisher.start()
+    assert len(site.said) == 1
+    site.folder.unlink()
+    site.publisher.publish()
+    assert site.numbers() == [1]

@@ -1,0 +1,48 @@
+"""Every list of values in the reference of policies, and in the guide to trained ones, is the code's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gpusched.config import policies
+from gpusched.model.policy import Agent, Backfill, Order, Place, PolicySpec, Sizing
+
+DOCS = Path(__file__).parents[2] / "docs"
+VALUES = {"order": Order, "place": Place, "backfill": Backfill, "sizes": Sizing, "agent": Agent}
+
+
+def rows(path: str) -> dict[str, list[str]]:
+    """Key -> the cells beside it, of the tables before anything that is generated."""
+    text = (DOCS / path).read_text().partition("<!-- generated")[0]
+    lines = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `"))
+    return {cells[0].strip("`"): cells[1:] for cells in lines}
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_the_reference_has_the_values_of_each_key(key: str) -> None:
+    words = re.split(r"[;:]", rows("reference/policies.md")[key][0])[0]
+    assert re.findall(r"`([^`]+)`", words) == list(get_args(VALUES[key]))
+
+
+def test_the_reference_has_every_key_of_a_policys_file() -> None:
+    known = {*VALUES, *policies._AGENT_KEYS, "description", "mapping", "place_wait", "resize"}
+    assert rows("reference/policies.md").keys() == known
+
+
+def test_the_reference_has_the_defaults() -> None:
+    usual, told = PolicySpec(name="p"), rows("reference/policies.md")
+    for key in ("order", "place", "backfill", "sizes"):
+        assert told[key][1].strip(" |").strip("`") == getattr(usual, key)
+
+
+def test_the_guide_has_every_agent_and_every_key_of_one() -> None:
+    told = rows("guides/trained-policies.md")
+    agents = re.findall(r"`([^`]+)`", told["agent"][0])
+    assert agents == list(get_args(Agent))
+    text = (DOCS / "guides" / "trained-policies.md").read_text()
+    assert [name for name in agents if f"\n| `{name}`" not in text] == []
+    assert {*policies._AGENT_KEYS} <= told.keys()

@@ -1,0 +1,128 @@
+"""The payload's place on the disk of a home that many nodes share."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpusched.nodes.payload import bootstrap, gpus
+
+FILES = {"a.py": "A = 1\n", "sub/b.py": "B = 2\n", "sub/c.py": "C = 'ü'\n"}
+
+
+def is_whole(folder: Path) -> bool:
+    there = {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    return there == FILES | {"ok": "a.py\nsub/b.py\nsub/c.py\n"}
+
+
+def test_files_are_put_in_place_and_private(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "probe-1"
+    assert bootstrap.install(str(folder), FILES)
+    assert is_whole(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.listdir(folder.parent) == ["probe-1"]
+
+
+def test_a_folder_that_is_whole_is_the_same_one_afterwards(tmp_path: Path) -> None:
+    """Whoever reads it, or has come as far as half of it, goes on."""
+    folder = tmp_path / "probe-1"
+    bootstrap.install(str(folder), FILES)
+    before = [(p, p.stat().st_ino) for p in sorted(folder.rglob("*"))]
+    (folder / "sub" / "__pycache__").mkdir()
+    assert bootstrap.install(str(folder), FILES)
+    assert [(p, p.stat().st_ino) for p in sorted(folder.rglob("*"))] == before
+
+
+@pytest.mark.parametrize("spoil", ["file", "emptied", "folder", "no ok", "link"])
+def test_what_is_spoilt_is_replaced_and_nothing_else(tmp_path: Path, spoil: str) -> None:
+    folder = tmp_path / "probe-1"
+    if spoil == "file":
+        folder.write_text("")
+    elif spoil == "link":
+        folder.symlink_to(tmp_path / "nowhere")
+    else:
+        bootstrap.install(str(folder), FILES)
+        kept = (folder / "a.py").stat().st_ino
+        if spoil == "emptied":
+            (folder / "sub/b.py").write_text("")
+        elif spoil == "folder":
+            (folder / "sub/c.py").unlink()
+            (folder / "sub/c.py").mkdir()
+        else:
+            (folder / "ok").unlink()
+    assert bootstrap.install(str(folder), FILES)
+    assert is_whole(folder)
+    assert spoil in ("file", "link") or (folder / "a.py").stat().st_ino == kept
+
+
+def test_another_node_that_is_faster_keeps_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found nothing; ours comes to its rename when the other has done all and is reading."""
+    folder, rename = tmp_path / "probe-1", os.rename
+    made: list[int] = []
+
+    def late(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        assert bootstrap.install(str(folder), FILES)
+        made.append((folder / "sub" / "b.py").stat().st_ino)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    assert bootstrap.install(str(folder), FILES)
+    assert made == [(folder / "sub" / "b.py").stat().st_ino]
+    assert is_whole(folder)
+    assert os.listdir(tmp_path) == ["probe-1"]
+
+
+def test_nodes_that_mend_the_same_folder_never_take_it_from_a_reader(tmp_path: Path) -> None:
+    """Once it is whole it stays so, however many others still think that it is not."""
+    folder = tmp_path / "probe-1"
+    bootstrap.install(str(folder), FILES)
+    for _ in range(8):
+        (folder / "sub/b.py").write_text("spoilt")
+        threads = [threading.Thread(target=bootstrap.install, args=(str(folder), FILES)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        whole = False
+        while any(thread.is_alive() for thread in threads):
+            texts = [(folder / name).read_text() for name in FILES]
+            assert not whole or texts == list(FILES.values())
+            whole = texts == list(FILES.values())
+        for thread in threads:
+            thread.join()
+        assert is_whole(folder)
+
+
+def test_versions_lie_beside_each_other_until_nobody_uses_them(tmp_path: Path) -> None:
+    from gpusched.nodes.payload import main
+
+    for name, age_days in (("probe-old", 31), ("probe-used", 31), ("probe-fresh", 29), ("other", 99)):
+        (tmp_path / name).mkdir()
+        then = time.time() - age_days * 86400
+        os.utime(tmp_path / name, (then, then))
+    main.keep_fresh(str(tmp_path / "probe-used"))
+    bootstrap.install(str(tmp_path / "probe-new"), FILES)
+    assert sorted(os.listdir(tmp_path)) == ["other", "probe-fresh", "probe-new", "probe-used"]
+
+
+# -- what the child that reads GPUs has found by the time it is asked --------------------------------------------------
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_answer_that_lies_ready_is_taken_when_the_engine_took_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [{"count": 2, "driver_version": "1"}, {"gpu": {"index": 0}}, {"gpu": {"index": 1}}]
+    monkeypatch.setattr(gpus, "messages", lambda only, want_links: iter(found))
+    monkeypatch.setattr(gpus, "READ_LIMIT_S", 0.0)
+    reading = gpus.Reading({"deadline_s": 0.0})
+    wait_for(lambda: os.waitid(os.P_PID, reading.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+    answer = reading.collect()
+    assert answer["gpus"] == [{"index": 0}, {"index": 1}]
+    assert answer["gpu_error"] is None

@@ -1,0 +1,122 @@
+"""A damaged database: rows that cannot be read are found and set aside; nobody else's jobs wait for it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.model.jobs import JobState
+from gpusched.model.reservations import Reservation
+from gpusched.queue.damage import Damaged, unreadable
+from gpusched.queue.mending import set_aside_damaged
+from gpusched.queue.promotions import Shadow
+from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
+from tests.controller.folding import NOW, Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A store with a row of each kind that a controller reads in its cycles."""
+    desk = Desk(tmp_path)
+    for state in ("RUNNING", "PENDING", "COMPLETED"):
+        desk.put(desk.submit(name=state), JobState(state))
+    desk.submit(array=tuple(range(9)))
+    (running,) = desk.store.active()
+    desk.store.put_nodes([NodeRecord(name="n0")])
+    desk.store.put_ranks([RankRecord(job_id=running.id, attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))])
+    run = Run(
+        job_id=running.id, attempt=1, user="root", partition="p", flavor=None, share=0.1, gpus=1, start_time=NOW,
+        end_time=None, outcome=None, nodes={"n0": 1},
+    )  # fmt: skip
+    desk.store.open_run(run)
+    desk.store.put_reservation(Reservation(name="r", nodes=("n0",), begin=NOW, end=NOW + 9), NOW)
+    desk.store.put_shadow(Shadow(partition="p", spec=next(iter(policies().values())), since=NOW, by="ann"))
+    desk.store.set_meta("heartbeat", str(NOW))
+    yield desk
+    desk.store.close()
+
+
+def policies() -> dict[str, object]:
+    from gpusched.config.policies import BUILT_IN, load_policy
+
+    return {"p": load_policy(BUILT_IN / "easy.yaml")}
+
+
+READS = {
+    "jobs": lambda store: store.jobs(),
+    "specs": lambda store: store.jobs(),
+    "nodes": lambda store: store.node_records(),
+    "ranks": lambda store: store.ranks(),
+    "runs": lambda store: store.runs(0.0, NOW * 2),
+    "reservations": lambda store: store.reservations(NOW),
+    "shadows": lambda store: store.shadows(),
+    "events": lambda store: store.events(),
+    "meta": lambda store: store.number("heartbeat", 0.0),
+}
+GARBAGE = (b"", b"\x00\xff" * 20, b"[]", b'{"id":7}', None, 7, "text", b'{"a":' * 2000)
+
+
+@pytest.mark.parametrize("table", READS)
+def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(desk: Desk, table: str) -> None:
+    store = desk.store
+    column = {"runs": "allocation", "meta": "value"}.get(table, "data")
+    assert not list(unreadable(store._db))
+    where = "WHERE key = 'heartbeat'" if table == "meta" else ""
+    for garbage in GARBAGE:
+        if garbage is None or (table == "meta" and garbage in (7, b"", "text")):
+            continue
+        store._db.execute("SAVEPOINT test")
+        store._db.execute(f"UPDATE {table} SET {column} = ? {where}", (garbage,))
+        if next(unreadable(store._db), None) is None:
+            READS[table](store)  # it is what it might have been
+        else:
+            with pytest.raises(Damaged, match="the database is damaged: row "):
+                READS[table](store)
+        store._db.execute("ROLLBACK TO test")
+        store._db.execute("RELEASE test")
+    store._db.execute(f"UPDATE {table} SET {column} = ? {where}", (GARBAGE[1],))
+    found = set_aside_damaged(store, NOW)
+    assert {row.table for row in found} == ({"jobs", "specs"} if table == "specs" else {table})
+    READS[table](store)
+    assert set_aside_damaged(store, NOW) == [], "all of it"
+    told = [event for event in store.events() if event.kind == "row_set_aside"]
+    assert len(told) == len(found)
+    assert all(event.data["was"] for event in told)
+    if table in ("jobs", "specs"):
+        jobs = store.jobs()
+        assert sorted(job.state for job in jobs) == ["COMPLETED", *["FAILED"] * 11]
+        assert {job.user for job in jobs} == {"root"}
+        assert "set aside: its row" in jobs[0].message
+        assert store.runs(0.0, NOW * 2)[0].end_time == NOW
+        again = desk.submit(name="PENDING")
+        assert desk.job(again).spec.name == "PENDING", "the same request can be made again"
+    elif table == "nodes":
+        assert store.node_records()["n0"].drain_reason is not None
+    elif table == "ranks":
+        (rank,) = store.ranks()
+        assert (rank.gpus, rank.node) == ((0,), "n0"), "its GPUs stay taken"
+
+
+def test_a_page_that_is_garbage_is_one_clear_error(desk: Desk, tmp_path: Path) -> None:
+    for number in range(300):
+        desk.store.append([msgspec.structs.replace(desk.store.events()[0], data={"x": "y" * 900, "n": number})])
+    desk.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path = tmp_path / "gpusched.db"
+    desk.store.close()
+    content = bytearray(path.read_bytes())
+    content[4096 * 40 : 4096 * 60] = b"\xa5" * (4096 * 20)
+    path.write_bytes(content)
+    desk.store = Store.create_or_open(tmp_path)
+    with pytest.raises(Damaged) as error:
+        desk.store.events(limit=10**6)
+    assert error.value.line() == "the database is damaged: database disk image is malformed; see 'gpusched check'"
+
+
+def test_a_full_disk_is_no_damage(desk: Desk) -> None:
+    desk.store._db.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        desk.store.append([msgspec.structs.replace(desk.store.events()[0], data={"x": "y" * 10**6})])

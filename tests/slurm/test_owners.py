@@ -1,0 +1,91 @@
+"""Real controllers and real Slurm: what holds when one dies in the worst moment, and when there are two."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import SlurmCluster
+from tests.slurm.faults import Decided, Proofs
+from tests.slurm.test_modes import leases
+from tests.slurm.test_reserved import wait_held
+from tests.testbed import wait_until
+from tests.testbed.slurm import USERS
+
+MAINTENANCE = (
+    "scontrol create reservation ReservationName=maint Nodes=$1 StartTime=now+100 Duration=10 Users=root "
+    "Flags=MAINT,IGNORE_JOBS"
+)
+
+
+def test_a_job_that_slurm_holds_as_the_controller_dies_is_slurms_again_when_the_lease_is_over(
+    slurm_cluster: SlurmCluster,
+) -> None:
+    """Its node is reserved between the decision and the start, and the controller is killed for good right after it."""
+    site, user = slurm_cluster.site, USERS[0]
+    decided, proofs = Decided(slurm_cluster, lease_s=10), Proofs(site)
+    decided.start()
+    (decided.folder / "race").write_text(MAINTENANCE)
+    decided.kill_at(["sent", *["began"] * 500])
+    job = proofs.submit([(user, "-p A100 --gpus-per-node=1 --time=10", "true")])[0]
+    wait_until(lambda: "sent" in decided.deaths(), 30, "its death")
+    slurm_cluster.kill_controller()
+    wait_held(site, job)
+    (asked,) = decided.asked("start")
+    end = decided.lease_end()
+    proofs.wait(1)
+    (line,) = proofs.lines()
+    assert line.time >= end
+    assert line.host not in asked.nodes, "there Slurm starts nothing now"
+    site.wait(job)
+    assert not (decided.folder / "race").exists()
+
+
+@pytest.fixture
+def another(slurm_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """A second installation on the same Slurm."""
+    folder = Path(tempfile.mkdtemp(prefix="gs-slurm-"))
+    cluster = SlurmCluster(slurm_cluster.site, folder)
+    yield cluster
+    if cluster.controller is not None and cluster.controller.poll() is None:
+        cluster.kill_controller()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_of_two_controllers_one_decides_and_the_other_says_so(
+    slurm_cluster: SlurmCluster, another: SlurmCluster
+) -> None:
+    site, first = slurm_cluster.site, slurm_cluster
+
+    def decides(cluster: SlurmCluster) -> bool:
+        job = str(site.sbatch("true", "-p", "A100", "--gpus-per-node=1"))
+        site.wait(job)
+        for seen_by in (first, another):
+            if seen_by.controller is not None and seen_by.controller.poll() is None:
+                seen_by.wait_state(job, "COMPLETED")
+        found = cluster.job(job)
+        return found is not None and found.policy == "easy"
+
+    for cluster in (first, another):
+        cluster.write_inventory(nodes={n.name: {"transport": "none"} for n in site.testbed.nodes})
+        cluster.start_controller(nodes=False)
+        cluster.cli("policy", "promote", "easy", "-p", "A100", "--mode", "decide", "--force", "a test")
+        wait_until(lambda: "ReservationName=gpusched" in leases(site), 30, "the lease")
+    wait_until(lambda: "another controller has the lease" in another.controller_log, 30, "its word")
+    assert another.controller_log.count("another controller has the lease") == 1
+    assert "another controller has the lease in Slurm" in another.cli("status").stdout
+    assert decides(first)
+    assert not decides(another)
+    another.cli("policy", "rollback", "-p", "A100")
+    wait_until(lambda: "another controller" not in another.cli("status").stdout, 30, "the rollback")
+    assert "State=ACTIVE" in leases(site), "who only looks on does not end another's"
+    another.cli("policy", "promote", "easy", "-p", "A100", "--mode", "decide", "--force", "a test")
+    wait_until(lambda: another.controller_log.count("another controller has the lease") == 2, 30, "its word again")
+    first.kill_controller()
+    site.run(["scontrol", "update", "ReservationName=gpusched", "EndTime=now+1"])
+    wait_until(lambda: another.controller_log.count("the lease works again") == 2, 90, "the takeover")
+    assert decides(another)
