@@ -96,6 +96,7 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
     waiting = house.sh("true", "-p", "A100", "--gpus", "1", "--hold", "-J", "later")
     script = f"""
     #SBATCH --open-mode=append --gpus=1
+    exec 2>&1  # an engine reads two pipes, in any order
     trap 'echo told to end; exit 0' TERM
     echo "start $SLURM_RESTART_COUNT"
     [ "$SLURM_RESTART_COUNT" = 0 ] || exit 0
