@@ -2,8 +2,8 @@
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# Tests wait for nodes about half of their time: on two cores two more processes are work done meanwhile.
-JOBS ?= 4
+# Tests wait for nodes most of their time: on two cores four more processes are work done meanwhile.
+JOBS ?= 6
 # One environment for each interpreter that is named: .venv-3.12
 ifeq ($(origin PYTHON),file)
 VENV := .venv
@@ -26,12 +26,15 @@ export OPENBLAS_NUM_THREADS ?= 1
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
+# Each test process would else compile all tests: at first one does, and finds passes and tests compiled next time.
 test:
 	@$(MAKE) --no-print-directory -j2 install packages
 	@said=$$(mktemp); \
 	{ $(MAKE) --no-print-directory lint >$$said 2>&1; status=$$?; cat $$said; rm $$said; exit $$status; } & lint=$$!; \
 	status=0; \
+	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null 2>&1 & collect=$$!; \
 	$(BIN)/python -m tests.warm_up || status=1; \
+	wait $$collect; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) || status=1; \
 	wait $$lint || status=1; \
 	exit $$status

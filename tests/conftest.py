@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.testbed import Testbed, slurm_files, why_unavailable
 from tests.testbed.slurm import SlurmSite
@@ -19,6 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
+
+# The same examples each time: whoever runs the tests is not the one who looks for more. Others:
+# ARGS="--hypothesis-profile=default --hypothesis-seed=1"
+settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.load_profile("same")
 
 LONGEST = (
     "slurm/test_faults.py", "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",

@@ -25,7 +25,7 @@ WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 """sh: wait for the test to make go in its folder `share`, mounted at /share."""
 
 SETTINGS: dict[str, object] = {
-    "tick": "2s", "probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s",
+    "tick": "5s", "probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s",
     "grace": "2s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
 """No node is taken for lost, however busy the machine is."""
@@ -151,7 +151,7 @@ class Cluster:
         assert self.controller is not None
         self.controller.send_signal(signal.SIGCONT)  # a test that failed may have stopped it
         self.controller.send_signal(signal.SIGTERM)
-        return self.controller.wait(timeout=30)
+        return self.controller.wait(timeout=120)
 
     @property
     def controller_log(self) -> str:
@@ -195,7 +195,7 @@ class Cluster:
         self._started.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+    def finish(self, process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of what `popen` started, once it has ended."""
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err

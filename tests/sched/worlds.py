@@ -77,6 +77,7 @@ def after(snap: Snapshot, plan: Plan) -> Snapshot:
             allocation=a.allocation,
             start_time=snap.now,
             expected_end=snap.now + specs[a.job_id].spec.time_limit_s,
+            spec=specs[a.job_id].spec,
         )
         for a in plan.actions
         if isinstance(a, Start)

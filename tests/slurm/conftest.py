@@ -22,7 +22,7 @@ class SlurmCluster(Cluster):
         site: Slurm; `site.sbatch`.
     """
 
-    settings: Mapping[str, object] = {**SETTINGS, "tick": "1s"}
+    settings: Mapping[str, object] = {**SETTINGS, "tick": "2s"}
 
     def __init__(self, site: SlurmSite, folder: Path) -> None:
         super().__init__(site.testbed, folder)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE = 4.0
+"""As many times the seconds that a condition takes at most here, as other machines are slower, or do other things."""
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "", interval_s: float = 0.05) -> T:
@@ -14,17 +16,17 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = 
 
     Args:
         condition: Called at least twice; an exception it raises is not caught.
-        timeout_s: Seconds of patience; machines that run tests can be very slow at times.
+        timeout_s: Seconds that it takes at most on a machine with nothing else to do; `PATIENCE` times as long is waited.
         what: Completes the sentence "timed out waiting for ...".
         interval_s: First pause in seconds.
 
     Raises:
-        TimeoutError: The condition was still false after `timeout_s`.
+        TimeoutError: The condition was still false.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE * timeout_s
     while not (value := condition()):
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what or condition}")
+            raise TimeoutError(f"timed out after {PATIENCE * timeout_s:g} s waiting for {what or condition}")
         time.sleep(interval_s)
         interval_s = min(interval_s * 2, 0.4)
     return value

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def chromium() -> str:
@@ -34,10 +34,12 @@ class Browser:
 
     Attributes:
         troubles: What the page's console said that is no plain log: errors, warnings, exceptions.
+        expected: Parts of those that a test causes; they may still come when it has ended.
     """
 
     def __init__(self, folder: Path, scheme: str = "light") -> None:
         self.troubles: list[str] = []
+        self.expected: tuple[str, ...] = ()
         to_child, own_write = os.pipe()
         own_read, from_child = os.pipe()
         argv = [

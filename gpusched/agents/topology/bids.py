@@ -213,9 +213,11 @@ def _attempt(
     if offers.way[home, job] == UNASKED:
         _offer_again(more, costs, room, home, job, now)
     number = _highest(more, costs, room, job, now, False)
-    if number < 0 and more.whole[job] == 0:  # who had a good place asked nobody, and it is taken: once a size
+    if number < 0:
+        # Its own had a good place, so nobody else was asked, and that is taken; or its own gave its room to a job that
+        # took another's offer. Once a size.
         for other in range(offers.rank.shape[0]):
-            if other != home:
+            if other == home or more.whole[job] == 0:
                 _offer_again(more, costs, room, other, job, now)
         number = _highest(more, costs, room, job, now, False)
     waits = number >= 0 and number != home and not _takes(costs, offers, number, home, job, now)
