@@ -16,7 +16,7 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = 
 
     Args:
         condition: Called at least twice; an exception it raises is not caught.
-        timeout_s: Seconds that it takes at most on a machine with nothing else to do; `PATIENCE` times as long is waited.
+        timeout_s: Seconds that it takes at most on a machine with nothing else to do; `PATIENCE` times that is waited.
         what: Completes the sentence "timed out waiting for ...".
         interval_s: First pause in seconds.
 
