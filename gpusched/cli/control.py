@@ -36,7 +36,7 @@ def cancel(
     json: output.JsonOption = False,
 ) -> None:
     """Cancel jobs: by id, user or state."""
-    client = Client()
+    client, named = Client(), bool(jobs)
     if jobs and (user is not None or state):
         raise UsageError("job ids cannot be combined with --user or --state", "use one or the other")
     if not jobs:
@@ -49,8 +49,8 @@ def cancel(
         if not output.confirm(f"cancel {count_of(many, 'job')}", yes):
             output.note("nothing cancelled")
             return
-    asked = control.cancel(client, jobs, now=now)
-    if wait:
+    asked = control.cancel(client, jobs, now=now, named=named)
+    if wait and asked.ids:
         from gpusched.client.wait import wait_for
 
         wait_for(client, asked.ids, None)

@@ -18,9 +18,12 @@ _STDOUT, _STDERR = 1, 2
 def reserve() -> None:
     """Move this process's stdout to a descriptor of its own; descriptor 1 becomes another name of stderr.
 
-    Programs that are to write to our stdout get it by ``stdout=sys.stdout``. Where either stream is closed, nothing
-    changes.
+    Programs that are to write to our stdout get it by ``stdout=sys.stdout``. A stream that is closed goes nowhere: a
+    file opened later would else take its place, and be written to.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
     given = sys.stdout
     if not isinstance(given, io.TextIOWrapper) or sys.stderr is None:
         return

@@ -30,8 +30,12 @@ class Asked(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
-    """End jobs."""
+def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> Asked:
+    """End jobs; of those that were not ``named``, but `selected`, some may have ended meanwhile."""
+    if not named:
+        texts = [t.id for t in Resolver(client).targets(texts) if not all(job.state in ENDED for job in t.jobs)]
+        if not texts:
+            return Asked("cancel", ())
     return _on_jobs(client, "cancel", texts, _not_ended, Cancel, now=now)
 
 

@@ -107,6 +107,19 @@ def test_cancel_by_user_and_state(site: Site) -> None:
     assert "-y" in done.err
 
 
+def test_a_job_that_ends_while_others_of_its_user_are_selected_is_left_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, waits = site.submit(), site.submit()
+    site.fold()
+    monkeypatch.setattr("gpusched.cli.output.confirm", lambda *_: [site.start(ends), site.end(ends)])
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert site.call("cancel", "--json", "-u", me).ok().json["ids"] == [waits]
+    assert site.call("cancel", "--json", waits, "-u", me).code == 2
+    site.fold()
+    assert site.call("cancel", "--json", "--wait", "-u", me).ok().json["ids"] == []
+
+
 def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
     ended, runs, waits = site.submit(), site.submit(), site.submit()
     site.fold()

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.cli.conftest import Site
 
 NOISY = """
@@ -49,3 +51,11 @@ def test_a_command_without_stderr_still_prints(site: Site) -> None:
     words = ["/bin/sh", "-c", 'exec "$0" -m gpusched flavors --json 2>&-', sys.executable]
     done = subprocess.run(words, env=site.env, cwd=site.folder, capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+def test_a_command_whose_streams_are_closed_does_its_work(site: Site, closed: str) -> None:
+    words = ["/bin/sh", "-c", f'exec "$0" -m gpusched submit -F s-V100 --json -- true {closed}', sys.executable]
+    done = subprocess.run(words, env=site.env, cwd=site.folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(site.commands()) == 1

@@ -17,10 +17,12 @@ from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
 IN_IMAGE: Options = {
-    "partition": "A100", "gpus": 1, "python": "/usr/bin/python3", "env": {"PYTHONHOME": "/usr"},
-    "mount": ("/usr:/usr:ro", "/usr/lib:/lib:ro", "/usr/lib64:/lib64:ro"),
+    "partition": "A100", "gpus": 1, "python": os.path.realpath(sys.executable), "env": {"PYTHONHOME": sys.base_prefix},
+    "mount": tuple(dict.fromkeys((
+        f"{sys.base_prefix}:{sys.base_prefix}:ro", "/usr:/usr:ro", "/usr/lib:/lib:ro", "/usr/lib64:/lib64:ro"
+    ))),
 }  # fmt: skip
-"""The testbed's image has no Python; by these mounts it has the machine's."""
+"""The testbed's image has no Python; by these mounts it has the one that runs the tests: functions need the same."""
 PATIENCE_S = 90
 
 
