@@ -51,11 +51,13 @@ def retrain(
             policy=str(source), partition=partition.name, inventory=str(inventory.path), out=str(out), hold_out=0.0,
             since=iso_utc(since), until=iso_utc(until),
         )  # fmt: skip
+        kept = out.exists()  # trained before on this day
         try:
             train(request, Report())
             lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
         except GpuschedError as error:
-            shutil.rmtree(out, ignore_errors=True)
+            if not kept:
+                shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
     if any(spec.by_estimate for spec in (*live.values(), *shadows.values())):
         lines.append(_refit(folder / USUAL_NAME, since, until))
