@@ -2,8 +2,8 @@
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# Tests wait for nodes most of their time: on two cores four more processes are work done meanwhile.
-JOBS ?= 6
+# Tests wait for nodes about half of their time: on two cores two more processes are work done meanwhile.
+JOBS ?= 4
 # One environment for each interpreter that is named: .venv-3.12
 ifeq ($(origin PYTHON),file)
 VENV := .venv
