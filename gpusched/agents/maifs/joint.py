@@ -312,8 +312,9 @@ def _commit(
     best_first = np.zeros(groups)
     for group in range(groups):
         best_first[group] = -score[group, chosen[group]]
-    done = False
-    for group in np.argsort(best_first):
+    done, order = False, np.argsort(best_first)
+    for at in range(groups):
+        group = int(order[at])
         if best_first[group] > PATIENCE * best_first.min():
             break
         i = who[group, chosen[group]]
