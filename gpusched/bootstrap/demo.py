@@ -120,7 +120,11 @@ def _real_gpus() -> int:
 
 def _environment() -> dict[str, str]:
     here = FOLDER.absolute()
-    return os.environ | {"GPUSCHED_STATE": str(here / "state"), "GPUSCHED_INVENTORY": str(here / "inventory.yaml")}
+    return os.environ | {
+        "GPUSCHED_STATE": str(here / "state"),
+        "GPUSCHED_INVENTORY": str(here / "inventory.yaml"),
+        "NUMBA_DISABLE_JIT": "1",  # the same functions; to compile them takes longer than two nodes do
+    }
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
