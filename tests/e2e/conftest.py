@@ -31,6 +31,12 @@ SETTINGS: dict[str, object] = {
 """No node is taken for lost, however busy the machine is."""
 IMPATIENT = {"probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"}
 """With the mark ``impatient``: for tests of nodes that are lost."""
+_NODES = os.path.realpath("/usr/bin/python3").rpartition("python")[2]
+functions = pytest.mark.skipif(
+    _NODES != f"{sys.version_info.major}.{sys.version_info.minor}",
+    reason=f"a function needs the Python that it was sent from, and the nodes have the machine's, {_NODES}",
+)
+"""For tests whose jobs are functions."""
 FLAVORS = {
     "A100": {
         "s-A100": {"gpus": 2, "cores": 2, "memory": "512M", "time": "1h"},

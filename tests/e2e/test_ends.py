@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpusched
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import Cluster, functions
 from tests.testbed import Testbed, processes, wait_until
 
 NODES = {"podman": "dgx001", "docker": "dgx003", "process": "dgx002", "process without python3": "dgx004"}
@@ -114,6 +114,7 @@ def waits_for(path: str) -> str:
     return path
 
 
+@functions
 def test_futures_are_done_in_the_order_in_which_their_jobs_end(site: Cluster, tmp_path: Path) -> None:
     site.runtime = "process"
     cluster = gpusched.Cluster(state=site.state, inventory=site.inventory)
