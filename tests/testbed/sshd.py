@@ -54,7 +54,7 @@ def stop(node: "TestNode", *, sessions: bool) -> None:
 
     wait_until(ended, what=f"the end of sshd on {node.name}")
     for pid in node.pids() if sessions else []:
-        if processes.command_line(pid)[:1] and processes.command_line(pid)[0].startswith("sshd:"):
+        if "".join(processes.command_line(pid)[:1]).startswith("sshd:"):  # it may have ended: one look
             processes.send(pid, signal.SIGKILL)
 
 
