@@ -24,7 +24,7 @@ WAIT_S = 120.0
 
 _TRAIN = (
     'echo "$GPUSCHED_JOB_NAME: rank $RANK of $WORLD_SIZE on $GPUSCHED_NODE, GPUs $CUDA_VISIBLE_DEVICES"; '
-    'i=0; while [ $i -lt {steps} ]; do i=$((i+1)); echo "step $i loss 0.$((900/(i+1)))"; sleep 1; done; echo done'
+    'i=0; while [ $i -lt {steps} ]; do i=$((i+1)); echo "step $i loss 0.$((900/(i+1)))"; sleep 0.5; done; echo done'
 )
 
 
@@ -54,15 +54,15 @@ _CLI = (sys.executable, "-m", "gpusched")
 def _story(gpus: int) -> int:
     _until("both nodes respond", lambda: [n["state"] for n in _json("nodes")] == ["IDLE", "IDLE"] or None)
     _show("flavors")
-    small = _submit("-J", "finetune", "--flavor", "small", steps=8)
-    _submit("-J", "pretrain", "--flavor", "medium", steps=10)
+    small = _submit("-J", "finetune", "--flavor", "small", steps=11)
+    _submit("-J", "pretrain", "--flavor", "medium", steps=12)
     gang = _submit("-J", "gang", "--flavor", "full", steps=3)
     sweep = _submit("-J", "sweep", "--flavor", "small", "--array", "0-3%2", steps=2)
     _submit("-J", "evaluate", "--cpus", "1", "--gpus", "0", "--dependency", f"afterok:{small}", steps=1)
     bad = _submit("-J", "typo", "--flavor", "small", command="echo starting; sleep 1; nosuchprogram --train")
     _until("jobs run", lambda: any(j["state"] == "RUNNING" for j in _json("status")) or None)
     _until("the multi-node job has its reason", lambda: _json("show", gang)["reason"] or None)
-    time.sleep(3)  # let the simulated GPUs show some work: this is a show, not a test
+    time.sleep(2)  # let the simulated GPUs show some work: this is a show, not a test
     _show("nodes")
     _show("status")
     _show("why", gang)
