@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -14,6 +14,9 @@ from gpusched.cli import complete, output
 from gpusched.cli.coerce import make_plain
 from gpusched.client.submit import Request
 from gpusched.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpusched.client.script.values import Site
 
 _CLICK_EXCEPTION: Any = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
@@ -272,14 +275,17 @@ class WithSbatch(TyperCommand):
         if args and args[0].startswith("-") and args[0] != "--":
             from gpusched.client.script.sbatch import typed
 
-            parameters: list[Any] = self.get_params(ctx)
-            own = {o: not getattr(p, "is_flag", False) for p in parameters for o in (*p.opts, *p.secondary_opts)}
-            args, notes = typed(args, own, _site)
+            args, notes = typed(args, _own(self.get_params(ctx)), _site)
             for note in notes:
                 output.note(note)
             ctx.meta["gpusched.notes"] = notes
         ctx.meta["gpusched.words"] = tuple(args)
         return super().parse_args(ctx, args)
+
+
+def _own(parameters: Any) -> dict[str, bool]:
+    """Return a command's options, and whether each takes a value."""
+    return {o: not getattr(p, "is_flag", False) for p in parameters for o in (*p.opts, *p.secondary_opts)}
 
 
 def _site() -> Any:
@@ -331,25 +337,55 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: They are no options of a job.
     """
+    with _context(_line(), words) as context:
+        if left := context.params.get("command"):
+            raise UsageError(f"'{left[0][:80]}' is not an option", "quote values that contain spaces")
+        return typed(context)
+
+
+def parse_sbatch(words: Sequence[str], site: Site) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
+    """A command line of sbatch -> `typed`, the words behind the options, what ``--wrap`` says.
+
+    Raises:
+        UsageError: They are no such command line.
+    """
+    from gpusched.client.script.sbatch import typed as translated
+
+    command = _sbatch()
+    words, _ = translated(words, _own(command.params), lambda: site)
+    with _context(command, words) as context:
+        return typed(context), tuple(context.params.get("command") or ()), context.params["wrap"]
+
+
+def _context(command: Any, words: Sequence[str]) -> Any:
     try:
-        with _parser().make_context("gpusched submit", list(words)) as context:
-            if left := context.params.get("command"):
-                raise UsageError(f"'{left[0][:80]}' is not an option", "quote values that contain spaces")
-            return typed(context)
+        return command.make_context("gpusched submit", list(words))
     except _CLICK_EXCEPTION as error:
         text = " ".join(error.format_message().split()).rstrip(".")
         raise UsageError(text[:1].lower() + text[1:]) from None
 
 
 @functools.cache
-def _parser() -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-    @app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})
+def _line() -> Any:
     @with_request()
     def line(request: Request) -> int:
         return 0
 
+    return _parser(line)
+
+
+@functools.cache
+def _sbatch() -> Any:
+    @with_request()
+    def sbatch(request: Request, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
+        return 0
+
+    return _parser(sbatch)
+
+
+def _parser(function: Callable[..., int]) -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})(function)
     command = typer.main.get_command(app)
     make_plain(command)
     return command

@@ -12,6 +12,7 @@ import typer
 from gpusched.cli import options, output
 from gpusched.client.context import Client
 from gpusched.client.submit import Request, prepare, submit
+from gpusched.config.users import user_name
 from gpusched.config.validate import known_partition, may_share
 from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
@@ -89,7 +90,7 @@ def _prepare(
     if script is None:
         return _prepared(client, request)
     typed = options.typed(context)
-    read = layers.read(script, options.parse, client.inventory, folder())
+    read = layers.read(script, options.parse, client.inventory, folder(), user_name(os.getuid()))
     for note in read.notes:
         output.note(note)
     try:

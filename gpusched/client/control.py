@@ -32,11 +32,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> Asked:
     """End jobs; of those that were not ``named``, but `selected`, some may have ended meanwhile."""
-    if not named:
-        texts = [t.id for t in Resolver(client).targets(texts) if not all(job.state in ENDED for job in t.jobs)]
-        if not texts:
-            return Asked("cancel", ())
-    return _on_jobs(client, "cancel", texts, _not_ended, Cancel, now=now)
+    return _on_jobs(client, "cancel", texts, _not_ended, Cancel, named, now=now)
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
@@ -105,9 +101,14 @@ def check_reason(option: str, reason: str) -> None:
 
 
 def _on_jobs(
-    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand], **more: Any
-) -> Asked:
+    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand],
+    named: bool = True, **more: Any,
+) -> Asked:  # fmt: skip
     targets = Resolver(client).targets(texts)
+    if not named:
+        targets = [target for target in targets if not all(check(client, job) for job in target.jobs)]
+        if not targets:
+            return Asked(what, ())
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
     client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))

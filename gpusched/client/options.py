@@ -47,6 +47,7 @@ def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
         return None, None
     spans, percent, most = text.partition("%")
     found: set[int] = set()
+    count = 0
     for part in spans.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
@@ -54,11 +55,10 @@ def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
             raise UsageError(f"--array: {part.strip()} contains no index", "write the smaller number first")
-        if (last - first) // step >= MAX_ARRAY_TASKS:
+        count += (last - first) // step + 1
+        if count > MAX_ARRAY_TASKS:  # before they are made
             raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
         found.update(range(first, last + 1, step))
-    if len(found) > MAX_ARRAY_TASKS:
-        raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
     if percent and not (re.fullmatch(r"[0-9]{1,7}", most) and int(most) > 0):
         raise UsageError(
             f"--array: % must be followed by the number of tasks that may run at once, found {most[:40]!r}"

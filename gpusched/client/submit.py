@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -104,19 +104,40 @@ class Program(NamedTuple):
     of_tasks: tuple[str, ...] = ()
 
 
+class Submitter(NamedTuple):
+    """Who submits.
+
+    ``folder``: the one of submission, or an error; ``environ``: where variables and secrets that are named only have
+    their values; ``whole_id``: makes whole ids of jobs of what was typed.
+    """
+
+    user: str
+    folder: Callable[[], str]
+    environ: Mapping[str, str]
+    whole_id: Callable[[str], str]
+
+
 def prepare(
     client: Client, request: Request, program: Program | None = None, environ: Mapping[str, str] = os.environ
 ) -> Submit:
     """Parse and check everything: the command to deliver, but for its id.
 
-    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: where variables and
-    secrets that are named only have their values.
+    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: see `Submitter`.
 
     Raises:
         UsageError: The first thing wrong, in one line; nothing was queued.
     """
+    me = Submitter(user_name(os.getuid()), folder, environ, lambda text: _whole_id(client, text))
+    prepared = assembled(client.inventory, request, me, program)
+    _check_queued(client, prepared.spec, me.user, len(prepared.array) if prepared.array else 1)
+    if prepared.spec.reservation:
+        _check_reservation(client, prepared.spec, prepared.time)
+    return prepared
+
+
+def assembled(inventory: Inventory, request: Request, who: Submitter, program: Program | None = None) -> Submit:
+    """Parse and check what needs no more than the inventory; see `prepare`."""
     now = time.time()
-    inventory = client.inventory
     request = _in_one_partition(request, inventory)
     shape = _shape(request, inventory)
     tasks, may, asked, sized, tasks_per_node = shape
@@ -126,8 +147,8 @@ def prepare(
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
         raise UsageError("--signal B: needs a job script", "omit B:")
-    secrets = options.secrets(request.secret, environ)
-    cwd = folder() if request.mount or request.output or request.error or request.script is not None else "/"
+    secrets = options.secrets(request.secret, who.environ)
+    cwd = who.folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
     partition = inventory.partition(sized.partition)
     spec = JobSpec(
@@ -136,14 +157,14 @@ def prepare(
         image=request.image,
         command=request.command,
         workdir=request.workdir if request.workdir is not None else _workdir(request, mounts, cwd, partition),
-        env=options.environment(request.env, environ),
+        env=options.environment(request.env, who.environ),
         secret_names=tuple(secrets),
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
         append=options.appends(request.open_mode),
         dependencies=(
-            *options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+            *options.dependencies(request.dependency, who.whole_id),
             *([Dependency(DependencyKind.CHAIN)] if links else []),
         ),
         begin_time=options.begin(request.begin, now),
@@ -179,15 +200,11 @@ def prepare(
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
-    user = user_name(os.getuid())
-    most = longest(user, spec.group, spec.qos, inventory)
+    most = longest(who.user, spec.group, spec.qos, inventory)
     if request.time is None and most is not None and most < spec.time_limit_s:
         spec = msgspec.structs.replace(spec, time_limit_s=most)
     validate_spec(spec, inventory)
-    spec = accounted(spec, user, inventory)
-    _check_queued(client, spec, user, len(array) if array else 1)
-    if spec.reservation:
-        _check_reservation(client, spec, now)
+    spec = accounted(spec, who.user, inventory)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
         program=program.text if program is not None else "",

@@ -456,6 +456,7 @@ SETTINGS: Fields = {
     "shared": ("shared", Value.flag),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
+    "max_queued_jobs_by_jobs": ("max_queued_jobs_by_jobs", _whole(0, 1_000_000_000, "a number of jobs")),
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
     "capabilities": ("capabilities", _choices(*CAPABILITIES)),
     "image_transports": ("image_transports", _choices(*TRANSPORTS)),

@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Operation, RankKey
 from gpusched.config.paths import log_path, result_path
-from gpusched.controller.asking import Asking
+from gpusched.controller.asking import Asking, Prepare
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_on
 from gpusched.controller.estimating import Estimator
@@ -55,6 +55,7 @@ class Cycle:
         cluster: Cluster,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = lambda text: None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
@@ -71,7 +72,7 @@ class Cycle:
         self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
         self._ledger = Ledger(store)
-        self._asking = Asking(store, self.inbox)
+        self._asking = Asking(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
         self._settling = Settling(store, self._collecting, self._launcher.errors)
         self._planner = Planner(store, self._launcher, self._decider, Estimator(store, state, say), say)
@@ -113,7 +114,7 @@ class Cycle:
         self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
         operations = self._record(observations, now)
         self._cluster.perform(operations)
-        self._cluster.perform(self._asking.answers(observations, now))
+        self._cluster.perform(self._asking.answers(observations, self.inventory, now))
         decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
         if decided is not None and decided.unread:
             return decided.unread

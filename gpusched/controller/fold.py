@@ -74,6 +74,7 @@ class CommandApplier:
         self._programs, self._say = secrets.programs, say
         self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
+        self._by_jobs: dict[str, int] = {}  # of each user, jobs that wait and that jobs queued
         self._by_class = Queued(store, inventory.quotas)
 
     def fold(self, now: float) -> int:
@@ -220,7 +221,10 @@ class CommandApplier:
             raise Refused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
-                self._submit(command, caller, now)
+                if command.asked_by:
+                    self._submit_from_inside(command, caller, now)
+                else:
+                    self._submit(command, caller, now)
             case commands.Cancel():
                 self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
             case commands.Hold():
@@ -254,12 +258,25 @@ class CommandApplier:
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
-    def _submit(self, command: commands.Submit, caller: Caller, now: float) -> None:
+    def _submit_from_inside(self, command: commands.Submit, caller: Caller, now: float) -> None:
+        """Queue a job for the user of the one that asks for it, who has no more powers there than others have."""
+        asking = self._asking(command.asked_by, caller)
+        if asking is None:
+            raise Refused(f"there is no job {command.asked_by[:40]}")
+        if is_cancelled(asking):
+            raise Refused(f"job {asking.id} was cancelled")
+        if command.spec.secret_names:  # it knows its own
+            kept = self._secrets.read(asking.id) or {}
+            secrets = {name: kept[name] for name in command.spec.secret_names if name in kept}
+            command = msgspec.structs.replace(command, secrets=secrets)
+        self._submit(command, Caller(asking.uid, asking.user, admin=False), now, asking)
+
+    def _submit(self, command: commands.Submit, caller: Caller, now: float, asking: Job | None = None) -> None:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
             raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
         command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
-        self._check_mounts(command, caller)
+        self._check_mounts(command, caller, asking)
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
@@ -270,6 +287,8 @@ class CommandApplier:
         job = self._job(_within(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
         queued = self._room_for(job, caller, program)
+        if asking is not None:
+            self._check_by_jobs(job)
         self._by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
@@ -283,6 +302,8 @@ class CommandApplier:
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
+        if asking is not None:
+            self._by_jobs[job.user] += job.count
         self._by_class.add(job.user, job.spec, job.count)
 
     def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
@@ -295,6 +316,7 @@ class CommandApplier:
     def _forget_counts(self) -> None:
         self._waiting = None
         self._programs_size.clear()
+        self._by_jobs.clear()
         self._by_class = Queued(self._store, self._inventory.quotas)
 
     @property
@@ -327,8 +349,21 @@ class CommandApplier:
             )
         return count + job.count, size
 
-    def _check_mounts(self, command: commands.Submit, caller: Caller) -> None:
-        if caller.uid == os.getuid() or caller.admin:
+    def _check_by_jobs(self, job: Job) -> None:
+        """That its user's jobs may queue so many more: a script that queues itself twice must not fill the queue."""
+        if job.user not in self._by_jobs:
+            self._by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
+        count, most = self._by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
+        if count + job.count > most:
+            raise Refused(
+                f"{job.user} has {count} of {count_of(most, 'pending job')} that jobs submit; {job.count} more exceed "
+                "the limit (settings.max_queued_jobs_by_jobs of inventory.yaml)"
+            )
+
+    def _check_mounts(self, command: commands.Submit, caller: Caller, asking: Job | None) -> None:
+        if self._caller(caller.uid).admin:
+            if asking is not None:
+                _check_mounts_again(command.spec, asking)
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
         for mount in command.spec.mounts:
@@ -359,6 +394,7 @@ class CommandApplier:
             submit_time=min(max(command.time, 0.0), now),
             eligible_time=spec.begin_time,
             held_by="user" if spec.hold else "",
+            asked_by=command.asked_by,
         )
         if command.array is None:
             return job
@@ -434,9 +470,7 @@ class CommandApplier:
 
     def _asked(self, command: commands.Asked, caller: Caller, now: float) -> None:
         """Do what a job asked for from inside: as its user, whose powers over others' jobs it does not have."""
-        if caller.uid != os.getuid():
-            raise Refused("only the controller passes on what jobs ask for")
-        job = self._store.job(command.job_id)
+        job = self._asking(command.job_id, caller)
         if job is None or job.attempt != command.attempt:
             return
         inside = Caller(job.uid, job.user, admin=False)
@@ -447,10 +481,15 @@ class CommandApplier:
             requeue = commands.Requeue(time=command.time, job_ids=command.job_ids)
             self._each(requeue, inside, lambda one: self._requeue_from_inside(one, job, inside, now), now)
 
+    def _asking(self, job_id: str, caller: Caller) -> Job | None:
+        """The job that asks, by the controller's word."""
+        if caller.uid != os.getuid():
+            raise Refused("only the controller passes on what jobs ask for")
+        return self._store.job(job_id)
+
     def _requeue_from_inside(self, job: Job, asking: Job, inside: Caller, now: float) -> tuple[Job, Event] | None:
         """As `_requeue`, but a job that somebody cancelled does not bring itself back, in the trap of its signal."""
-        outcome = job.ending.outcome if job.ending is not None else job.state
-        if job.id == asking.id and outcome is JobState.CANCELLED:
+        if job.id == asking.id and is_cancelled(job):
             raise Refused(f"job {job.id} was cancelled")
         return self._requeue(job, inside, now)
 
@@ -543,6 +582,11 @@ class CommandApplier:
             raise Refused(f"no such node: {', '.join(unknown)}")
 
 
+def is_cancelled(job: Job) -> bool:
+    """Whether somebody cancelled it, even if it has not ended yet."""
+    return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
+
+
 def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
@@ -555,6 +599,16 @@ def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
     if spec.session is None or spec.session <= settings.session_keep_s:
         return command
     return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
+
+
+def _check_mounts_again(spec: JobSpec, asking: Job) -> None:
+    """That a user who may mount anything has no more mounted by the job inside than that job has itself.
+
+    Of its very mounts only: in a folder that it can write to, it may have put a link to anywhere.
+    """
+    for mount in spec.mounts:
+        if not any(mount.source == own.source and own.read_only <= mount.read_only for own in asking.spec.mounts):
+            raise Refused(f"mount of {mount.source}: a job can only pass on mounts of its own")
 
 
 def _check_program(command: commands.Submit) -> None:

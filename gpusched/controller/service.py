@@ -20,6 +20,7 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
+from gpusched.controller.asking import Prepare
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.notices.desk import NoticeDesk
@@ -120,8 +121,9 @@ class Service:
         say: Callable[[str], None],
         clock: Clock | None = None,
         lock_wait: LockWait | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
-        self._path, self._state, self._say = inventory_path, state, say
+        self._path, self._state, self._say, self._prepare = inventory_path, state, say, prepare
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
         Inbox(state).create()
@@ -154,9 +156,9 @@ class Service:
     def _warm_up(self) -> None:
         """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
         from gpusched.compiled import kept_on_disk
-        from gpusched.sched.backfill import schedule
+        from gpusched.sched.kernel.by_rule import pass_by_rule
 
-        if not kept_on_disk(schedule):
+        if not kept_on_disk(pass_by_rule):
             announce(self._state, COMPILING)
             self._say("compiling the scheduling passes (once only, about ten seconds)")
         warm_up(self.cycle.policies.values())
@@ -248,7 +250,9 @@ class Service:
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
-            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+            return Cycle(
+                self.store, self._state, inventory, policies, self.cluster, self.clock, self._say, self._prepare
+            )
         from gpusched.controller.slurm.applying import LeaseApplier
         from gpusched.controller.slurm.cycle import SlurmCycle
         from gpusched.slurm.commands import Slurm
@@ -418,18 +422,22 @@ class Relaying:
 
 
 def open_service(
-    inventory_path: Path, state: Path, say: Callable[[str], None], lock_wait: LockWait | None = None
+    inventory_path: Path,
+    state: Path,
+    say: Callable[[str], None],
+    lock_wait: LockWait | None = None,
+    prepare: Prepare | None = None,
 ) -> Service:
     """Return the controller, where need be after rows that cannot be read were set aside."""
     try:
-        return Service(inventory_path, state, say, None, lock_wait)
+        return Service(inventory_path, state, say, None, lock_wait, prepare)
     except Damaged:
         with contextlib.closing(Store.create_or_open(state, lock_wait)) as store:
             rows = set_aside_damaged(store, time.time())
         if not rows:
             raise
         _say_set_aside(rows, say)
-        return Service(inventory_path, state, say, None, lock_wait)
+        return Service(inventory_path, state, say, None, lock_wait, prepare)
 
 
 def _say_set_aside(rows: Sequence[Row], say: Callable[[str], None]) -> None:
@@ -439,8 +447,8 @@ def _say_set_aside(rows: Sequence[Row], say: Callable[[str], None]) -> None:
         say(f"and {len(rows) - MOST_SAID} more rows, see the events row_set_aside")
 
 
-def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
-    """``gpusched controller``: cycles until SIGTERM or SIGINT.
+def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
+    """``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
 
     Raises:
         GpuschedError: The lock is taken, inventory, policies or store cannot be read, or the state folder was replaced.
@@ -448,7 +456,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     stop = Stop()
     with controller_lock(state) as still_held, present(state):
         lock_wait = LockWait(state, say, stop, math.inf)  # to start again later would find the same lock
-        service = open_service(inventory_path, state, say, lock_wait)
+        service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends()
         relaying, relayed = Relaying(state, inventory_path, say), False
@@ -494,14 +502,14 @@ def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Cal
     return watch
 
 
-def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
     """``gpusched tick``: the same cycle once, waiting for every node; again while its own operations bring news.
 
     Raises:
         GpuschedError: As for `run_forever`.
     """
     with controller_lock(state), present(state):
-        service = open_service(inventory_path, state, say)
+        service = open_service(inventory_path, state, say, prepare=prepare)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):

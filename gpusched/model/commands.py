@@ -26,7 +26,8 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     ``secrets`` holds the values of the spec's ``secret_names``; they never reach the database.
     ``max_running`` bounds how many tasks of the array run at once (``--array 0-9%2``). ``program`` is the text of a job
     with a ``function``; of an array, ``task_programs`` is what follows it for each task, in order of their indices.
-    Neither reaches the database: they may hold what is nobody else's business.
+    Neither reaches the database: they may hold what is nobody else's business. ``asked_by``: the job that queues it
+    from inside, whose user's it then is; the controller passes it on, and nobody else may.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     secrets: dict[str, str] = {}
     program: str = ""
     task_programs: tuple[str, ...] = ()
+    asked_by: str = ""
 
 
 class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):

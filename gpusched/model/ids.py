@@ -22,8 +22,15 @@ _SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 def mint(now: float) -> str:
     """A new job id for a submission at ``now`` (Unix seconds)."""
-    ticks = max(0, int((now - EPOCH_S) * 1000)) % (1 << 5 * _TIME_CHARS)
-    return _base32(ticks, _TIME_CHARS) + _base32(int.from_bytes(os.urandom(4), "big"), _RANDOM_CHARS)
+    return _base32(_ticks(now), _TIME_CHARS) + _base32(int.from_bytes(os.urandom(4), "big"), _RANDOM_CHARS)
+
+
+def of_request(name: str, second: int) -> str:
+    """The id of the job that the request of this name queues, made in this second: always the same one."""
+    from hashlib import sha256  # commands start faster without it
+
+    rest, ticks = divmod(int.from_bytes(sha256(name.encode()).digest(), "big"), 1000)
+    return _base32(_ticks(second) + ticks, _TIME_CHARS) + _base32(rest, _RANDOM_CHARS)
 
 
 def is_job_id(text: str) -> bool:
@@ -63,6 +70,10 @@ def id_key(job_id: str) -> tuple[int, str, int, int]:
 def normalise(text: str) -> str:
     """An id as typed by a person: lower case, with the letters Crockford reads as digits."""
     return text.strip().lower().translate(str.maketrans("ilo", "110"))
+
+
+def _ticks(at: float) -> int:
+    return max(0, int((at - EPOCH_S) * 1000)) % (1 << 5 * _TIME_CHARS)
 
 
 def _base32(value: int, width: int) -> str:

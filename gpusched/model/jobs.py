@@ -389,6 +389,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         preemptions: None: no policy has stopped it.
         resizes: None: it was never resized.
         slurm: Of a job of Slurm; None: it is ours.
+        asked_by: Of a job that another one queued from inside, that one's id; "": its user queued it.
     """
 
     id: str
@@ -421,6 +422,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None
     slurm: SlurmFacts | None = None
+    asked_by: str = ""
 
     @property
     def count(self) -> int:

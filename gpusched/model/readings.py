@@ -143,11 +143,22 @@ class SavedReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks the controller: a command of Slurm's that ran inside it (`gpusched.nodes.batch`)."""
+    """What a job asks the controller: a command of Slurm's that ran inside it (`gpusched.nodes.batch`).
+
+    Attributes:
+        cwd: The folder that it ran in, as the job has it.
+        script: Of sbatch, the text of the job script; None: it was not asked for yet.
+        script_word: Which word named the script, counted from 1; 0: none, it came from stdin.
+        age_s: How long ago it was written.
+    """
 
     id: str
     attempt: int
     words: tuple[str, ...]
+    cwd: str = ""
+    script: str | None = None
+    script_word: int = 0
+    age_s: float = 0.0
 
 
 class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):

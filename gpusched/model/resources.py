@@ -168,6 +168,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         max_queued_jobs_per_user: So many jobs of one user may wait (each task of an array is one).
+        max_queued_jobs_by_jobs: Of them, so many may have been queued by jobs.
         max_queued_mib_per_user: And so many MiB may they take in the store.
         capabilities: Linux capabilities (without CAP_) that jobs of such users keep; all others are dropped.
         image_transports: Of `gpusched.model.images.TRANSPORTS`: what --image may name besides registries.
@@ -192,6 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     allowed_mounts: tuple[str, ...] = ()
     max_queued_jobs_per_user: int = 100_000
+    max_queued_jobs_by_jobs: int = 100
     max_queued_mib_per_user: int = 256
     capabilities: tuple[str, ...] = ()
     image_transports: tuple[str, ...] = ()

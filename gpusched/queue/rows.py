@@ -233,6 +233,11 @@ class JobWrites(JobReads):
             known[id(spec)] = spec, digest
         return known[id(spec)][1]
 
+    def waiting_by_jobs(self, user: str) -> int:
+        """How many jobs of a user wait that jobs of theirs queued."""
+        query = "SELECT sum(tasks) FROM jobs WHERE user = ? AND state = 'PENDING' AND instr(data, ?)"
+        return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
+
     def waiting_of_users(self) -> dict[str, tuple[int, int]]:
         """User -> how many jobs of theirs wait, and how many bytes these take in the store."""
         rows = self._db.execute(

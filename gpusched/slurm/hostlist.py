@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
+MOST = 100_000  # names of one list: a few characters may stand for any number
 _PART = re.compile(r"\[([^\]]*)\]")
 
 
@@ -16,14 +18,17 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if text in ("", "(null)", "N/A", "None", "None assigned"):
         return ()
-    return tuple(itertools.chain.from_iterable(map(_names, _split(text))))
+    found = tuple(itertools.islice(itertools.chain.from_iterable(map(_names, _split(text))), MOST + 1))
+    if len(found) > MOST:
+        raise ValueError(f"more than {MOST} names")
+    return found
 
 
-def numbers(text: str) -> list[str]:
+def numbers(text: str, most: int | None = None) -> list[str]:
     """The numbers of ``1-3,7,10-20:5`` in its order, as wide as they stand there.
 
     Raises:
-        ValueError: The text is no such list.
+        ValueError: The text is no such list, or has more than ``most``.
     """
     found: list[str] = []
     for item in text.split(","):
@@ -34,6 +39,8 @@ def numbers(text: str) -> list[str]:
         if not (first.isdecimal() and last.isdecimal()):
             raise ValueError(f"{item!r} is no range")
         width = len(first)
+        if most is not None and (width > 18 or len(found) + int(last) - int(first) >= most):
+            raise ValueError(f"more than {most} numbers")
         found += [str(n).zfill(width) for n in range(int(first), int(last) + 1, int(step or 1))]
     return found
 
@@ -58,5 +65,7 @@ def _names(part: str) -> list[str]:
     if not part:
         raise ValueError("a name is missing between two commas")
     pieces = _PART.split(part)  # text, numbers, text, numbers, ..., text
-    ways = [numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    ways = [numbers(piece, MOST) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    if math.prod(map(len, ways)) > MOST:
+        raise ValueError(f"more than {MOST} names")
     return ["".join(way) for way in itertools.product(*ways)]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpusched.cli import options
+from gpusched.client.inside import prepare
 from gpusched.cluster.base import Observation
 from gpusched.controller.asking import Asking
 from gpusched.model.commands import Asked
@@ -24,19 +28,23 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.store.close()
 
 
-def running(desk: Desk, uid: int) -> str:
-    job = desk.submit(uid, name="mine")
+def running(desk: Desk, uid: int, **changes: Any) -> str:
+    job = desk.submit(uid, name="mine", **changes)
     desk.put(job, JobState.RUNNING)
     desk.store.put_ranks([RankRecord(job_id=job, attempt=1, rank=0, node="n0", runtime="process")])
     return job
 
 
-def ask(desk: Desk, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0") -> str | None:
+def ask(
+    desk: Desk, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0", **more: Any
+) -> str | None:
     """What the controller answers when it sees that on the node; None: nothing yet."""
-    asked = AskReading(id=f"1-{number}", attempt=attempt, words=words)
+    asked = AskReading(id=f"1-{number}", attempt=attempt, words=words, **more)
     container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
     reading = NodeReading(node=node, time=NOW, containers=(container,))
-    operations = Asking(desk.store, desk.inbox).answers({node: Observation(began=NOW, result=reading)}, desk.now)
+    observed = {node: Observation(began=NOW, result=reading)}
+    asking = Asking(desk.store, desk.inbox, partial(prepare, options))  # a new one each time, as after a crash
+    operations = asking.answers(observed, desk.inventory, desk.now)
     if not operations:
         return None
     (operation,) = operations

@@ -19,6 +19,7 @@ import pytest
 from gpusched.model.jobs import ENDED
 from gpusched.queue.reading import CURRENT, PUBLISHED
 from gpusched.queue.store import DATABASE, Reader
+from tests import commands
 from tests.e2e.people import nobody
 from tests.testbed import wait_until
 
@@ -125,8 +126,7 @@ class Installation:
         return any(all(word in line for word in words) for line in self.log.read_text().splitlines())
 
     def cli(self, *words: str, user: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        argv = [*user, sys.executable, "-m", "gpusched", *words]
-        return subprocess.run(argv, env=self.env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+        return commands.run(*words, env=self.env, prefix=user)
 
     def submit(self, *command: str, user: Sequence[str] = ()) -> str:
         """Submit a job; another user's is held, as only a node that is a container would run it."""

@@ -103,7 +103,7 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
     squeue -h -j "$SLURM_JOB_ID" -o '%i %T "%j" %D'
     sacct -n -X -P -j {waiting},$SLURM_JOB_ID -o JobName,State,ExitCode
     squeue --me --steps; echo "squeue $?"
-    sbatch other.sh; echo "sbatch $?"
+    sbatch --uid=0 other.sh; echo "sbatch $?"
     scontrol requeue nothere; echo "scontrol $?"
     scancel {waiting}; echo "scancel $?"
     scontrol requeue "$SLURM_JOB_ID"
@@ -121,7 +121,7 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
         'a "b"\\c|RUNNING|0:0',
         next(line for line in lines if line.startswith("squeue: error: --steps is not understood inside jobs")),
         "squeue 1",
-        next(line for line in lines if line.startswith("sbatch: error: no job can be queued from inside a job")),
+        "sbatch: error: --uid=0: not supported: jobs run as the submitting user; remove it",
         "sbatch 1",
         "scontrol: error: there is no job nothere",
         "scontrol 1",
@@ -131,6 +131,41 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
     ]
     cancelled = house.wait_state(waiting)
     assert (cancelled.state, cancelled.message) == ("CANCELLED", f"cancelled by {cancelled.user}")
+    house.wait_clean()
+
+
+def test_a_job_queues_itself_once_more_and_another_one(house: Cluster, share: Path) -> None:
+    script = r"""
+    #SBATCH --gpus=1 --job-name=chain
+    echo "run ${1-first} of $(id -u) in $SLURM_SUBMIT_DIR"
+    [ $# = 0 ] || exit 0
+    cd /share/sub
+    next=$(sbatch --parsable "$0" 'a b') || exit 3
+    echo "$next"
+    sbatch -o wrapped --dependency=afterok:$next:$SLURM_JOB_ID --wrap 'echo "wrapped of $(id -u)"'
+    sbatch </dev/null; echo "code $?"
+    """.replace("\n    ", "\n").lstrip("\n")
+    (share / "sub").mkdir()
+    job = submit(house, share, script)
+    first = house.wait_state(job, timeout=120)
+    lines = house.logs(job).splitlines()
+    assert (first.state, first.exit_code) == ("COMPLETED", 0), lines
+    refusal = 'sbatch: error: stdin:1: not a job script: its first line must begin with "#!", such as #!/bin/bash'
+    lines.remove(refusal)  # stdout and stderr have no order between them
+    (run, again, queued, code) = lines
+    uid = run.split()[3]
+    assert (run, code) == (f"run first of {uid} in /", "code 1")
+    wrapped = queued.removeprefix("Submitted batch job ")
+    found = [house.wait_state(one, timeout=60) for one in (again, wrapped)]
+    assert [(one.state, one.uid, one.user, one.asked_by) for one in found] == [
+        ("COMPLETED", first.uid, first.user, job)
+    ] * 2
+    assert (found[0].spec.name, found[0].spec.mounts) == ("chain", first.spec.mounts)
+    assert house.logs(again) == f"run a b of {uid} in {share}/sub\n"
+    assert (share / "sub/wrapped").read_text() == f"wrapped of {uid}\n"
+    with house.reader() as reader:
+        assert reader is not None
+        assert len([one for one in reader.jobs() if one.asked_by == job]) == 2
     house.wait_clean()
 
 

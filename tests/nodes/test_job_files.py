@@ -18,17 +18,26 @@ LISTER = Path(attempts.__file__).with_name("attempts.sh").read_text()
 NOTHING = {"progress": None, "saved": None, "ask": None, "job_file_error": None}
 
 
-def by_python(root: Path) -> dict[str, Any]:
+def all_by_python(root: Path) -> list[dict[str, Any]]:
     assert str(root) == attempts.default_root("c", "n")
-    ((attempt,), _, _) = attempts.list_attempts("c", "n", "process")
+    return attempts.list_attempts("c", "n", "process")[0]
+
+
+def all_by_sh(root: Path) -> list[dict[str, Any]]:
+    head = f"CLUSTER_ID=c NODE=n RUNTIME=process ROOT={root}\n"
+    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=30)
+    found, error = parse_listing(text.stdout, "c", "process")
+    assert error is None
+    return found
+
+
+def by_python(root: Path) -> dict[str, Any]:
+    (attempt,) = all_by_python(root)
     return attempt
 
 
 def by_sh(root: Path) -> dict[str, Any]:
-    head = f"CLUSTER_ID=c NODE=n RUNTIME=process ROOT={root}\n"
-    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=30)
-    ((attempt,), error) = parse_listing(text.stdout, "c", "process")
-    assert error is None
+    (attempt,) = all_by_sh(root)
     return attempt
 
 
@@ -151,6 +160,12 @@ def test_a_launcher_that_has_no_group_of_its_own_yet_has_not_died(
         ('{"id":"1-2","attempt":true,"words":["squeue"]}', "ask.json: it has no id, or no attempt"),
         ('{"id":"1-2","attempt":1,"words":[]}', "ask.json: words is no list of texts"),
         ('{"id":"1-2","attempt":1,"words":["squeue",1]}', "ask.json: words is no list of texts"),
+        ('{"id":"1-2","attempt":1e999,"words":["squeue"]}', "ask.json: it has no id, or no attempt"),
+        ('{"id":"1-2","attempt":99999999999999999999,"words":["squeue"]}', "ask.json: it has no id, or no attempt"),
+        ('{"id":"1-2","attempt":1,"words":["\\ud800"]}', "ask.json: it is no valid UTF-8"),
+        ('{"id":"1-2","attempt":1,"words":["sbatch"],"script":1}', "ask.json: its script, or its folder, is no text"),
+        ('{"id":"1-2","attempt":1,"words":["%s"]}' % (60000 * "\1"), "ask.json: it is too large"),
+        (150001 * " ", "ask.json: it is larger than 150000 bytes"),
         ("[]", "ask.json: it is no JSON object"),
     ],
 )
@@ -160,3 +175,40 @@ def test_what_a_job_asks_is_read(
     (folder / "ask.json").write_text(text)
     found = read(folder.parents[1])
     assert (found["ask"]["words"] if isinstance(expected, list) else found["job_file_error"]) == expected
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+def test_a_script_arrives_as_it_is(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
+    script = '#!/bin/sh\n# ü\techo "a\\\\b"\n\x1b\r\n' + 60000 * "x" + "\n"
+    asked = {"id": "1-2", "attempt": 1, "words": ["sbatch", "a\nb"], "script": script, "script_word": 1, "cwd": "/ä"}
+    (folder / "ask.json").write_text(
+        json.dumps(asked, ensure_ascii=False).replace("\\n", "\n").replace("\\t", "\t").replace("\\u001b", "\x1b")
+    )
+    found = read(folder.parents[1])
+    assert found["job_file_error"] is None
+    assert 0 <= found["ask"].pop("age_s") < 60
+    assert found["ask"] == asked
+
+
+@pytest.mark.parametrize("listed", [all_by_python, all_by_sh])
+def test_of_many_scripts_a_reading_brings_some_each_time(
+    folder: Path, listed: Callable[[Path], list[dict[str, Any]]]
+) -> None:
+    root = folder.parents[1]
+    for number in range(8):
+        own, attempt = root / f"jobs/j{number}", root / f"gpusched-j{number}-1-0"
+        own.mkdir()
+        attempt.mkdir()
+        (attempt / "meta").write_text(f"runtime=process\nrank=0\njob_dir={own}\n")
+        (attempt / "exit").write_text("0 1\n")
+        script = "" if number == 7 else 5000 * "x"  # a small one is always there
+        (own / "ask.json").write_text(json.dumps({"id": "1-1", "attempt": 1, "words": ["sbatch"], "script": script}))
+    seen = set[str]()
+    for _ in range(100):
+        found = [one["name"] for one in listed(root) if one["ask"] is not None]
+        assert len(found) == 4
+        assert "gpusched-j7-1-0" in found
+        seen.update(found)
+        if len(seen) == 8:
+            return
+    raise AssertionError(f"only {seen} are ever read")

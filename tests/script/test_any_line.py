@@ -47,7 +47,7 @@ def test_any_line_is_understood_or_refused(tmp_path: Path) -> None:
         if script_error(text):
             return
         try:
-            read = layers.read(Script(text=text, where="f", name="f"), options.parse, known, "/cwd")
+            read = layers.read(Script(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
             options.request_of(layers.complete(read, {}))
         except UsageError as error:
             said = error.line()

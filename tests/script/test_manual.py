@@ -54,7 +54,7 @@ def test_each_option_does_what_its_row_says(name: str, tmp_path: Path) -> None:
     line = f"#SBATCH --{name}" + ("" if value is None else f"={value}")
     script = Script(text=f"#!/bin/sh\n{line}\ntrue\n", where="t", name="t")
     try:
-        read = layers.read(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd")
+        read = layers.read(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd", "ada")
     except ScriptError as error:
         result, told = "refused", error.message
         assert isinstance(option, sbatch.Refused), told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from gpusched.client.script.lines import Line, ScriptError, lines_of, notes_on_s
 from gpusched.client.script.sbatch import Asked, translated
 from gpusched.client.script.source import Script
 from gpusched.client.script.values import Site
-from gpusched.config.users import user_name
 from gpusched.errors import UsageError, printable
 from gpusched.model.resources import Inventory
 
@@ -48,8 +46,8 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     slurm: bool
 
 
-def read(script: Script, parse: Parser, inventory: Inventory, cwd: str) -> Read:
-    """All lines of a script.
+def read(script: Script, parse: Parser, inventory: Inventory, cwd: str, user: str) -> Read:
+    """All lines of a script, which ``user`` submits in the folder ``cwd``.
 
     Raises:
         ScriptError: The first line that is not understood.
@@ -71,7 +69,7 @@ def read(script: Script, parse: Parser, inventory: Inventory, cwd: str) -> Read:
             else:
                 origins |= {name: origin for name in given if name not in layers["GPUSCHED"]}
     slurm = any(line.marker == "SBATCH" for line in lines)
-    sbatch = _as_slurm_counts(layers["SBATCH"], origins) if slurm else {}
+    sbatch = _as_slurm_counts(layers["SBATCH"], origins, user) if slurm else {}
     notes += notes_on_steps(script)
     return Read(given=over(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes), slurm=slurm)
 
@@ -149,10 +147,10 @@ def _in_both(one: Sequence[str], other: Sequence[str], line: Line, asked: Asked)
     return [",".join(both)]
 
 
-def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin]) -> dict[str, Any]:
+def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin], user: str) -> dict[str, Any]:
     """In Slurm a nodelist names all nodes of a job, and mail goes to its user, of what is said only."""
     if given.get("notify"):
-        given.setdefault("mail", user_name(os.getuid()))
+        given.setdefault("mail", user)
     else:
         given.pop("mail", None)
     if "nodelist" not in given:

@@ -70,6 +70,11 @@ def wrapped(command: str) -> Script:
     return _script(f"#!/bin/sh\n# made by gpusched submit --wrap\n\n{command}\n".encode(), "--wrap", "wrap")
 
 
+def received(text: str, where: str, name: str) -> Script:
+    """A script that came from elsewhere; characters of it that could not be read stand there as U+FFFD."""
+    return _script(text.encode() if "\ufffd" not in text else b"\xff", where, name)
+
+
 def _stdin_to_its_end() -> bytes:
     found = b""
     while len(found) <= MAX_SCRIPT_BYTES and (more := os.read(STDIN, 1 << 16)):

@@ -5,26 +5,44 @@ umask 022
 fail() { echo "$program: error: $1" >&2; exit 1; }
 . "$GPUSCHED_SPOOL/settings" || fail "this is no job script of gpusched"
 [ "$rank" = 0 ] || fail "it is answered on the first node of the job only"
-folder=$GPUSCHED_JOB_DIR id=$$-$(date +%s)
+folder=$GPUSCHED_JOB_DIR lock=$GPUSCHED_JOB_DIR/.asking.$GPUSCHED_ATTEMPT
+escaped() { LC_ALL=C sed 's/[\\"]/\\&/g'; }
 words="\"$program\""
-for word in "$@"; do words=$words,\"$(printf '%s' "$word" | sed 's/[\\"]/\\&/g')\"; done
+for word in "$@"; do words=$words,\"$(printf '%s' "$word" | escaped)\"; done
 [ "${#words}" -le 3900 ] || fail "its arguments are too long"
 tries=0
-until mkdir "$folder/.asking.$GPUSCHED_ATTEMPT" 2>/dev/null; do # one asks at a time
+until mkdir "$lock" 2>/dev/null; do # one asks at a time
     tries=$((tries + 1))
     [ "$tries" -le 600 ] || fail "another one waits for the controller, too"
     sleep 0.2
 done
-finish() { rm -f "$folder/ask.json" "$folder/ask.json.part" && rmdir "$folder/.asking.$GPUSCHED_ATTEMPT"; }
-printf '{"id":"%s","attempt":%s,"words":[%s]}\n' "$id" "$GPUSCHED_ATTEMPT" "$words" >"$folder/ask.json.part" &&
-    mv "$folder/ask.json.part" "$folder/ask.json" || { finish && fail "cannot write to $folder"; }
-tries=0 answered=
-until [ "$answered" = "$id" ]; do
-    tries=$((tries + 1))
-    [ "$tries" -le 450 ] || { finish && fail "the controller has not answered"; }
-    sleep 0.2
-    { read -r answered code <"$folder/answer"; } 2>/dev/null
-done
+finish() { rm -f "$folder/ask.json" "$folder/ask.json.part" "$lock/script" && rmdir "$lock"; }
+give_up() { finish && fail "$1"; }
+request() {
+    printf '{"id":"%s","attempt":%s,"words":[%s]' "$id" "$GPUSCHED_ATTEMPT" "$words"
+    printf ',"cwd":"%s"' "$(printf '%s' "$PWD" | escaped)"
+    [ ! -e "$lock/script" ] || { printf ',"script_word":%s,"script":"' "$number" && escaped <"$lock/script" && printf '"'; }
+    echo '}'
+}
+ask() { # ID
+    id=$1 tries=0 answered=
+    request >"$folder/ask.json.part" && mv "$folder/ask.json.part" "$folder/ask.json" || give_up "cannot write to $folder"
+    until [ "$answered" = "$id" ]; do
+        tries=$((tries + 1))
+        [ "$tries" -le 450 ] || give_up "the controller has not answered"
+        sleep 0.2
+        { read -r answered code <"$folder/answer"; } 2>/dev/null
+    done
+}
+ask "$$-$(date +%s)"
+if [ "$program $code" = "sbatch 3" ]; then # it has read the options: this word is the script; 0: it is on stdin
+    number=$(sed 1d "$folder/answer") file=/dev/stdin
+    [ "$number" = 0 ] || { shift $((number - 1)) && file=$1; }
+    if [ "$number" = 0 ]; then head -c 65537; else head -c 65537 <"$file"; fi >"$lock/script" 2>/dev/null ||
+        give_up "Unable to open file $file"
+    [ "$(wc -c <"$lock/script")" -le 65536 ] || give_up "the script has more than 64 KiB; put data into separate files"
+    ask "0$id"
+fi
 to=1
 [ "$code" = 0 ] || to=2
 sed 1d "$folder/answer" >&$to

@@ -14,7 +14,7 @@ SPOOL = "/var/spool/gpusched"
 RUN = "run"
 """The file in it that is the job's program; the command's words are its arguments."""
 
-ASKING = ("squeue", "sacct", "scancel")
+ASKING = ("squeue", "sacct", "scancel", "sbatch")
 """Programs that ask the controller, as `scontrol requeue` does."""
 
 _HERE = Path(__file__).parent
@@ -73,7 +73,6 @@ def spool_files(script: str, settings: StepSettings, key: str | None) -> dict[st
         "bin/srun": "#!/bin/sh\n" + _text("srun.sh"),
         "bin/scontrol": "#!/bin/sh\n" + _text("scontrol.sh"),
         **{f"bin/{name}": f'#!/bin/sh\nprogram={name}\n. "$GPUSCHED_SPOOL/ask"\n' for name in ASKING},
-        "bin/sbatch": "#!/bin/sh\n" + _text("sbatch.sh"),
         "ask": _text("ask.sh"),
         **_library(),
     }  # fmt: skip

@@ -55,6 +55,7 @@ def list_attempts(
             fact["files"].append("oom")
         if fact["meta"].get("rank") == "0" and "job_dir" in fact["meta"]:
             fact["job_files"] = jobfiles.read(fact["meta"]["job_dir"])
+    jobfiles.drop_surplus([fact.get("job_files", {}) for fact in facts.values()])
     attempts = merge(facts, containers, cluster_id)
     for attempt in attempts:
         if attempt["phase"] == "running":

@@ -22,12 +22,19 @@ job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
     for job_file in progress saved ask; do
         file=$job_dir/$job_file.json
         [ -e "$file" ] || [ -L "$file" ] || continue
-        age=0
+        age=0 most=4096
+        [ "$job_file" != ask ] || most=150000
         if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is no regular file'
-        elif [ "$(stat -c %s "$file")" -gt 4096 ]; then text='!it is larger than 4096 bytes'
+        elif [ "$(stat -c %s "$file")" -gt "$most" ]; then text="!it is larger than $most bytes"
         else
-            age=$((attempts_now - $(stat -c %Y "$file"))) text=$(bounded 2 head -c 4096 "$file" 2>/dev/null | tr '\n\r' '  ' | tr -cd ' -~')
+            age=$((attempts_now - $(stat -c %Y "$file")))
             [ "$age" -ge 0 ] || age=0
+            if [ "$job_file" != ask ]; then text=$(bounded 2 head -c 4096 "$file" 2>/dev/null | tr '\n\r' '  ' | tr -cd ' -~')
+            else # a script in it arrives as it is
+                text=$(bounded 2 head -c "$most" "$file" 2>/dev/null | od -An -v -tx1 | tr -d ' \n')
+                [ "${#text}" -le 8192 ] || large=$((large + 1))
+                [ "${#text}" -le 8192 ] || [ "$large" -le 3 ] || continue
+            fi
         fi
         printf '%s %s %s %s\n' "$job_file" "${1##*/}" "$age" "$text"
     done
@@ -110,7 +117,12 @@ podman | docker)
     done
     ;;
 esac
-for folder in "$attempts_root"/gpusched-*; do job_files "$folder"; done
+all_job_files() { # FOLDER...: beginning with any, as of large requests only some are read
+    large=0 skipped=$(($(od -An -N2 -tu2 /dev/urandom) % $#))
+    while [ "$skipped" -gt 0 ]; do skipped=$((skipped - 1)) && set -- "$@" "$1" && shift; done
+    for folder; do job_files "$folder"; done
+}
+all_job_files "$attempts_root"/gpusched-*
 for folder in "$attempts_root"/jobs/* "/var/lib/gpusched-node/$CLUSTER_ID/$NODE"/*; do
     [ ! -d "$folder" ] || [ -n "$(find "$attempts_root" -maxdepth 1 -name "gpusched-${folder##*/}-*" | head -n 1)" ] ||
         echo "job_folder ${folder##*/}"

@@ -16,8 +16,11 @@ if MYPY:
     from typing import Any
 
 
-LARGEST_BYTES = 4096
 NAMES = ("progress", "saved", "ask")
+SMALL_BYTES = 4096
+MOST_LARGE = 3  # requests with a script that one reading brings: with them it stays below a megabyte more
+_LARGEST_BYTES = {"progress": SMALL_BYTES, "saved": SMALL_BYTES, "ask": 150000}
+_LARGEST_ASK = 300000  # characters as sent, where one of the job's may take six
 _NUMBERS = {
     "progress": (("step", True), ("of", False), ("samples_per_s", False)),
     "saved": (("step", True), ("gpus", False)),
@@ -46,7 +49,7 @@ def read(folder: str) -> "dict[str, tuple[str, float]]":
     found = {}
     for name in NAMES:
         try:
-            found[name] = _read("%s/%s.json" % (folder, name))
+            found[name] = _read("%s/%s.json" % (folder, name), _LARGEST_BYTES[name])
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -56,16 +59,23 @@ def read(folder: str) -> "dict[str, tuple[str, float]]":
     return found
 
 
-def _read(path: str) -> "tuple[str, float]":
+def drop_surplus(files: "list[dict[str, tuple[str, float]]]") -> None:
+    """Leave the larger requests of some jobs, by chance, to later readings where many jobs have one."""
+    large = [one for one in files if "ask" in one and len(one["ask"][0]) > SMALL_BYTES]
+    for one in sorted(large, key=lambda _: os.urandom(4))[MOST_LARGE:]:
+        del one["ask"]
+
+
+def _read(path: str, largest: int) -> "tuple[str, float]":
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             return _NOT_A_FILE, 0.0
         age = max(0.0, time.time() - facts.st_mtime)
-        if facts.st_size > LARGEST_BYTES:
-            return "!it is larger than %d bytes" % LARGEST_BYTES, age
-        return os.read(descriptor, LARGEST_BYTES).decode("utf-8", "replace"), age
+        if facts.st_size > largest:
+            return "!it is larger than %d bytes" % largest, age
+        return os.read(descriptor, largest).decode("utf-8", "replace"), age
     finally:
         os.close(descriptor)
 
@@ -77,20 +87,34 @@ def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
         if name in texts:
             text, age = texts[name]
             try:
-                result[name] = _ask(text) if name == "ask" else dict(_numbers(name, text), age_s=age)
+                result[name] = dict(_ask(text) if name == "ask" else _numbers(name, text), age_s=age)
             except ValueError as error:
                 result["job_file_error"] = "%s.json: %s" % (name, error)
     return result
 
 
 def _ask(text: str) -> "dict[str, Any]":
-    found = _object(text)
-    words, attempt = found.get("words"), found.get("attempt")
+    found = _object(text, strict=False)  # a shell that writes it leaves line breaks as they are
+    words, script = found.get("words"), found.get("script")
+    asked = {"id": found.get("id"), "attempt": found.get("attempt"), "words": words, "script": script}
+    asked.update(cwd=found.get("cwd", ""), script_word=found.get("script_word", 0))
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise ValueError("words is no list of texts")
-    if isinstance(attempt, bool) or not isinstance(attempt, int) or not isinstance(found.get("id"), str):
+    if not _is_count(asked["attempt"]) or not isinstance(asked["id"], str):
         raise ValueError("it has no id, or no attempt")
-    return {"id": found["id"], "attempt": attempt, "words": words}
+    if not isinstance(script or "", str) or not isinstance(asked["cwd"], str) or not _is_count(asked["script_word"]):
+        raise ValueError("its script, or its folder, is no text")
+    try:
+        json.dumps(asked, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: the controller would take the whole reading for broken
+        raise ValueError("it is no valid UTF-8") from None
+    if len(json.dumps(asked)) > _LARGEST_ASK:
+        raise ValueError("it is too large")
+    return asked
+
+
+def _is_count(value: "Any") -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 def _numbers(name: str, text: str) -> "dict[str, float | None]":
@@ -107,11 +131,11 @@ def _numbers(name: str, text: str) -> "dict[str, float | None]":
     return numbers
 
 
-def _object(text: str) -> "dict[str, Any]":
+def _object(text: str, strict: bool = True) -> "dict[str, Any]":
     if text.startswith("!"):
         raise ValueError(text[1:])
     try:
-        found = json.loads(text)
+        found = json.loads(text, strict=strict)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):

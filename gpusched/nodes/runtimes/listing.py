@@ -40,6 +40,8 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
             ended = True
         elif word in jobfiles.NAMES:
             name, age, said = rest.split(" ", 2)
+            if word == "ask" and not said.startswith("!"):
+                said = bytes.fromhex(said).decode("utf-8", "replace")
             facts.get(name, fact)["job_files"][word] = said, float(age)
         else:
             _read_fact(fact, word, rest)
