@@ -4,22 +4,21 @@ In: a function over arrays. Out: the same, compiled on first use. May import: no
 `__init__.jit`, then `loading`.
 
 A pass that was compiled once is loaded as machine code (`loading`), without numba: importing that takes longer than
-most commands do. Only what is to be compiled imports it (`compiling`).
+most commands do. Only what is to be compiled imports it (`compiling`). Both go by internals of numba; with a version
+that they do not know, numba compiles, keeps and loads the same functions by itself (`by_numba`).
 
 numba notices changes of a function's own file only, not of the files of the functions it calls. So each module with
 compiled passes has a cache folder whose name carries a digest of that module and of all it imports of ours: a change
 compiles once more what it may touch, and nothing else, and old code never runs. Where the package lies does not count:
 the same code installed anew, or checked out elsewhere, is not compiled again.
-``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python; ``NUMBA_CACHE_DIR`` names another folder for the cache.
+``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python, ``GPUSCHED_COMPILED=numba`` leaves all to numba as for
+an unknown version; ``NUMBA_CACHE_DIR`` names another folder for the cache.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,60 +28,22 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from gpusched.compiled.loading import SUFFIX, Foreign, Store, kind_of, load
+from gpusched.compiled.folders import cache_folder
+from gpusched.compiled.loading import SUFFIX, Foreign, Store, kind_of, load, numba_version
+
+KNOWN = "0.68."
+"""The versions of numba whose internals `compiling` and `loading` go by begin so."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_PACKAGE = Path(__file__).parents[1]
-_IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 _lock = threading.RLock()
 _PATIENCE_S = 60.0  # with another process that compiles the same; it may have been stopped
 
 
 @cache
-def _source(module: str) -> bytes:
-    """The text of a module below ``gpusched`` (a package's is that of its ``__init__``), or of one beside it."""
-    path = _PACKAGE.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if not file.is_file():
-        file = Path(getattr(sys.modules.get(module), "__file__", None) or "/nowhere")
-    return file.read_bytes() if file.is_file() else b""
-
-
-@cache
-def _imports(module: str) -> tuple[str, ...]:
-    """The modules of ours that a module imports."""
-    return tuple(found.decode().lstrip(".") for found in _IMPORT.findall(_source(module)))
-
-
-def _digest(module: str) -> str:
-    """Of a module, all that it imports of ours, however indirectly, and the way it is compiled."""
-    seen: set[str] = set()
-    left = [module, "compiled", "compiled.compiling"]
-    while left:
-        name = left.pop()
-        if name and name not in seen:
-            seen.add(name)
-            left += _imports(name)
-    digest = hashlib.sha256()
-    for name in sorted(seen):
-        digest.update(f"{name}\0".encode() + _source(name))
-    return digest.hexdigest()[:16]
-
-
-@cache
-def cache_folder(module: str) -> Path | None:
-    """Where the compiled passes of a module are kept; None: nowhere. A read-only home only costs compile time."""
-    named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    if not _source(module.removeprefix("gpusched.")):
-        return None  # nobody could tell a change
-    base = Path(named) if named else Path(home) / "gpusched" / "numba"
-    folder = base / _digest(module.removeprefix("gpusched."))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
+def left_to_numba() -> bool:
+    """Whether numba compiles, keeps and loads passes by itself."""
+    return os.environ.get("GPUSCHED_COMPILED") == "numba" or not numba_version().startswith(KNOWN)
 
 
 def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
@@ -90,8 +51,9 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     folder = cache_folder(function.__module__)
     if folder is None:
         return False
-    pattern = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*{SUFFIX}"
-    return len(list(folder.glob(pattern))) >= versions
+    suffix = ".nbc" if left_to_numba() else SUFFIX  # numba's lie in folders below
+    pattern = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*{suffix}"
+    return len(list(folder.rglob(pattern))) >= versions
 
 
 def _privately(name: str, flags: int) -> int:
@@ -121,7 +83,23 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return function
+    if left_to_numba():
+        from gpusched.compiled.by_numba import compiled_by_numba
+
+        return cast(Callable[_P, _R], compiled_by_numba(function))
     return cast(Callable[_P, _R], _Pass(function))
+
+
+def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: object) -> Callable[_P, _R]:
+    """``template`` compiled with these of its module's names meaning something else.
+
+    It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
+    refer to variables of a function around them numba compiles in every process.)
+    """
+    code = cast(FunctionType, template)
+    made = FunctionType(code.__code__, code.__globals__ | names, f"{by.__name__}.{template.__name__.strip('_')}")
+    made.__module__, made.__qualname__ = by.__module__, made.__name__
+    return jit(cast(Callable[_P, _R], made))
 
 
 def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
-from gpusched.compiled import _Pass, cache_folder
+from gpusched.compiled import _Pass
+from gpusched.compiled.folders import cache_folder
 from gpusched.compiled.loading import Machine
 
 # Where scipy is installed numba looks for its linear algebra, which no pass uses: that takes longer than all the rest.

@@ -12,6 +12,7 @@ import builtins
 import hashlib
 import os
 import pickle
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -124,7 +125,7 @@ def _made_by() -> str:
     from llvmlite import binding as llvm
 
     switches = {k: v for k, v in os.environ.items() if k.startswith("NUMBA_") and k not in _OTHER}
-    versions = sys.version, np.__version__, llvmlite.__version__, (_numba() / "_version.py").read_text()
+    versions = sys.version, np.__version__, llvmlite.__version__, numba_version()
     features = llvm.get_host_cpu_features().flatten()
     return repr((versions, sorted(switches.items()), llvm.get_host_cpu_name(), features))
 
@@ -136,6 +137,15 @@ def _numba() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+@cache
+def numba_version() -> str:
+    """As numba says itself, without importing it; "": it does not say it where it used to."""
+    with suppress(OSError):
+        found = re.search(r'"version": "([^"]+)"', (_numba() / "_version.py").read_text())
+        return found[1] if found else ""
+    return ""
 
 
 def _extension(name: str) -> Any:

@@ -18,9 +18,9 @@ import pytest
 from numba.core.errors import NumbaError
 
 from gpusched import compiled
-from gpusched.compiled import jit
+from gpusched.compiled import folders, jit
 from gpusched.compiled.compiling import types_of
-from gpusched.compiled.loading import SUFFIX, Foreign, kind_of
+from gpusched.compiled.loading import SUFFIX, Foreign, kind_of, numba_version
 
 PACKAGE = Path(compiled.__file__).parents[1]
 
@@ -36,31 +36,29 @@ SOURCES = {
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     known = dict(SOURCES)
-    monkeypatch.setattr(compiled, "_source", lambda name: known.get(name, b""))
-    monkeypatch.setattr(
-        compiled, "_imports", compiled._imports.__wrapped__
-    )  # kept for one process, in which none changes
+    monkeypatch.setattr(folders, "_source", lambda name: known.get(name, b""))
+    monkeypatch.setattr(folders, "_imports", folders._imports.__wrapped__)  # kept for a process, in which none changes
     return known
 
 
 @pytest.mark.parametrize(("changed", "stale"), [("a", "a"), ("b", "abd"), ("c.d", "abd"), ("e", "e"), ("f", "")])
 def test_what_a_change_makes_stale(sources: dict[str, bytes], changed: str, stale: str) -> None:
     modules = {"a": "a", "b": "b", "d": "c.d", "e": "e"}
-    before = {letter: compiled._digest(name) for letter, name in modules.items()}
+    before = {letter: folders._digest(name) for letter, name in modules.items()}
     sources[changed] = sources.get(changed, b"") + b"# changed\n"
-    assert "".join(n for n, module in modules.items() if compiled._digest(module) != before[n]) == stale
+    assert "".join(n for n, module in modules.items() if folders._digest(module) != before[n]) == stale
 
 
 def test_the_way_it_is_compiled_counts(sources: dict[str, bytes]) -> None:
-    before = compiled._digest("e")
+    before = folders._digest("e")
     sources["compiled"] = b"fastmath = True\n"
-    assert compiled._digest("e") != before
+    assert folders._digest("e") != before
 
 
 def test_real_imports_are_found() -> None:
     """The pass of the controller and all below it, or a change there would run old code."""
     text = PACKAGE.joinpath("sched", "backfill.py").read_bytes()
-    found = {name.decode() for name in compiled._IMPORT.findall(text)}
+    found = {name.decode() for name in folders._IMPORT.findall(text)}
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
 
 
@@ -92,6 +90,33 @@ def class_of(tmp_path: Path, package: Path = PACKAGE, values: str = "float", ful
 
 def kept(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.rglob(f"odds.class_of-*{SUFFIX}"))
+
+
+BY_NUMBA = """
+import sys
+import gpusched.compiled
+if sys.argv[1] != "asked":
+    gpusched.compiled.numba_version = lambda: sys.argv[1]
+from gpusched.agents.rltune.odds import class_of
+from gpusched.compiled import kept_on_disk
+print(kept_on_disk(class_of), class_of(4.5), sum(getattr(class_of, "stats").cache_hits.values()))
+"""
+
+
+@pytest.mark.parametrize("version", ["asked", "0.99.0", "0.6.8", ""])
+def test_with_an_unknown_numba_passes_are_compiled_and_kept_by_it(
+    tmp_path: Path, compiled_once: tuple[Path, str, list[str]], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version == "asked":
+        monkeypatch.setenv("GPUSCHED_COMPILED", "numba")
+    assert python(tmp_path, "-W", "error", "-c", BY_NUMBA, version) == ["False", compiled_once[1], "0"]
+    assert python(tmp_path, "-W", "error", "-c", BY_NUMBA, version) == ["True", compiled_once[1], "1"]
+
+
+def test_numba_tells_its_version_without_being_imported() -> None:
+    import numba
+
+    assert numba_version() == numba.__version__
 
 
 def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Passes compiled, kept and called by numba itself, by its public interface: versions that `compiling` does not know.
+
+In: a function over arrays. Out: numba's own dispatcher for it. Importing this takes some 0.5 s, loading a pass longer
+than `loading` takes; what passes answer is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+
+from gpusched.compiled.folders import cache_folder
+
+_njit: Any = numba.njit  # with options that its types leave out
+
+
+def compiled_by_numba(function: Callable[..., Any]) -> Any:
+    """``function`` compiled on first use, kept in the folder of its module, which no change leaves stale."""
+    made = _njit(error_model="numpy", nogil=True)(function)
+    folder = cache_folder(function.__module__)
+    if folder is not None:
+        config = cast(Any, numba).config
+        usual, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+        try:
+            made.enable_caching()
+        finally:
+            config.CACHE_DIR = usual
+    return made

@@ -1,0 +1,59 @@
+"""Cache folders of compiled passes that are never stale: their names carry a digest of all that code depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
+
+
+@cache
+def _source(module: str) -> bytes:
+    """The text of a module below ``gpusched`` (a package's is that of its ``__init__``), or of one beside it."""
+    path = _PACKAGE.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        file = Path(getattr(sys.modules.get(module), "__file__", None) or "/nowhere")
+    return file.read_bytes() if file.is_file() else b""
+
+
+@cache
+def _imports(module: str) -> tuple[str, ...]:
+    """The modules of ours that a module imports."""
+    return tuple(found.decode().lstrip(".") for found in _IMPORT.findall(_source(module)))
+
+
+def _digest(module: str) -> str:
+    """Of a module, all that it imports of ours, however indirectly, and the way it is compiled."""
+    seen: set[str] = set()
+    left = [module, "compiled", "compiled.compiling", "compiled.by_numba"]
+    while left:
+        name = left.pop()
+        if name and name not in seen:
+            seen.add(name)
+            left += _imports(name)
+    digest = hashlib.sha256()
+    for name in sorted(seen):
+        digest.update(f"{name}\0".encode() + _source(name))
+    return digest.hexdigest()[:16]
+
+
+@cache
+def cache_folder(module: str) -> Path | None:
+    """Where the compiled passes of a module are kept; None: nowhere. A read-only home only costs compile time."""
+    named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    if not _source(module.removeprefix("gpusched.")):
+        return None  # nobody could tell a change
+    base = Path(named) if named else Path(home) / "gpusched" / "numba"
+    folder = base / _digest(module.removeprefix("gpusched."))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
