@@ -26,7 +26,7 @@ from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
 from gpusched.sim.engine.build import Options, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.queue import apply_outcome, enter
+from gpusched.sim.engine.queue import apply_outcome, enter, state_of
 from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, Log, Passes, Sim
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
@@ -81,10 +81,8 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
             record.count[at], record.area[at] = min(own.size, MOST), record.total[1]
             record.total[0] += 1
         queue.outcome.total[:] = 0
-        walk(
-            sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, ordered, queue.submit, now,
-            agent, observation, fits, passes.scratch, queue.outcome,
-        )  # fmt: skip
+        state = state_of(sim, passes, queue.outcome)
+        walk(state, passes.usable, ordered, queue.submit, agent, observation, fits)
         apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 
 

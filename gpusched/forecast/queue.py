@@ -1,6 +1,6 @@
 """The present queue as arrays that can be run forward many times: once with limits, and with draws of run times.
 
-The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.backfill.schedule`), so what
+The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.kernel`), so what
 is predicted is what the controller will do if the run times are as assumed and nobody submits anything more.
 """
 

@@ -1,4 +1,4 @@
-"""The present queue run forward to see when jobs start: the live pass `sched.backfill.schedule`, instant by instant.
+"""The present queue run forward to see when jobs start: the live pass `sched.kernel`, instant by instant.
 
 At one instant ends come first, then jobs that become eligible, then decisions, as in a replay. Nothing is submitted
 meanwhile. Running jobs and those that start on the way end when a draw of run times says so; backfill believes in
@@ -13,11 +13,11 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
-from gpusched.sched.backfill import schedule
 from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import Tree, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
 from gpusched.sched.reservations.calendar import turn
@@ -29,6 +29,7 @@ from gpusched.sched.state import (
     POLICY,
     RESERVED,
     Calendar,
+    ClusterState,
     Flags,
     Floats,
     Ints,
@@ -118,7 +119,7 @@ class QueueArrays(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """What `schedule` works on, of this run alone where it changes."""
+    """What a pass works on, of this run alone where it changes."""
 
     resources: Resources
     releases: Releases
@@ -385,7 +386,8 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     if queue.size == 0:
         return
     before = outcome.total[0]
-    schedule(resources, releases, requests, jobs, queue, rule, backfill, now, rng, scratch, outcome)
+    state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
+    pass_by_rule(state, queue, backfill, Rule(rule, rng))
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now

@@ -6,7 +6,7 @@ The folder of an agent, ``gpusched.agents.NAME``, has a module ``live`` with two
     decide_queue(prepared, context: Context) -> tuple[list[int], Block]
 
 ``decide_queue`` takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
-`backfill.schedule` does, and returns the queue in its order with what blocked it. It raises `Unusable` when what comes
+`kernel.queue_pass` does, and returns the queue in its order with what blocked it. It raises `Unusable` when what comes
 out of its network is no number; what it has changed by then is undone here. Where the weights stop running jobs, the
 module that decides is ``live_preempt``.
 """
@@ -25,7 +25,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import Outcome, Releases, Scratch, Words
+from gpusched.sched.state import ClusterState, Outcome, Releases, Scratch, Words
 from gpusched.sched.topology.live import Costs
 
 PREEMPT = "preempt"  # of the weights' metadata: "yes" where the agent stops running jobs
@@ -58,6 +58,14 @@ class Context(NamedTuple):
     stops: list[Preempt]
     own: dict[str, Reason]
     costs: Costs | None = None
+
+    @property
+    def state(self) -> ClusterState:
+        """What the passes read and change."""
+        return ClusterState(
+            self.world.resources, self.releases, self.waiting.requests, self.waiting.jobs, self.scratch, self.outcome,
+            float(self.snapshot.now),
+        )  # fmt: skip
 
 
 def by_agent(

@@ -1,4 +1,4 @@
-"""One pass over a partition's queue: start what may start, protect the head, say why the others wait.
+"""What a pass over a queue is made of: where a job fits, what a start takes, what is kept for the head.
 
 EASY: Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. Here the
 head's reservation is on concrete nodes. A later job may start if it fits now and ends (by its limit) no later than the
@@ -13,29 +13,22 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.reservations import OVERRUN_S
-from gpusched.sched.bounds import charge, exceeds
+from gpusched.sched.bounds import charge
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
 from gpusched.sched.reservations.calendar import concerns
 from gpusched.sched.state import (
     BACKFILL,
-    EASY,
     FIRST_FIT,
-    LIMIT,
     NAIVE,
-    NONE,
-    OK,
     PLENTY,
     POLICY,
     PRIORITY,
     RANDOM,
-    RESOURCES,
-    SKIP,
     STARTED,
     Calendar,
     Flags,
-    Ints,
     Jobs,
     Outcome,
     Releases,
@@ -45,74 +38,6 @@ from gpusched.sched.state import (
     Scratch,
     Words,
 )
-
-
-@jit
-def schedule(
-    resources: Resources,
-    releases: Releases,
-    requests: Requests,
-    jobs: Jobs,
-    queue: Ints,
-    rule: int,
-    backfill: int,
-    now: float,
-    rng: Words,
-    scratch: Scratch,
-    outcome: Outcome,
-) -> tuple[int, float]:
-    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence.
-
-    Jobs that can never run (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first
-    job that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The
-    naive placement's unlucky draw counts as not starting.
-
-    Started jobs are taken off ``resources`` and noted in ``releases`` (end: now + limit), both in place.
-
-    Returns:
-        The first job that could not start (-1: none) and when it can at the latest, by the running jobs' limits
-        (seconds; infinite where there is no such job, or backfill is SKIP).
-    """
-    head, shadow = -1, np.inf
-    scratch.stamp[0] += 1
-    stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
-    # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
-    code_of, shape_of, limit_of, account_of = outcome.code, jobs.shape, jobs.limit, jobs.account
-    feasibility, links, room = jobs.feasibility, jobs.links, jobs.room
-    failed, failed_late, looser = scratch.failed, scratch.failed_late, requests.looser
-    for job in queue:
-        shape = shape_of[job]
-        late = backfill == EASY and now + limit_of[job] > shadow
-        if feasibility[shape] != OK:
-            code_of[job] = feasibility[shape]
-        elif exceeds(links, room, account_of, job):
-            code_of[job] = LIMIT
-        elif head >= 0 and backfill == NONE:
-            code_of[job] = PRIORITY
-        elif failed[shape] == stamp and entry(looser, shape, -1) < 0:
-            code_of[job] = waits
-        elif late and failed_late[shape] == stamp and entry(looser, shape, -1) < 0:
-            code_of[job] = BACKFILL
-        else:
-            code, given = attempt_any(resources, jobs.masks, requests, shape, rule, late, rng, scratch)
-            if code == STARTED:
-                guarded = head >= 0 and backfill == EASY
-                request = request_of(requests, given)
-                launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
-                outcome.shape[job] = given
-            elif head < 0:
-                head = job
-                code = RESOURCES if code == PRIORITY else code
-                if backfill != SKIP:
-                    limit = limit_of[job]
-                    shadow, given = reserve_any(
-                        resources, releases, jobs.masks, requests, shape, rule, now, limit, scratch
-                    )
-                    protect(resources, request_of(requests, given), shadow < np.inf, scratch)
-            elif code == PRIORITY:
-                code = waits
-            code_of[job] = code
-    return head, shadow
 
 
 @jit

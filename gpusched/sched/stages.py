@@ -13,13 +13,13 @@ from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting
-from gpusched.sched.backfill import schedule
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints, PassArrays
 from gpusched.sched.topology.live import Costs
-from gpusched.sched.topology.queue import schedule_by_cost
+from gpusched.sched.topology.queue import Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_text
 
 
@@ -28,27 +28,22 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
 
     ``keep``: See `map_queue`; other places know no such thing.
     """
-    policy, waiting = context.policy, context.waiting
+    policy = context.policy
     if policy.place in MAPPED:
         return _mapped(context, queue, keep)
     if policy.place == "contention":
         if context.costs is not None:
             return by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
-    head, shadow = schedule(
-        context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, PLACES[policy.place],
-        BACKFILLS[policy.backfill], context.snapshot.now, context.rng, context.scratch, context.outcome,
-    )  # fmt: skip
+    rule = Rule(PLACES[policy.place], context.rng)
+    head, shadow = pass_by_rule(context.state, queue, BACKFILLS[policy.backfill], rule)
     return Block(policy, int(head), float(shadow))
 
 
 def by_cost(context: Context, queue: Ints, costs: Costs) -> Block:
     """By what places cost, with the reason of each job that waits for a better one."""
-    policy, waiting = context.policy, context.waiting
-    head, shadow = schedule_by_cost(
-        context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, BACKFILLS[policy.backfill],
-        context.snapshot.now, costs, 0, context.scratch, context.outcome,
-    )  # fmt: skip
+    policy = context.policy
+    head, shadow = pass_by_cost(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, 0))
     waits = {job: costs.until(job, float(costs.told[job].sum())) for job in held_back(context, queue)}
     say_who_waits(context, costs, waits)
     return Block(policy, int(head), float(shadow))
@@ -72,10 +67,8 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
     """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
     policy, world, waiting = context.policy, context.world, context.waiting
     kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
-    arrays = PassArrays(
-        world.resources, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
-        context.snapshot.now, world.usable, np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
-    )  # fmt: skip
+    kind = np.array([kinds[node.gpu_type] for node in world.nodes], np.int64)
+    arrays = PassArrays(*context.state, usable=world.usable, kind=kind)
     facts = _job_facts(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))
     solver: Solver | None = None
     if policy.place == "milp":

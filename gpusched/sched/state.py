@@ -210,8 +210,23 @@ class Outcome(NamedTuple):
     shape: Ints
 
 
+class ClusterState(NamedTuple):
+    """What a pass reads and changes: nodes, what runs, what waits, room to work in, answers.
+
+    ``now``: seconds, the clock of ``releases``.
+    """
+
+    resources: Resources
+    releases: Releases
+    requests: Requests
+    jobs: Jobs
+    scratch: Scratch
+    outcome: Outcome
+    now: float
+
+
 class PassArrays(NamedTuple):
-    """What a decision that maps jobs to nodes works on: what `backfill.schedule` takes, and the nodes' GPU types.
+    """What a decision that maps jobs to nodes works on: `ClusterState`, and the nodes' GPU types.
 
     Attributes:
         usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.

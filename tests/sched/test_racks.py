@@ -15,11 +15,11 @@ from gpusched.model.jobs import Allocation
 from gpusched.model.plan import ReasonCode, Start
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import local_clock
-from gpusched.sched.backfill import schedule
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.fit import request_of, set_feasibility
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     BEST_FIT,
@@ -30,6 +30,7 @@ from gpusched.sched.state import (
     RACK,
     SKIP,
     SPREAD,
+    ClusterState,
     Jobs,
     Request,
     Requests,
@@ -181,10 +182,10 @@ class World:
 
     def decide(self, backfill: int, rule: int = RACK) -> tuple[int, float]:
         jobs = np.arange(len(self.links))
-        return schedule(
-            self.resources, self.releases, self.requests, self.jobs, jobs, rule, backfill, NOW, seed_words(1),
-            self.scratch, self.outcome,
-        )  # fmt: skip
+        state = ClusterState(
+            self.resources, self.releases, self.requests, self.jobs, self.scratch, self.outcome, NOW
+        )
+        return pass_by_rule(state, jobs, backfill, Rule(rule, seed_words(1)))
 
     def holds(self, job: int, time: float) -> bool:
         """Whether one of the job's requests fits when all that has started by its limit has ended."""

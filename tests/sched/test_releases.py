@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import schedule
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.releases import add, drop, settle
 from gpusched.sched.state import (
     BEST_FIT,
     EASY,
+    ClusterState,
     Jobs,
     Releases,
     Request,
@@ -62,7 +63,8 @@ def test_releases_behave_like_a_sorted_list(operations: list[tuple[str, int, flo
 
 @jit
 def _fill_and_empty(cluster, releases, requests, jobs, queue, scratch, outcome, rng):
-    schedule(cluster, releases, requests, jobs, queue, BEST_FIT, EASY, 0.0, rng, scratch, outcome)
+    state = ClusterState(cluster, releases, requests, jobs, scratch, outcome, 0.0)
+    pass_by_rule(state, queue, EASY, Rule(BEST_FIT, rng))
     dropped = 0
     for i in range(outcome.total[0]):
         dropped += drop(releases, outcome.started[i])

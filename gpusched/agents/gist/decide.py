@@ -6,6 +6,8 @@ its best servers, and asks whether it should wait all the same. Explicit priorit
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gpusched.agents.common.nets import Reals, work_for
@@ -24,27 +26,25 @@ from gpusched.agents.gist.networks import (
     see_times,
 )
 from gpusched.compiled import jit
-from gpusched.sched.backfill import launch, protect, reserve
-from gpusched.sched.bounds import exceeds
+from gpusched.sched.backfill import protect, reserve
 from gpusched.sched.fit import request_of
+from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
+    EASY,
     FIRST_FIT,
-    LIMIT,
     OK,
     PLENTY,
     POLICY,
     PRIORITY,
-    RESOURCES,
     STARTED,
+    ClusterState,
     Flags,
     Floats,
     Ints,
     Jobs,
-    Outcome,
-    Releases,
     Request,
     Requests,
     Resources,
@@ -56,15 +56,14 @@ _JOB, _SERVER, _HOLD = len(JOB_INPUTS), len(SERVER_INPUTS), len(HOLD_INPUTS)
 
 @jit
 def agent_pass(
-    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints,
-    submit: Floats, priority: Ints, now: float, agent: Agent, wanted: bool, scratch: Scratch, outcome: Outcome,
+    state: ClusterState, usable: Resources, queue: Ints, submit: Floats, priority: Ints, agent: Agent, wanted: bool,
 ) -> tuple[Ints, int, float, bool]:  # fmt: skip
-    """Decides for one partition's jobs, and does to its arrays what `sched.backfill.schedule` does to them.
+    """Decides for one partition's jobs, and does to ``state`` what any pass does to it (`kernel.queue_pass`).
 
-    The arrays are those of `schedule`; ``usable`` is the nodes as they are, empty; ``submit: float64[jobs]`` is on the
-    clock of ``now``, ``priority: int64[jobs]``; ``queue: int64[waiting]`` is by (priority, submission, id), which is
-    the order among equal scores. ``wanted``: an order and a head are wanted also where nothing fits: the reasons need
-    them, a replay does not.
+    ``usable`` is the nodes as they are, empty; ``submit: float64[jobs]`` is on the clock of ``state.now``,
+    ``priority: int64[jobs]``; ``queue: int64[waiting]`` is by (priority, submission, id), which is the order among
+    equal scores. ``wanted``: an order and a head are wanted also where nothing fits: the reasons need them, a replay
+    does not.
 
     Returns:
         The queue in its order; the first job that did not fit (-1: none), and when it does at the latest; whether all
@@ -72,19 +71,18 @@ def agent_pass(
     """
     if queue.size == 0:
         return queue, -1, np.inf, True
-    fits = fitting(resources, requests, jobs, queue, scratch)
+    resources, requests, jobs = state.resources, state.requests, state.jobs
+    fits = fitting(resources, requests, jobs, queue, state.scratch)
     if not wanted and not fits.any():
         return queue, -1, np.inf, True
-    obs = observation_of(resources, usable, releases, requests, jobs, queue)
+    obs = observation_of(resources, usable, state.releases, requests, jobs, queue)
     inputs = np.zeros((queue.size, _JOB), np.float32)
-    see_queue(inputs, obs, usable, requests, jobs, queue, submit, now, fits)
+    see_queue(inputs, obs, usable, requests, jobs, queue, submit, state.now, fits)
     scores, sound = score_queue(inputs, agent)
     if not sound:
         return queue, -1, np.inf, False
     ordered = by_score(queue, scores, priority)
-    head, shadow, sound = walk(
-        resources, usable, releases, requests, jobs, ordered, submit, now, agent, obs, fits, scratch, outcome
-    )
+    head, shadow, sound = walk(state, usable, ordered, submit, agent, obs, fits)
     return ordered, head, shadow, sound
 
 
@@ -141,50 +139,6 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
         if priority[queue[i]] != priority[queue[0]]:
             return ordered[np.argsort(-priority[ordered], kind="mergesort")]
     return ordered
-
-
-@jit
-def walk(
-    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints,
-    submit: Floats, now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
-) -> tuple[int, float, bool]:  # fmt: skip
-    """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
-
-    With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
-    waits for ever.
-    """
-    first, head, sound, busy = -1, Head(0.0, 0.0, np.inf), True, obs.busy
-    for job in ordered:
-        shape = jobs.shape[job]
-        if jobs.feasibility[shape] != OK:
-            outcome.code[job] = jobs.feasibility[shape]
-            continue
-        if exceeds(jobs.links, jobs.room, jobs.account, job):
-            outcome.code[job] = LIMIT
-            continue
-        request, limit, age = request_of(requests, shape), jobs.limit[job], now - submit[job]
-        late = now + limit > head.shadow
-        code = PRIORITY
-        if fits[shape]:
-            code, sound = _seat(
-                resources, usable, jobs.masks, request, limit, age, now, agent, obs, head, late, busy > 0, scratch
-            )
-            if not sound:
-                break
-            fits[shape] = code != PRIORITY
-        if code == STARTED:
-            launch(resources, releases, jobs, request, job, now, late, first >= 0, scratch, outcome)
-            busy += request.parts
-            for part in range(request.parts):
-                node = scratch.chosen[part]
-                obs.drain[node] = max(obs.drain[node], now + limit)
-        elif code == PRIORITY and first < 0:
-            first, code = job, RESOURCES
-            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, limit, scratch)
-            protect(resources, request, shadow < np.inf, scratch)
-            head = Head(request.parts * request.gpus / obs.gpus, age, shadow)
-        outcome.code[job] = code
-    return first, head.shadow, sound
 
 
 @jit
@@ -255,3 +209,83 @@ def best_servers(
         best[at] = value
         scratch.chosen[at] = node
     return count == request.parts, sound
+
+
+class Judge(NamedTuple):
+    """What the agent goes by in a pass.
+
+    Attributes:
+        usable: The nodes as they are, empty of jobs. submit: ``float64[jobs]``, the clock of the pass.
+        agent: Its networks. obs: What they see.
+        fits: ``uint8[shapes]``: which could start at the beginning, or so far.
+        head: ``float64[3]``: of the first that does not fit: its part of the GPUs, its age, its shadow.
+        busy: ``int64[1]``: parts of jobs that run in the partition.
+    """
+
+    usable: Resources
+    submit: Floats
+    agent: Agent
+    obs: Observation
+    fits: Flags
+    head: Floats
+    busy: Ints
+
+
+@jit
+def walk(state: ClusterState, usable: Resources, ordered: Ints, submit: Floats, agent: Agent, obs: Observation,
+         fits: Flags) -> tuple[int, float, bool]:  # fmt: skip
+    """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
+
+    With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
+    waits for ever.
+    """
+    head, busy = np.array([0.0, 0.0, np.inf]), np.full(1, obs.busy)
+    first, shadow = _pass(state, ordered, EASY, Judge(usable, submit, agent, obs, fits, head, busy))
+    return first, shadow, not np.isnan(shadow)
+
+
+@jit
+def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge) -> tuple[int, int]:
+    shape, head = state.jobs.shape[job], judge.head
+    if not judge.fits[shape]:
+        return PRIORITY, shape
+    code, sound = _seat(
+        state.resources, judge.usable, state.jobs.masks, request_of(state.requests, shape), state.jobs.limit[job],
+        state.now - judge.submit[job], state.now, judge.agent, judge.obs, Head(head[0], head[1], head[2]), late,
+        judge.busy[0] > 0, state.scratch,
+    )  # fmt: skip
+    if not sound:
+        return UNSOUND, shape
+    judge.fits[shape] = code != PRIORITY
+    return code, shape
+
+
+@jit
+def _started(state: ClusterState, job: int, request: Request, judge: Judge) -> None:
+    """Its nodes are busy, and known to be so until its limit."""
+    judge.busy[0] += request.parts
+    for part in range(request.parts):
+        node = state.scratch.chosen[part]
+        judge.obs.drain[node] = max(judge.obs.drain[node], state.now + state.jobs.limit[job])
+
+
+@jit
+def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
+    """For the first that does not fit, its nodes by best fit."""
+    request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
+    shadow = reserve(
+        state.resources, state.releases, state.jobs.masks, request, BEST_FIT, state.now, limit, state.scratch
+    )
+    protect(state.resources, request, shadow < np.inf, state.scratch)
+    judge.head[0] = request.parts * request.gpus / judge.obs.gpus
+    judge.head[1], judge.head[2] = state.now - judge.submit[job], shadow
+    return shadow
+
+
+@jit
+def _lacks_room(code: int) -> bool:
+    """Who waits because the agent says so is no head."""
+    return code == PRIORITY
+
+
+_pass = queue_pass(_place, _hold, _started, _lacks_room)

@@ -33,19 +33,7 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     world, waiting = context.world, context.waiting
     queue = waiting.ordered(context.partition, "fifo")
     ordered, head, shadow, sound = agent_pass(
-        world.resources,
-        world.usable,
-        context.releases,
-        waiting.requests,
-        waiting.jobs,
-        queue,
-        waiting.keys.submit,
-        waiting.keys.priority,
-        float(context.snapshot.now),
-        prepared,
-        True,
-        context.scratch,
-        context.outcome,
+        context.state, world.usable, queue, waiting.keys.submit, waiting.keys.priority, prepared, True
     )
     if not sound:
         raise Unusable(NO_NUMBER)

@@ -15,7 +15,7 @@ from gpusched.errors import GpuschedError
 from gpusched.sched.state import Floats, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
+from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
 
 UNSOUND = 3  # beside OVER, DECIDE and GROW
@@ -73,10 +73,8 @@ def decide_agent(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
             sim.dirty[partition] = 0
             own = waiting_in(sim, queue.waiting, queue.size, partition)
             queue.outcome.total[:] = 0
-            sound = agent_pass(
-                sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own, queue.submit,
-                queue.priority, sim.clock[0], queue.agent, False, passes.scratch, queue.outcome,
-            )[3]  # fmt: skip
+            state = state_of(sim, passes, queue.outcome)
+            sound = agent_pass(state, passes.usable, own, queue.submit, queue.priority, queue.agent, False)[3]
             if not sound:
                 return UNSOUND
             apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)

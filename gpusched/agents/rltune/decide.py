@@ -69,7 +69,7 @@ class Scorer(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What a decision works on, as `backfill.schedule` takes it; ``usable``: the nodes as they are, empty of jobs."""
+    """What a decision works on, as any pass does; ``usable``: the nodes as they are, empty of jobs."""
 
     resources: Resources
     usable: Resources

@@ -26,18 +26,18 @@ from gpusched.sched.state import (
     POLICY,
     PRIORITY,
     STARTED,
+    ClusterState,
     Flags,
     Floats,
     Ints,
     Jobs,
     Requests,
     Resources,
-    Scratch,
 )
 from gpusched.sched.topology.contention import Ways, cost_of
 from gpusched.sched.topology.live import PATIENCE_S, Costs, enter_links
 from gpusched.sched.topology.load import Load, new_look
-from gpusched.sched.topology.queue import no_room, scheduled
+from gpusched.sched.topology.queue import Priced, no_room, priced_pass
 from gpusched.sched.topology.slowdown import NARROWEST, Model, link_kind, lost_beside
 
 DAY_S = 86_400.0
@@ -199,11 +199,10 @@ def _takes(costs: Costs, offers: Offers, number: int, judge: int, job: int, now:
 
 
 @jit
-def _attempt(
-    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, first: bool, costs: Costs,
-    more: Deal, scratch: Scratch,
-) -> tuple[int, int]:  # fmt: skip
-    """As `queue.scheduled` asks."""
+def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
+    """To whose offer ranks highest."""
+    resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
+    costs, more = priced.costs, priced.deal
     shape, stamp, offers = jobs.shape[job], scratch.stamp[0], more.offers
     if scratch.failed[shape] == stamp:
         return PRIORITY, shape
@@ -240,7 +239,7 @@ def _attempt(
     return STARTED, given
 
 
-settle = scheduled(_attempt)
+settle = priced_pass(_attempt)
 
 
 @jit

@@ -22,6 +22,7 @@ from gpusched.sched.state import BACKFILLS, Flags, Ints, Requests, copied
 from gpusched.sched.topology.contention import Ways, new_search
 from gpusched.sched.topology.live import Costs
 from gpusched.sched.topology.load import Load
+from gpusched.sched.topology.queue import Priced
 from gpusched.sched.topology.tree import Tree
 
 NO_NUMBER = "its network's answer is no number"
@@ -79,11 +80,8 @@ def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
     Raises:
         Unusable: A value is no number.
     """
-    waiting, policy, now = context.waiting, context.policy, context.snapshot.now
-    head, shadow = settle(
-        context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, BACKFILLS[policy.backfill],
-        now, costs, deal, context.scratch, context.outcome,
-    )  # fmt: skip
+    policy = context.policy
+    head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, deal))
     if not deal.offers.sound.all():
         raise Unusable(NO_NUMBER)
     waits = [job for job in held_back(context, queue) if costs.told[job].max() >= _WORTH_TELLING]

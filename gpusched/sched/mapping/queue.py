@@ -1,6 +1,6 @@
 """A partition's queue placed by mapping: nodes and GPU types for the jobs at the head of the order, all at once.
 
-In place of `backfill.schedule`, on the same arrays and with the same rules of who may go. The order stays as it is:
+In place of `kernel.queue_pass`, on the same arrays and with the same rules of who may go. The order stays as it is:
 what blocks is placed before what is blocked, and the head's reservation under EASY binds the jobs behind it.
 """
 
@@ -59,7 +59,7 @@ class Keep(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """What stopped the queue (see `backfill.schedule`), and the mappings that were made."""
+    """What stopped the queue (see `kernel.queue_pass`), and the mappings that were made."""
 
     head: int
     shadow: float
@@ -75,14 +75,14 @@ def map_queue(
     solver: Solver | None,
     keep: Keep | None = None,
 ) -> Mapped:
-    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `backfill.schedule`.
+    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
     this order; with NONE on any GPU type they may have, with EASY not on one where they would end later than if they
     waited for a faster one (`head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
-    ``arrays`` are changed in place, as by `backfill.schedule`. ``solver`` betters the greedy answer; None: that is the
+    ``arrays`` are changed in place, as by any pass. ``solver`` betters the greedy answer; None: that is the
     answer. ``keep``: with SKIP, nodes held for a job: those ahead of it are mapped first, then the others on what is
     left.
     """

@@ -1,40 +1,32 @@
 """One pass over a partition's queue by what places cost: who starts where, who waits for a better place.
 
-As `backfill.schedule`, but a job goes to the cheapest place, and a place that is too dear for how long the job has
+As by a rule (`kernel.by_rule`), but a job goes to the cheapest place, and a place too dear for how long the job has
 waited counts as none. A head that waits so has its reservation for the end of its wait, where it could start by room
 alone: it starts no later than its policy lets it wait, and who ends before that may use the room meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import launch, protect, reserve_any
-from gpusched.sched.bounds import exceeds
+from gpusched.sched.backfill import protect, reserve_any
 from gpusched.sched.fit import entry, request_of
+from gpusched.sched.kernel.queue_pass import Pass, Place, queue_pass
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     BACKFILL,
-    EASY,
     FIRST_FIT,
-    LIMIT,
-    NONE,
-    OK,
     POLICY,
     PRIORITY,
     RACK,
-    RESOURCES,
-    SKIP,
     STARTED,
+    ClusterState,
     Floats,
-    Ints,
     Jobs,
-    Outcome,
-    Releases,
+    Request,
     Requests,
     Resources,
     Scratch,
@@ -43,74 +35,51 @@ from gpusched.sched.topology.contention import Ways, cheapest, cost_of
 from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, Costs, enter_links
 from gpusched.sched.topology.slowdown import Model
 
-More = TypeVar("More")
-Attempt = Callable[[Resources, Requests, Jobs, int, float, bool, bool, Costs, More, Scratch], tuple[int, int]]
-Run = Callable[
-    [Resources, Releases, Requests, Jobs, Ints, int, float, Costs, More, Scratch, Outcome], tuple[int, float]
-]
+
+class Priced(NamedTuple):
+    """What places cost, and what an agent beside that goes by (`_attempt`: nothing, 0)."""
+
+    costs: Costs
+    deal: Any
 
 
-def scheduled(attempt: Attempt[More]) -> Run[More]:
-    """The pass over a queue in which ``attempt`` says where a job goes, or why it does not.
+def priced_pass(place: Place[Priced]) -> Pass[Priced]:
+    """The pass over a queue in which ``place`` says where a job goes.
 
-    ``attempt`` is told whether the job would outlast the head's reservation (``late``), and whether no job before it
-    waits (``first``); it answers as `_attempt` does. ``more``: what it needs beside costs. The pass is as
-    `backfill.schedule`, also what comes back: who waits for a better place has POLICY, with what the place that it
-    could have costs in ``costs.told``; the first such job is the head, as one that has no room.
+    Who waits for a better place has POLICY, with what the place that it could have costs in ``costs.told``; the first
+    such job is the head, as one that has no room.
     """
-
-    def run(
-        resources: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, backfill: int,
-        now: float, costs: Costs, more: More, scratch: Scratch, outcome: Outcome,
-    ) -> tuple[int, float]:  # fmt: skip
-        head, shadow = -1, np.inf
-        scratch.stamp[0] += 1
-        waits = RESOURCES if backfill == SKIP else PRIORITY
-        for job in queue:
-            shape = jobs.shape[job]
-            late = backfill == EASY and now + jobs.limit[job] > shadow
-            if jobs.feasibility[shape] != OK:
-                outcome.code[job] = jobs.feasibility[shape]
-            elif exceeds(jobs.links, jobs.room, jobs.account, job):
-                outcome.code[job] = LIMIT
-            elif head >= 0 and backfill == NONE:
-                outcome.code[job] = PRIORITY
-            else:
-                code, given = attempt(resources, requests, jobs, job, now, late, head < 0, costs, more, scratch)
-                if code == STARTED:
-                    request, guarded = request_of(requests, given), head >= 0 and backfill == EASY
-                    launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
-                    outcome.shape[job] = given
-                    enter_links(
-                        costs.tree, costs.model, costs.load, job, scratch.chosen, request.parts, request.gpus,
-                        costs.search,
-                    )  # fmt: skip
-                elif head < 0:
-                    head = job
-                    code = RESOURCES if code == PRIORITY else code
-                    if backfill != SKIP:
-                        over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
-                        shadow, given = reserve_any(
-                            resources, releases, jobs.masks, requests, shape, RACK, over, jobs.limit[job], scratch
-                        )
-                        protect(resources, request_of(requests, given), shadow < np.inf, scratch)
-                elif code == PRIORITY:
-                    code = waits
-                outcome.code[job] = code
-        return head, shadow
-
-    # It is kept on disk as a part of the module that says where jobs go: what changes there changes it.
-    run.__module__, run.__name__ = attempt.__module__, f"{attempt.__name__}.run"
-    run.__qualname__ = run.__name__
-    return jit(run)
+    return queue_pass(place, _keep, _enter)
 
 
 @jit
-def _attempt(
-    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, first: bool, costs: Costs,
-    more: int, scratch: Scratch,
-) -> tuple[int, int]:  # fmt: skip
-    """STARTED with ``scratch.chosen`` set, and the request given; or why not: PRIORITY, BACKFILL, POLICY (it waits)."""
+def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
+    """Of who waits for a better place, its nodes from when it waits no more."""
+    costs, jobs, requests, over = priced.costs, state.jobs, state.requests, state.now
+    if code == POLICY:
+        over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1])
+    shadow, given = reserve_any(
+        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], RACK, over, jobs.limit[job],
+        state.scratch,
+    )  # fmt: skip
+    protect(state.resources, request_of(requests, given), shadow < np.inf, state.scratch)
+    return shadow
+
+
+@jit
+def _enter(state: ClusterState, job: int, request: Request, priced: Priced) -> None:
+    """What started is a neighbour of others from now on."""
+    costs = priced.costs
+    enter_links(
+        costs.tree, costs.model, costs.load, job, state.scratch.chosen, request.parts, request.gpus, costs.search
+    )
+
+
+@jit
+def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
+    """To the cheapest place, once it has waited long enough for what that costs."""
+    resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
+    costs = priced.costs
     shape, c, stamp = jobs.shape[job], costs.of[job], scratch.stamp[0]
     if scratch.failed[shape] == stamp:
         return PRIORITY, shape
@@ -133,9 +102,6 @@ def _attempt(
     for part in range(requests.parts[given]):
         scratch.chosen[part] = costs.search.best[part]
     return STARTED, given
-
-
-schedule_by_cost = scheduled(_attempt)
 
 
 def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, now: float) -> dict[int, float]:
@@ -212,3 +178,6 @@ def no_room(resources: Resources, requests: Requests, jobs: Jobs, shape: int, la
             at = entry(requests.looser, at, -1)
     scratch.failed[shape] = scratch.stamp[0]
     return PRIORITY
+
+
+pass_by_cost = priced_pass(_attempt)

@@ -1,4 +1,4 @@
-"""Replays that walk the queue at every decision, with the live controller's own pass `sched.backfill.schedule`.
+"""Replays that walk the queue at every decision, with the live controller's own pass, `sched.kernel`.
 
 For orders whose keys change while jobs wait, for the naive draw, for conservative backfill, and to check the fast runs.
 """
@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
-from gpusched.sched.backfill import schedule
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.state import CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, forecast_for
 from gpusched.sim.engine.conservative import conserve
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, waiting_in
+from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
 from gpusched.sim.engine.share import share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS
@@ -30,7 +30,7 @@ class Queue(NamedTuple):
     Attributes:
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used.
-        outcome: Where `schedule` writes.
+        outcome: Where the pass writes.
         capped: ``uint8[jobs]``: the job has a limit (``expected`` at submission), which caps its estimate.
         forecast: A trained predictor's estimates; None: `keys.estimate`.
         order: See `keys`. estimates: Whether run times are estimated. rule, backfill: See ``gpusched.sched.state``.
@@ -143,10 +143,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, ba
         conserve(sim, log, passes, waiting, queue.rule)
     elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
         queue.outcome.total[:] = 0
-        schedule(
-            sim.resources, passes.releases, passes.requests, passes.jobs, waiting, queue.rule, backfill,
-            sim.clock[0], passes.rng, passes.scratch, queue.outcome,
-        )  # fmt: skip
+        pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)
     forget_started(sim, queue, waiting)
 

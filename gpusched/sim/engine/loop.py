@@ -7,9 +7,9 @@ code = run(sim, log, passes, state)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from gpusched.compiled import jit
+from gpusched.compiled import filled_in, jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import turn_due
@@ -29,19 +29,7 @@ def looped(decide: Decide[State]) -> Decide[State]:
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
     """
-
-    def run(sim: Sim, log: Log, passes: Passes, state: State) -> int:
-        while True:
-            code = next_decision(sim, log, passes)
-            if code == DECIDE:
-                code = decide(sim, log, passes, state)
-            if code != DECIDE:
-                return code
-
-    # It is kept on disk as a part of the module that decides: what changes there changes it.
-    run.__module__, run.__name__ = decide.__module__, f"{decide.__name__}.run"
-    run.__qualname__ = run.__name__
-    return jit(run)
+    return filled_in(_run, decide, _decide=decide)
 
 
 @jit
@@ -65,3 +53,16 @@ def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
         jobs = passes.jobs
         set_feasibility(passes.total, passes.usable, jobs.masks, passes.requests, passes.scratch, jobs.feasibility)
     return code
+
+
+_decide: Decide[Any] = cast(Any, None)  # is filled in
+
+
+def _run(sim: Sim, log: Log, passes: Passes, state: Any) -> int:
+    """What `looped` makes, once for each `_decide`."""
+    while True:
+        code = next_decision(sim, log, passes)
+        if code == DECIDE:
+            code = _decide(sim, log, passes, state)
+        if code != DECIDE:
+            return code

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import Ints, Outcome
-from gpusched.sim.engine.state import RUNNING, Log, Sim, shape_request
+from gpusched.sched.state import ClusterState, Ints, Outcome
+from gpusched.sim.engine.state import RUNNING, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import begin
+
+
+@jit
+def state_of(sim: Sim, passes: Passes, outcome: Outcome) -> ClusterState:
+    """What a pass over a queue reads and changes, now."""
+    return ClusterState(
+        sim.resources, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, sim.clock[0]
+    )
 
 
 @jit

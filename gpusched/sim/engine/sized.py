@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
-from gpusched.sched.backfill import schedule
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
@@ -22,7 +22,7 @@ from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
-from gpusched.sim.engine.queue import enter, leave_started
+from gpusched.sim.engine.queue import enter, leave_started, state_of
 from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import begin, cut
 from gpusched.sim.result import PREEMPTED
@@ -139,10 +139,7 @@ def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
     if of.size[0] > 0:
         queue = _sized_queue(sim, passes, of, scene)
         of.outcome.total[:] = 0
-        schedule(
-            sim.resources, passes.releases, passes.requests, passes.jobs, queue, of.place, of.backfill, sim.clock[0],
-            passes.rng, passes.scratch, of.outcome,
-        )  # fmt: skip
+        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, Rule(of.place, passes.rng))
         _begin_started(sim, log, of)
     stops = 0
     for j in range(of.claims.number[COUNT]):

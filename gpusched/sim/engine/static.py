@@ -1,4 +1,4 @@
-"""The passes of `sched.backfill.schedule` for static orders, without walking the queue or all nodes.
+"""The passes of `sched.kernel.by_rule` for static orders, without walking the queue or all nodes.
 
 They decide exactly as `schedule` does (a test compares every start and node): within a pass room only shrinks, so
 once a shape does not fit no later job of it does, and it is enough to look at one job per shape at a time.
