@@ -2,8 +2,8 @@
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# Tests wait for nodes about half of their time: on two cores two more processes are work done meanwhile.
-JOBS ?= 4
+# Tests wait for nodes half of their time: on two cores six processes keep both busy, four leave a fifth unused.
+JOBS ?= 6
 # One environment for each interpreter that is named: .venv-3.12
 ifeq ($(origin PYTHON),file)
 VENV := .venv
@@ -11,7 +11,9 @@ else
 VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 endif
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The interpreter's own pip, where it has one, installs into the environment: to put another there takes longest of all.
+PIP := $$([ -x $(BIN)/pip ] && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python) \
+  --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
 LOCKED := $(INSTALL) --require-hashes --no-deps
 STAMP := $(VENV)/.stamp-installed
@@ -26,7 +28,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
-# Each test process would else compile all tests: at first one does, and finds passes and tests compiled next time.
+# In a fresh clone one process compiles all tests first; else each test process would.
 test:
 	@$(MAKE) --no-print-directory -j2 install packages
 	@said=$$(mktemp); \
@@ -42,7 +44,7 @@ test:
 lint: install
 	@status=0; \
 	$(BIN)/ruff check . || status=1; \
-	$(BIN)/mypy --strict gpusched tests/testbed tests/api/typed.py || status=1; \
+	$(BIN)/mypy --strict gpusched tests/testbed tests/api/typed.py tests/commands.py || status=1; \
 	$(BIN)/lint-imports || status=1; \
 	exit $$status
 
@@ -89,9 +91,8 @@ $(STAMP): pyproject.toml requirements/test.txt requirements/torch.txt
 
 $(DEMO_STAMP): pyproject.toml requirements/base.txt
 	@$(make_venv)
-	@echo "installing gpusched into $(VENV)"
+	@echo "installing what gpusched needs into $(VENV)"
 	@$(LOCKED) -r requirements/base.txt
-	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Where pip knows no such build (or another than the locked one), tests go without torch; nothing fetches CUDA.
@@ -108,7 +109,9 @@ define make_venv
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
   echo "gpusched needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
   echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
-$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+$(PIP) --version >/dev/null 2>&1 || \
+  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PIP) --version >/dev/null 2>&1; } || \
+  $(PYTHON) -m venv --clear $(VENV) || { \
   [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
     { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv; } && \
     $(PYTHON) -m venv --clear $(VENV); } || { \

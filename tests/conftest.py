@@ -58,11 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.testbed)
 
 
+WITHOUT_TORCH = ""
+_SIGNS = ("training needs torch, which is not installed", "No module named 'torch'")
 if find_spec("torch") is None:  # `make test` fetches no CUDA (decision 0045); whoever asks for torch here is skipped
     from gpusched.agents.common import torch_
 
     WITHOUT_TORCH = "needs torch, of which pip found no build without CUDA (requirements/torch.in)"
-    _SIGNS = ("training needs torch, which is not installed", "No module named 'torch'")
     _need = torch_.need
 
     def _need_or_skip(name: str) -> Any:
@@ -72,14 +73,18 @@ if find_spec("torch") is None:  # `make test` fetches no CUDA (decision 0045); w
 
     torch_.need = _need_or_skip
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """A test whose own process asked for it is skipped as well."""
-        report = yield
-        if report.failed and any(sign in report.longreprtext for sign in _SIGNS):
-            path, line, _ = item.location
-            report.outcome, report.longrepr = "skipped", (path, line or 0, WITHOUT_TORCH)
-        return report
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a test that failed stands what its controller said last; one that lacked torch is skipped."""
+    report = yield
+    if report.failed and WITHOUT_TORCH and any(sign in report.longreprtext for sign in _SIGNS):
+        path, line, _ = item.location  # its own process asked for torch
+        report.outcome, report.longrepr = "skipped", (path, line or 0, WITHOUT_TORCH)
+    for name, value in getattr(item, "funcargs", {}).items() if report.failed and report.when == "call" else ():
+        if log := getattr(value, "controller_log", ""):
+            report.sections.append((f"controller of {name}", log[-6000:]))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

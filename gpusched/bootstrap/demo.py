@@ -6,21 +6,23 @@ elsewhere their figures are made up by the probe and marked as simulated on ever
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import msgspec
-
+from gpusched.model.jobs import ENDED, JobState
 from gpusched.model.units import count_of
+from gpusched.queue.store import NodeRecord, Reader
 
 FOLDER = Path(".demo")
 WAIT_S = 120.0
+T = TypeVar("T")
 
 _TRAIN = (
     'echo "$GPUSCHED_JOB_NAME: rank $RANK of $WORLD_SIZE on $GPUSCHED_NODE, GPUs $CUDA_VISIBLE_DEVICES"; '
@@ -35,10 +37,13 @@ def main() -> int:
     FOLDER.mkdir()
     gpus = _real_gpus()
     _inventory(gpus)
+    here = FOLDER.absolute()
+    os.environ["GPUSCHED_STATE"], os.environ["GPUSCHED_INVENTORY"] = str(here / "state"), str(here / "inventory.yaml")
+    os.environ["NUMBA_DISABLE_JIT"] = "1"  # the same functions; to compile them takes longer than two nodes do
     figures = f"{count_of(gpus, 'real GPU')}" if gpus else "no GPU here, so GPU figures are SIMULATED and marked so"
     print(f"Embedded cluster in {FOLDER}/: this machine as two nodes, process runtime; {figures}.\n", flush=True)
     log = (FOLDER / "controller.log").open("w")
-    controller = subprocess.Popen([*_CLI, "controller"], env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+    controller = subprocess.Popen([*_CLI, "controller"], stdout=log, stderr=subprocess.STDOUT)
     try:
         return _story(gpus)
     finally:
@@ -52,29 +57,29 @@ _CLI = (sys.executable, "-m", "gpusched")
 
 
 def _story(gpus: int) -> int:
-    _until("both nodes respond", lambda: [n["state"] for n in _json("nodes")] == ["IDLE", "IDLE"] or None)
+    _until("both nodes respond", lambda: [node.state for node in _read(_nodes)] == ["IDLE", "IDLE"])
     _show("flavors")
-    small = _submit("-J", "finetune", "--flavor", "small", steps=11)
-    _submit("-J", "pretrain", "--flavor", "medium", steps=12)
+    small = _submit("-J", "finetune", "--flavor", "small", steps=8)
+    _submit("-J", "pretrain", "--flavor", "medium", steps=9)
     gang = _submit("-J", "gang", "--flavor", "full", steps=3)
     sweep = _submit("-J", "sweep", "--flavor", "small", "--array", "0-3%2", steps=2)
     _submit("-J", "evaluate", "--cpus", "1", "--gpus", "0", "--dependency", f"afterok:{small}", steps=1)
     bad = _submit("-J", "typo", "--flavor", "small", command="echo starting; sleep 1; nosuchprogram --train")
-    _until("jobs run", lambda: any(j["state"] == "RUNNING" for j in _json("status")) or None)
-    _until("the multi-node job has its reason", lambda: _json("show", gang)["reason"] or None)
-    time.sleep(2)  # let the simulated GPUs show some work: this is a show, not a test
+    _until("jobs run", lambda: any(job.state is JobState.RUNNING for job in _read(Reader.jobs)))
+    _until("the multi-node job has its reason", lambda: any(job.reason for job in _read(Reader.jobs) if job.id == gang))
+    time.sleep(1.5)  # let the simulated GPUs show some work: this is a show, not a test
     _show("nodes")
     _show("status")
     _show("why", gang)
     print("... waiting for all jobs to end ...\n", flush=True)
-    _until("all jobs ended", lambda: None if any(j["end_time"] is None for j in _json("status")) else True)
-    _until("the output is home", lambda: _run("logs", small).stdout.endswith("done\n") or None)
+    _until("all jobs ended", lambda: all(job.state in ENDED for job in _read(Reader.jobs)))
+    _until("the output is home", lambda: _run("logs", small).stdout.endswith("done\n"))
     _show("status")
     _show("logs", small)
     _show("why", bad)
     _show("power", "--since", "1h", "--by", "job")
     _show("power", "--since", "1h", "--by", "partition")
-    states = {job["name"]: job["state"] for job in _json("status")}
+    states = {job.spec.name: job.state for job in _read(Reader.jobs)}
     expected = dict.fromkeys(("finetune", "pretrain", "gang", "sweep", "evaluate"), "COMPLETED") | {"typo": "FAILED"}
     if states != expected:
         print(f"Not as expected: {states}; see {FOLDER}/controller.log (the sweep was {sweep})")
@@ -118,23 +123,20 @@ def _real_gpus() -> int:
         return 0
 
 
-def _environment() -> dict[str, str]:
-    here = FOLDER.absolute()
-    return os.environ | {
-        "GPUSCHED_STATE": str(here / "state"),
-        "GPUSCHED_INVENTORY": str(here / "inventory.yaml"),
-        "NUMBA_DISABLE_JIT": "1",  # the same functions; to compile them takes longer than two nodes do
-    }
-
-
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_CLI, *arguments], env=_environment(), capture_output=True, text=True, check=False)
+    return subprocess.run([*_CLI, *arguments], capture_output=True, text=True, check=False)
 
 
-def _json(*arguments: str) -> Any:
-    """What a command says with --json; an empty list as long as it has nothing to say."""
-    result = _run(*arguments, "--json")
-    return msgspec.json.decode(result.stdout or "[]") if result.returncode == 0 else []
+def _read(what: Callable[[Reader], Iterable[T]]) -> list[T]:
+    """Read from the state folder; nothing before there is something."""
+    if (reader := Reader.open(FOLDER / "state")) is None:
+        return []
+    with contextlib.closing(reader):
+        return list(what(reader))
+
+
+def _nodes(reader: Reader) -> Iterable[NodeRecord]:
+    return reader.node_records().values()
 
 
 def _submit(*options: str, steps: int = 1, command: str = "") -> str:
@@ -148,16 +150,16 @@ def _submit(*options: str, steps: int = 1, command: str = "") -> str:
 
 def _show(*arguments: str) -> None:
     print("$ gpusched", *arguments, flush=True)
-    subprocess.run([*_CLI, *arguments], env=_environment(), check=False)
+    subprocess.run([*_CLI, *arguments], check=False)
     print(flush=True)
 
 
 def _until(what: str, ready: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if ready() is not None:
+        if ready():
             return
-        time.sleep(0.3)
+        time.sleep(0.1)
     raise SystemExit(f"timed out waiting until {what}; see {FOLDER}/controller.log")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.queue.inbox import Inbox, Received
 from gpusched.queue.store import Store
+from tests import commands
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 INVENTORY = """\
@@ -84,10 +84,7 @@ class Site:
         return os.environ | {"GPUSCHED_STATE": str(self.state), "GPUSCHED_INVENTORY": str(self.inventory)}
 
     def run(self, *words: str, stdin: str = "", env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
-        done = subprocess.run(
-            [GPUSCHED, *words], env=self.env | (env or {}), cwd=cwd or self.folder, input=stdin, text=True,
-            capture_output=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = commands.run(*words, env=self.env | (env or {}), cwd=cwd or self.folder, input=stdin)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def call(self, *words: str) -> Result:

@@ -20,6 +20,7 @@ import pytest
 from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.store import NodeRecord, RankRecord, Run, Store, UsageRow
+from tests import commands
 
 JOB_A, JOB_B = "0aaaaaaaaaa", "0bbbbbbbbbb"
 INVENTORY = """\
@@ -58,11 +59,8 @@ class Cluster:
     def env(self, **more: str) -> dict[str, str]:
         return os.environ | {"GPUSCHED_STATE": str(self.state), "GPUSCHED_INVENTORY": str(self.inventory)} | more
 
-    def run(self, *argv: str, code: int | None = 0, **fields: Any) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "gpusched.cli.main", *argv], env=self.env(), text=True,
-            capture_output=True, timeout=60, check=False, **({"stdin": subprocess.DEVNULL} | fields),
-        )  # fmt: skip
+    def run(self, *argv: str, code: int | None = 0, input: str = "") -> subprocess.CompletedProcess[str]:
+        done = commands.run(*argv, env=self.env(), input=input)
         assert code is None or done.returncode == code, done
         return done
 

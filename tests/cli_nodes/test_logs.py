@@ -271,7 +271,7 @@ def test_exec(cluster: Cluster, start: Callable[[str], Attempt]) -> None:
         time.sleep(0.2)
     assert cluster.run("exec", ID, "--", "printf", "%s|", hostile, "-l").stdout == f"{hostile}|-l|"
     assert cluster.run("exec", ID, "--", "sh", "-c", "echo $COLOUR; exit 9", code=9).stdout == "blue\n"
-    piped = cluster.run("exec", "-i", ID, "--", "cat", stdin=None, input="through")
+    piped = cluster.run("exec", "-i", ID, "--", "cat", input="through")
     assert piped.stdout == "through"
 
 

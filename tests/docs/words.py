@@ -59,6 +59,7 @@ SETTINGS = {
         "What `--image` may name besides registries. podman reads the files they name as the node's account.",
     ),
     "max_queued_jobs_per_user": ("number", "So many jobs of one user may wait; each task of an array is one."),
+    "max_queued_jobs_by_jobs": ("number", "Of them, so many may have been submitted by jobs (`sbatch` inside a job)."),
     "max_queued_size_per_user": (
         MEMORY,
         "And so much may they take in the store. What tasks of an array, or equal jobs, have in common counts once.",
@@ -922,5 +923,7 @@ READ_VARIABLES = {
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",
     "XDG_CACHE_HOME": "Compiled scheduling passes lie below it. On a node: the cached probe. Else `~/.cache`.",
     "NUMBA_CACHE_DIR": "Another folder for the compiled passes.",
+    "GPUSCHED_COMPILED": "`numba` leaves compiling and keeping passes to numba, as is done for a version of it that "
+    "gpusched does not know: commands start later, decisions are the same.",
     "SSH_AUTH_SOCK": "The SSH agent, whose keys are tried.",
 }

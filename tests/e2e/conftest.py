@@ -17,6 +17,7 @@ import pytest
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Job
 from gpusched.queue.store import Reader
+from tests import commands
 from tests.testbed import Testbed, TestNode, wait_until
 
 IMAGE = "localhost/gs/busybox:1"
@@ -73,7 +74,7 @@ class Cluster:
         self.testbed, self.folder, self.partitions = testbed, folder, partitions
         self.state = folder / "state"
         self.inventory = folder / "inventory.yaml"
-        self.controller: subprocess.Popen[bytes] | None = None
+        self.controller: subprocess.Popen[bytes] | commands.Process | None = None
         self._log = folder / "controller.log"
         self._started: list[subprocess.Popen[str]] = []
 
@@ -129,11 +130,15 @@ class Cluster:
         """
         assert self.controller is None or self.controller.poll() is not None, "one is running"
         began = time.time()
-        with self._log.open("ab") as log:
-            self.controller = subprocess.Popen(
-                [sys.executable, *program, "controller"], env=self.env(**env), cwd="/", stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        with self._log.open("ab") as log, open(os.devnull) as nothing:
+            if program == GPUSCHED[1:]:
+                files = (nothing.fileno(), log.fileno(), log.fileno())
+                self.controller = commands.start(["controller"], self.env(**env), "/", files, session=True)
+            else:
+                self.controller = subprocess.Popen(
+                    [sys.executable, *program, "controller"], env=self.env(**env), cwd="/", stdin=nothing,
+                    stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
         wait_until(lambda: self._has_begun(began, nodes), 60, "the controller's first cycle")
 
     def _has_begun(self, began: float, nodes: bool) -> bool:
@@ -185,10 +190,8 @@ class Cluster:
             timeout: Seconds.
             prefix: Words before it, as ``setpriv --reuid 1234``.
         """
-        done = subprocess.run(
-            [*prefix, *GPUSCHED, *args], env=self.env(**(env or {})), cwd="/", input=input or "", text=True,
-            capture_output=True, timeout=timeout, check=False,
-        )  # fmt: skip
+        environment = self.env(**(env or {}))
+        done = commands.run(*args, env=environment, input=input or "", timeout=timeout, prefix=prefix)
         assert not check or done.returncode == 0, done
         return done
 

@@ -181,9 +181,10 @@ def test_a_damaged_row_is_set_aside_and_stops_nobody_elses_jobs(cluster: Cluster
     damaged = cluster.submit("--hold", "--gpus", "1")
     wait_until(lambda: cluster.state_of(damaged), 20, "a job to damage")
     assert cluster.controller is not None
-    cluster.controller.send_signal(signal.SIGSTOP)
-    with contextlib.closing(sqlite3.connect(cluster.state / "gpusched.db")) as db, db:
+    with contextlib.closing(sqlite3.connect(cluster.state / "gpusched.db", timeout=60)) as db, db:
         db.execute("UPDATE jobs SET data = CAST('{\"id\": ' AS BLOB) WHERE id = ?", (damaged,))
+        # With the lock for writing here, the controller is not stopped in the middle of a transaction of its own.
+        cluster.controller.send_signal(signal.SIGSTOP)
     for line in LOOKS:
         done = cluster.cli(*line.format(job=damaged).split(), check=False)
         assert "internal error" not in done.stderr + done.stdout, done

@@ -345,6 +345,7 @@ CROWD = (
     ("1,2", 6, 1),
     ("8", 16, 0),
 )
+# Two ranks on two nodes write into one folder: each its own file before the rename.
 STEPS = """
 cd "$GPUSCHED_JOB_DIR"
 i=$(cat at 2>/dev/null || echo 0)
@@ -352,7 +353,7 @@ save() { echo $i >at.part && mv at.part at; echo "{\\"step\\": $i}" >s && mv s s
 trap 'save; exit 0' TERM
 while [ $i -lt WORK ]; do
     sleep 0.5 & wait $!
-    i=$((i + GPUSCHED_GPUS_TOTAL)); echo "{\\"step\\": $i, \\"of\\": WORK}" >p && mv p progress.json
+    i=$((i + GPUSCHED_GPUS_TOTAL)); echo "{\\"step\\": $i, \\"of\\": WORK}" >p.$$ && mv p.$$ progress.json
 done
 """
 

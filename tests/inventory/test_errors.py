@@ -88,7 +88,9 @@ BAD = {
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
                         "allowed_mounts, auto_promote, capabilities, connect_timeout, connect_timeout_s, currency, "
                         "down_after, down_after_s, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
-                        "image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, node_fail_after_s, "
+                        "image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
+                        "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "
+                        "node_fail_after_s, "
                         "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, session_keep, session_keep_s, shared, "
                         "ssh_config, tick, tick_s: did you mean tick?"),
     "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),

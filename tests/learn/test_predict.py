@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,11 @@ from gpusched.queue.store import Run, Store
 from gpusched.traces import file as tracefile
 from gpusched.traces.readers.draft import assemble, intern
 from gpusched.traces.trace import Trace
+from tests import commands
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 FAST = {"NUMBA_DISABLE_JIT": "0"}  # thousands of jobs
 SMALL = predict.Settings(trees=40, jobs_per_leaf=5)
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 EPOCH = 1_750_000_000.0
 WAITS = ids.mint(EPOCH + 20 * 86400)
 
@@ -186,7 +184,7 @@ class Cli:
     def run(self, *words: str, code: int = 0, **more: str) -> Any:
         env = os.environ | {"GPUSCHED_STATE": str(self.folder / "state"), "XDG_CACHE_HOME": str(self.folder / "c"),
                             "NUMBA_DISABLE_JIT": "1"} | more  # fmt: skip
-        done = subprocess.run([GPUSCHED, *words, "--json"], env=env, capture_output=True, text=True, timeout=120)
+        done = commands.run(*words, "--json", env=env)
         assert done.returncode == code, done.stderr or done.stdout
         return json.loads(done.stdout)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.config.weights import load_model
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
+from tests import commands
 from tests.policy import weights
 
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 KEYS = {
     "policy", "knows", "jobs", "mean_jct_s", "median_jct_s", "p95_jct_s", "mean_wait_s", "p95_wait_s",
     "mean_bounded_slowdown", "makespan_s", "utilization", "energy_kwh", "inefficient_energy_kwh",
@@ -61,15 +59,7 @@ class Place:
         }  # fmt: skip
 
     def run(self, *words: str, code: int = 0) -> tuple[str, str]:
-        done = subprocess.run(
-            [GPUSCHED, "replay", *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=os.environ | self.env,
-            cwd=self.folder,
-        )
+        done = commands.run("replay", *words, env=os.environ | self.env, cwd=self.folder)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 

@@ -140,6 +140,15 @@ class Decided:
         """At which steps controllers have died."""
         return (self.folder / "deaths").read_text().splitlines()
 
+    def wait_deaths(self, count: int) -> None:
+        """Wait until so many controllers have died."""
+        try:
+            wait_until(lambda: len(self.deaths()) == count, 60, f"the deaths of {count} controllers")
+        except TimeoutError as error:
+            last = (self.folder / "asked").read_text().splitlines()[-5:]
+            error.add_note(f"at {time.time()}; died at {self.deaths()}; last asked {last}; going: {self.going()}")
+            raise
+
     def asked(self, kind: str) -> list[Asked]:
         """Everything of this kind in order: ``plan``, decided; ``start``, to be asked for; ``back``, withdrawn."""
         words = [line.split() for line in (self.folder / "asked").read_text().splitlines()]
