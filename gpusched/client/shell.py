@@ -90,8 +90,7 @@ def run(client: Client, prepared: Submit, forwards: Forwards, screen: Screen) ->
     Raises:
         GpuschedError: The controller refused it, or it cannot be reached.
     """
-    job_id = submit(client, prepared)
-    return _Attending(client, job_id, forwards, screen, cancels=True).until_end()
+    return _Attending(client, "", forwards, screen, cancels=True).until_end(lambda: submit(client, prepared))
 
 
 def attach(client: Client, text: str, forwards: Forwards, screen: Screen) -> int:
@@ -119,20 +118,35 @@ class _Attending:
     def __init__(self, client: Client, job_id: str, forwards: Forwards, screen: Screen, cancels: bool) -> None:
         self._client, self._id, self._forwards, self._screen = client, job_id, forwards, screen
         self._cancels, self._began, self._opened, self._missed = cancels, False, 0.0, 0.0
+        self._signals: list[int] = []  # that came while the job was being queued
 
-    def until_end(self) -> int:
-        with _signals_raised():
-            try:
+    def until_end(self, queue: Callable[[], str] | None = None) -> int:
+        """Attend the job, which ``queue`` submits first; returns its exit code."""
+        try:
+            with _handling(dict.fromkeys((signal.SIGINT, signal.SIGHUP, signal.SIGTERM), self._told)):
+                if queue is not None:
+                    self._id = queue()
+                    for number in self._signals:
+                        self._told(number, None)
                 return self._until_end()
-            except (KeyboardInterrupt, Told) as told:
-                self._leave()
-                return 128 + (told.number if isinstance(told, Told) else signal.SIGINT)
-            except BrokenPipeError:  # whoever read what it says has gone (| head), and nobody will attach to it again
-                if self._cancels:
-                    self._cancel()
-                raise
-            finally:
-                self._forwards.close()
+        except (KeyboardInterrupt, Told) as told:
+            self._leave()
+            return 128 + (told.number if isinstance(told, Told) else signal.SIGINT)
+        except BrokenPipeError:  # whoever read what it says has gone (| head), and nobody will attach to it again
+            if self._cancels:
+                self._cancel()
+            raise
+        finally:
+            self._forwards.close()
+
+    def _told(self, number: int, frame: object) -> None:
+        """Leave, for Ctrl-C, a closed terminal or ``kill``; only once it is known which job that leaves behind."""
+        if not self._id:
+            self._signals.append(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise Told(number)
 
     def _until_end(self) -> int:
         while True:
@@ -339,17 +353,6 @@ def _because(job: Job) -> str:
 
 def _ended_as(job: Job) -> str:
     return f"{job.state}{_because(job)}"
-
-
-@contextlib.contextmanager
-def _signals_raised() -> Iterator[None]:
-    """A closed terminal, or ``kill``, raises `Told`."""
-
-    def told(number: int, frame: object) -> None:
-        raise Told(number)
-
-    with _handling({signal.SIGHUP: told, signal.SIGTERM: told}):
-        yield
 
 
 @contextlib.contextmanager

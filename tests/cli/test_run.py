@@ -14,6 +14,8 @@ import time
 import pytest
 
 from gpusched.client import forwarding
+from gpusched.client.context import Client
+from gpusched.client.submit import submit
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import JobState
 from tests.cli.conftest import Site, eventually
@@ -42,6 +44,28 @@ def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
     (cancel,) = (c for c in site.commands() if not isinstance(c, Submit))
     assert isinstance(cancel, Cancel)
     assert cancel.job_ids == (command.id,)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_while_the_job_is_being_queued_cancels_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, after: bool
+) -> None:
+    """Where the client is by then, nobody can know: before or after the job is in the inbox."""
+
+    def interrupted(client: Client, prepared: Submit) -> str:
+        if not after:
+            signal.raise_signal(number)
+        job_id = submit(client, prepared)
+        if after:
+            signal.raise_signal(number)
+        return job_id
+
+    monkeypatch.setattr("gpusched.client.shell.submit", interrupted)
+    done = site.call("run", "-F", "s-V100", "prog")
+    (command,) = (c for c in site.commands() if isinstance(c, Submit))
+    assert (done.code, done.out, done.err) == (code, "", f"gpusched: job {command.id} cancelled\n")
+    assert [c.job_ids for c in site.commands() if isinstance(c, Cancel)] == [(command.id,)]
 
 
 def _handles(pid: int, number: signal.Signals) -> bool:
