@@ -1,5 +1,6 @@
-"""Replays of every policy on three traces, as digests of their event logs: ``python -m tests.sim.recorded`` writes them.
+"""Replays of every policy on three traces, as digests of their event logs.
 
+``python -m tests.sim.recorded`` writes them.
 `recorded.json` was written before passes were brought together; what changes a digest changes what users' replays say.
 """
 
@@ -35,7 +36,18 @@ FILE = Path(__file__).with_name("recorded.json")
 TRACES = ("mixed", "crowded", "racks")
 NODES = 12
 WITH_WEIGHTS = ("gist", "rltune", "stopper")
-PLACED = ("best-fit", "random", "naive", "worst-fit", "rack", "rack-wait", "contention", "load-balancing", "tetris", "fastest")
+PLACED = (
+    "best-fit",
+    "random",
+    "naive",
+    "worst-fit",
+    "rack",
+    "rack-wait",
+    "contention",
+    "load-balancing",
+    "tetris",
+    "fastest",
+)
 
 
 def names() -> list[str]:
