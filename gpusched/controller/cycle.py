@@ -23,7 +23,7 @@ from gpusched.controller.nodestate import attended, is_dead, is_forgotten, recor
 from gpusched.controller.outputs import Collecting, readers_of
 from gpusched.controller.planning import Planner
 from gpusched.controller.progress import note_progress
-from gpusched.controller.promoting import take_up
+from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.ranks import ReconcileInput, Step, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
@@ -82,46 +82,56 @@ class Cycle:
         self._settling.unsettled = before._settling.unsettled
 
     def run(self, patience_s: float) -> None:
-        """One cycle. Slow nodes are waited for no longer than ``patience_s``.
+        """Run one cycle, waiting for slow nodes no longer than ``patience_s``.
 
-        Nodes without anything of ours that answered well are asked once a tick, and before something is placed on them:
-        what wakes the controller in between is seldom about them.
-        """
-        unread = self._unasked(self._clock())
-        if needed := self._once(patience_s, unread, unread):
-            others = {node.name for node in self._attended.nodes} - needed
-            if self._once(patience_s, others, unread - needed):  # with these as they are now, another one is wanted
-                self._once(patience_s, frozenset(), frozenset())
-
-    def _unasked(self, now: float) -> Set[str]:
-        since = now - self.inventory.settings.tick_s
-        return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
-
-    def _once(self, patience_s: float, unasked: Set[str], unread: Set[str]) -> Set[str]:
-        """A cycle in which some nodes are not asked; where a start needs one that is ``unread``, it starts nothing.
-
-        Returns:
-            Of the unread (last read in an earlier cycle) those that must be asked; none where the cycle is over.
+        Nodes without jobs that answered within the last tick are not asked again: what wakes the controller in between
+        is seldom about them. Where a start needs one of them, it is asked first, and the decision is made again; if
+        that then needs yet another one, all are asked.
         """
         now = self._clock()
         self._settling.settle(self._cluster.finished())
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
-        charge = take_up(self._store, self.inventory, self.policies, now)
-        self._decider.look(*charge, now)
+        policies = take_up(self._store, self.inventory, self.policies, now)
+        self._decider.look(*policies, now)
+        recent = skipped = self._recently_read(now)
+        needed = self._observe_and_decide(patience_s, skipped, recent, policies)
+        if needed:
+            self._settling.settle(self._cluster.finished())
+            skipped = {node.name for node in self._attended.nodes} - needed
+            needed = self._observe_and_decide(patience_s, skipped, recent - needed, policies)
+        if needed:
+            self._settling.settle(self._cluster.finished())
+            self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
+        self._forget_secrets()
+
+    def _recently_read(self, now: float) -> Set[str]:
+        """Return the nodes that need not be asked in this cycle."""
+        since = now - self.inventory.settings.tick_s
+        return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
+
+    def _observe_and_decide(
+        self, patience_s: float, skipped: Set[str], recent: Set[str], policies: LivePolicies
+    ) -> Set[str]:
+        """Observe all nodes but ``skipped``, record what they say, and start what may start.
+
+        Nothing starts where that needs a node of ``recent`` that was not observed.
+
+        Returns:
+            Nodes of ``recent`` that must be observed first; empty: the decision was carried out.
+        """
         self._attended = self._attend()
-        observations = self._cluster.observe(self._attended.nodes, patience_s, unasked)
+        observations = self._cluster.observe(self._attended.nodes, patience_s, skipped)
         now = self._clock()
         self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
-        operations = self._record(observations, now)
-        self._cluster.perform(operations)
+        self._cluster.perform(self._record(observations, now))
         self._cluster.perform(self._asking.answers(observations, self.inventory, now))
-        decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
-        if decided is not None and decided.unread:
+        decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
+        if decided is None:
+            return frozenset()
+        if decided.unread:
             return decided.unread
-        if decided is not None:
-            self._cluster.perform(decided.operations)
-            self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
-        self._forget_secrets()
+        self._cluster.perform(decided.operations)
+        self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         return frozenset()
 
     def _attend(self) -> Inventory:
