@@ -25,7 +25,6 @@ from gpusched.agents.rltune.candidates import Rule, arrays_of, odds_of, without_
 from gpusched.agents.rltune.episodes import cut
 from gpusched.agents.rltune.evaluation import Evaluation
 from gpusched.agents.rltune.ppo import Learner
-from gpusched.agents.rltune.reproduce import likeness
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.model.plan import Plan
@@ -33,6 +32,7 @@ from gpusched.model.policy import Mapping, PolicySpec
 from gpusched.sched.decide import decide
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
+from gpusched.traces.workload import PHILLY_LIKE, load_workload
 from tests.sched.worlds import node, pending, running, snapshot
 
 PUBLIC = 25_600 / 117
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = Settings()
     torch_.begin(0)
-    trace = generate(likeness(3000), 0)
+    trace = generate(replace(load_workload(PHILLY_LIKE), jobs=3000), 0)
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration))
     evaluation = Evaluation(trace, Pool.uniform(4, 8), settings)
     before = evaluation.result(base)

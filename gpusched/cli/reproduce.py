@@ -39,13 +39,13 @@ def reproduce(
         list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may be repeated.")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option("--workloads", help="dl2: these traces; default: generated. maifs: trace folder.")
+        str | None, typer.Option("--workloads", help="dl2: these traces; maifs: trace folder. Default: generated.")
     ] = None,
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Only this policy (not gist, rltune); may be repeated.")
     ] = None,
     speeds: Annotated[
-        str | None, typer.Option("--speeds", help="Measured: dl2, config_speed.txt; maifs, a folder.")
+        str | None, typer.Option("--speeds", help="Other measurements: dl2, config_speed.txt; maifs, a folder.")
     ] = None,
     weights: Annotated[
         str | None,

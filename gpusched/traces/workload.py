@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import gpusched
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.model.units import parse_duration
 
@@ -105,6 +106,9 @@ class Workload:
 
 
 # From YAML
+
+PHILLY_LIKE = Path(gpusched.__file__).with_name("scenarios") / "philly-like.yaml"
+"""Jobs as of Philly, drawn: where no real trace is at hand."""
 
 
 def load_workload(path: Path | str) -> Workload:

@@ -14,16 +14,12 @@ import pytest
 
 from gpusched.agents.dl2.rules import RULES, frontier_of
 from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alone, jobs_of, play
-from gpusched.agents.dl2.speeds import read_speeds
 from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, draw
 from gpusched.sched.state import Ints
+from gpusched.sim.profiles.dl2 import read_speeds
 from tests.traces.samples import real
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
-
-
-def speed_file() -> Path:
-    return real("../profiles/dl2_speed.txt.gz")
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -48,7 +44,6 @@ def played(name: str, jobs: Jobs) -> Played:
 
 def test_the_figures_of_an_independent_implementation(tmp_path: Path) -> None:
     path = real("dl2_workloads.json.gz")
-    # The speeds are found beside the workloads' folder.
     done = run("--workloads", str(path), "--json", *(f"--policy={name}" for name in RULES), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {(row["setting"], row["seed"], row["policy"]): row for row in json.loads(done.stdout)}
@@ -67,8 +62,14 @@ def test_the_figures_of_an_independent_implementation(tmp_path: Path) -> None:
         assert mine["greedy-gain"]["mean_jct_slots"] == pytest.approx(mean["greedy"], rel=0.005)
 
 
+def test_the_speeds_that_come_along_are_the_published_ones() -> None:
+    ours, theirs = (read_speeds(path, 16) for path in (None, real("../profiles/dl2_speed.txt.gz")))
+    assert list(ours) == list(theirs)
+    assert all(np.array_equal(ours[model], theirs[model]) for model in ours)
+
+
 def test_speeds_go_through_what_was_measured() -> None:
-    speeds = read_speeds(speed_file(), 16)
+    speeds = read_speeds(None, 16)
     assert len(speeds) == 8
     vgg = speeds["vgg-16"]
     assert vgg[14, 1] == pytest.approx(28.435, abs=1e-9)
@@ -80,7 +81,7 @@ def test_speeds_go_through_what_was_measured() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_no_slot_gives_more_than_there_is(name: str) -> None:
-    speeds = read_speeds(speed_file(), 16)
+    speeds = read_speeds(None, 16)
     for seed in range(3):
         jobs = jobs_of(draw("12 nodes", seed), speeds)
         assert_within(jobs, RULES[name](jobs, np.random.default_rng(0)))
@@ -120,7 +121,7 @@ def test_a_job_ends_at_the_fraction_it_needs_and_holds_its_slot_to_the_end() -> 
 
 
 def test_a_frontier_is_faster_with_every_step_and_nothing_beside_it_is_better() -> None:
-    jobs = jobs_of(draw("24 nodes", 0), read_speeds(speed_file(), 16))
+    jobs = jobs_of(draw("24 nodes", 0), read_speeds(None, 16))
     line = frontier_of(jobs)
     for job in range(8):
         points = line.points[job]
@@ -146,7 +147,7 @@ def test_own_workloads_are_those_of_their_seed() -> None:
 
 
 def test_the_table_is_for_people(tmp_path: Path) -> None:
-    done = run("--speeds", str(speed_file()), "--seed", "3", *(f"--policy={name}" for name in RULES), cwd=tmp_path)
+    done = run("--seed", "3", *(f"--policy={name}" for name in RULES), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = ("96", "24", "12", "500")
     rows = [line.split()[:3] for line in done.stdout.splitlines()[1 : 1 + 4 * len(RULES)]]
@@ -157,7 +158,6 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "DL2's measured speeds are not here; fetch config_speed.txt of github.com/pengyanghua/DL2"),
         (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: drf, optimus"),
         (("--workloads", "nothing.json"), "nothing.json: No such file or directory"),
         (("--workloads", "bad.json"), "bad.json: found Expected `float` > 0.0 - at `$[0].jobs[0].epochs`, expected"),

@@ -27,13 +27,13 @@ from gpusched.agents.dl2.live import prepare as prepare_live
 from gpusched.agents.dl2.observed import Observed, kinds_of
 from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Change, play
-from gpusched.agents.dl2.speeds import read_speeds
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import Setting, draw
 from gpusched.config.weights import Model, load_file, save_model
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
-from tests.learn.test_dl2 import assert_within, speed_file, workload
+from gpusched.sim.profiles.dl2 import read_speeds
+from tests.learn.test_dl2 import assert_within, workload
 from tests.learn.test_dl2 import run as reproduce
 from tests.sched.test_sizing_rules import One, cases, claims_of, power
 from tests.sim.worlds import trace_of
@@ -55,7 +55,7 @@ GREEDY.linear[0] = 1.0
 
 
 def all_known() -> Observed:
-    speeds = read_speeds(speed_file(), 16)
+    speeds = read_speeds(None, 16)
     return Observed(SHAPE, list(speeds), np.maximum(list(speeds.values()), 1e-9))  # 0 is what nobody told
 
 
@@ -66,7 +66,7 @@ def all_known() -> Observed:
 def test_with_the_rule_s_weights_and_all_known_it_does_what_the_rule_does(setting: str) -> None:
     """The logarithm of gain per slot, less a quarter of that of time left: greedy-gain, in steps that go only up."""
     for seed in range(2):
-        one = prepare(draw(setting, seed), read_speeds(speed_file(), 16))
+        one = prepare(draw(setting, seed), read_speeds(None, 16))
         rule = play(one.jobs, RULES["greedy-gain"](one.jobs, np.random.default_rng(0)))
         mine = play(one.jobs, Player(GREEDY, all_known(), one))
         assert mine.jct.mean() == pytest.approx(rule.jct.mean(), abs=1e-9, rel=0)
@@ -74,12 +74,12 @@ def test_with_the_rule_s_weights_and_all_known_it_does_what_the_rule_does(settin
 
 @pytest.mark.parametrize("actor", [GREEDY, read_actors(None)["trained"], read_actors(None)["untrained"]])
 def test_no_slot_gives_more_than_there_is(actor: Actor) -> None:
-    one = prepare(draw("12 nodes", 1), read_speeds(speed_file(), 16))
+    one = prepare(draw("12 nodes", 1), read_speeds(None, 16))
     assert_within(one.jobs, Player(actor, all_known(), one))
 
 
 def test_it_knows_a_speed_only_when_a_job_told_it() -> None:
-    one = prepare(draw("24 nodes", 1), read_speeds(speed_file(), 16))
+    one = prepare(draw("24 nodes", 1), read_speeds(None, 16))
     observed = Observed(SHAPE)
     play(one.jobs, Player(read_actors(None)["warm"], observed, one))
     truth = {name: one.jobs.rate[k] * one.scale[k] for k, name in enumerate(one.names)}
@@ -176,7 +176,7 @@ def test_the_public_setting_s_targets(tmp_path: Path) -> None:
         assert jct(setting, "dl2") <= 1.05 * jct(setting, "dl2", "bound_slots")
     few = tmp_path / "24.json"
     few.write_text(json.dumps([w for w in json.loads(gzip.decompress(Path(file).read_bytes())) if w["nodes"] == 24]))
-    told = ("--workloads", str(few), "--speeds", str(speed_file()))
+    told = ("--workloads", str(few))
     again = reproduce(*told, "--policy=dl2", "--restart=120s", "--json", cwd=tmp_path)
     rows += [row | {"policy": "restarts"} for row in json.loads(again.stdout)]
     assert jct("24", "dl2") < jct("24", "restarts") <= 1.02 * jct("24", "dl2")
@@ -185,7 +185,7 @@ def test_the_public_setting_s_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
     """From ten slots after it on, it gives what one would give that was told all speeds as they are now."""
-    one = prepare(draw("24 nodes", seed), read_speeds(speed_file(), 16))
+    one = prepare(draw("24 nodes", seed), read_speeds(None, 16))
     halved, truth, calls = one.names.index("resnet-50"), all_known(), 0
     actor = read_actors(None)["trained"]
     learns, is_told = Player(actor, all_known(), one), Player(actor, truth, one)
@@ -214,7 +214,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
     torch = pytest.importorskip("torch")
     recipe = Recipe(nodes=(12,), kept=64)
-    school = learning._School(recipe, Public(recipe, read_speeds(speed_file(), 16)), 3, 1, torch.device("cpu"))
+    school = learning._School(recipe, Public(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
     taken = school._play(2, 0.1)
     batch = learning._batch_of(taken, [np.zeros(0, np.float32)] * 2)
     assert len(batch.chosen) > 60
@@ -242,7 +242,7 @@ def test_an_advantage_is_what_the_rest_of_the_slot_brought() -> None:
 
 def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
     recipe = Recipe(nodes=(16,), kept=16)
-    world = Public(recipe, read_speeds(speed_file(), 16))
+    world = Public(recipe, read_speeds(None, 16))
     one = world.draw(np.random.default_rng(1))
     tape = learning.new_tape(20_000, 16, 2_000)
     learning.seed_draws(1)
@@ -268,7 +268,7 @@ def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
 def test_the_same_seed_learns_the_same_and_imitation_comes_near_what_it_imitates() -> None:
     pytest.importorskip("torch")
     recipe = Recipe(nodes=(12, 24), taught=8, teaching=400, rounds=2, batch=3, kept=64)
-    speeds = read_speeds(speed_file(), 16)
+    speeds = read_speeds(None, 16)
     first, again = (learning.learn(recipe, Public(recipe, speeds), 5, workers=n) for n in (1, 2))
     for stage in ("untrained", "warm", "best"):
         for one, other in zip(getattr(first, stage), getattr(again, stage), strict=True):
@@ -437,7 +437,7 @@ def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], sai
     import msgspec
 
     file.write_bytes(msgspec.json.encode([draw(Setting(4, 3, 1), 1)]))
-    done = reproduce("--workloads", "one.json", "--speeds", str(speed_file()), *words, cwd=tmp_path)
+    done = reproduce("--workloads", "one.json", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -34,7 +34,7 @@ PER = len(CORES) * len(MEMORY_GB)
 
 
 def measured() -> Kinds:
-    return read_kinds(real("../profiles/synergy_sensitivity.json").parent)
+    return read_kinds()
 
 
 def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", density: float = 0.2) -> World:
@@ -43,6 +43,21 @@ def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", densit
     return world_of(
         draw(arrivals, trace, kinds, kinds.names, WEEKS[trace][purpose][-1], load, seed, density, 2.0), kinds
     )
+
+
+def test_the_measurements_that_come_along_are_the_published_ones() -> None:
+    ours, theirs = measured(), read_kinds(real("../profiles/synergy_sensitivity.json").parent)
+    assert ours.names == theirs.names
+    assert np.array_equal(ours.speed, theirs.speed)
+    assert np.array_equal(ours.restart_s, theirs.restart_s)
+
+
+def test_without_a_trace_jobs_are_drawn(tmp_path: Path) -> None:
+    done = run("--quick", "--policy", "proportional", "--policy", "maifs", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {(row["trace"], row["load"], row["policy"]): row["mean_jct_s"] for row in json.loads(done.stdout)}
+    assert found.keys() == {("drawn", load, policy) for load in LOADS for policy in ("proportional", "maifs")}
+    assert all(found["drawn", load, "maifs"] < found["drawn", load, "proportional"] for load in LOADS)
 
 
 def point(shape: int, cores: int, memory: int) -> int:
@@ -275,7 +290,7 @@ def test_the_table(tmp_path: Path) -> None:
     done = run(*words, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert len(rows) == 2 * sum(len(weeks["test"]) for weeks in WEEKS.values()) * len(LOADS)
+    assert len(rows) == 2 * sum(len(WEEKS[trace]["test"]) for trace in FILES) * len(LOADS)
     for row in rows:
         assert row["bound_s"] < row["mean_jct_s"] < row["makespan_s"]
         assert row["makespan_s"] >= row["bound_makespan_s"] * (1 - 1e-6)
@@ -290,7 +305,7 @@ def test_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "traces/philly_2017.csv.gz: there is no such trace"),
+        (("--workloads", "nowhere"), "nowhere/philly_2017.csv.gz: there is no such trace"),
         (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: proportional, las"),
         (("--speeds", "nowhere"), "nowhere/synergy_sensitivity.json: no such file or folder of measurements"),
         (("--speeds", "bad"), "bad/synergy_sensitivity.json:1: found a JSON error"),

@@ -218,7 +218,7 @@ def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads:
     """Speeds as jobs told them in workloads in which many sizes were tried: what an agent saw before it is judged.
 
     Args:
-        speeds: What they tell: see `speeds.read_speeds`.
+        speeds: What they tell: see `sim.profiles.dl2.read_speeds`.
         most: Workers, and servers, of a job at most.
         seed: Of the draws.
         workloads: How many.

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2 import speeds
 from gpusched.agents.dl2.agent import Player, prepare
 from gpusched.agents.dl2.decide import Actor
 from gpusched.agents.dl2.learn import Public, Recipe, learn, looked_around
@@ -18,6 +17,7 @@ from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import MOST_TASKS, SETTINGS, Workload, draw, read_workloads
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
+from gpusched.sim.profiles.dl2 import read_speeds
 
 SEEDS = range(10)
 AGENTS = {"dl2": "trained", "dl2-warm-up": "warm", "dl2-untrained": "untrained"}
@@ -47,7 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workloads: A JSON file of them; None: drawn, each setting with each seed.
-        speeds: DL2's measured speeds; None: looked for, see `speeds.find`.
+        speeds: Another file of measured speeds than the one that comes along.
         policies: Names; none: all.
         seeds: What drawn workloads are drawn with; of a file, those that are played. None: all, or ten.
         weights: The agent's. None: learned here where workloads are drawn, else those that come with gpusched.
@@ -84,8 +84,8 @@ def reproduce(options: Options, tell: Callable[[str, float], None] = lambda text
     names = tuple(dict.fromkeys(options.policies or known))
     path = Path(options.workloads) if options.workloads is not None else None
     chosen = _workloads(path, options.seeds)
-    file = Path(options.speeds) if options.speeds is not None else speeds.find(path)
-    tables = {most: speeds.read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
+    file = Path(options.speeds) if options.speeds is not None else None
+    tables = {most: read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
     changes = [_change(text) for text in options.changes]
     actors: dict[str, Actor] = {}
     if set(names) & set(AGENTS):
@@ -112,12 +112,12 @@ def reproduce(options: Options, tell: Callable[[str, float], None] = lambda text
     return rows
 
 
-def _actors(options: Options, file: Path, tell: Callable[[str, float], None]) -> dict[str, Actor]:
+def _actors(options: Options, file: Path | None, tell: Callable[[str, float], None]) -> dict[str, Actor]:
     """The agent's weights, by stage."""
     if options.weights is not None or options.workloads is not None:
         return read_actors(Path(options.weights) if options.weights is not None else None)
     recipe = QUICK if options.quick else Recipe()
-    table = speeds.read_speeds(file, MOST_TASKS)
+    table = read_speeds(file, MOST_TASKS)
     learned = learn(recipe, Public(recipe, table), 0, options.device, options.workers, tell)
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}
     if options.out is not None:

@@ -75,7 +75,7 @@ def kinds_in(workload: Workload) -> list[tuple[str, float]]:
 
 
 def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
-    """The arrays of a workload; ``speeds``: as `speeds.read_speeds` gives them for ``workload.max_tasks``.
+    """The arrays of a workload; ``speeds``: as `sim.profiles.dl2.read_speeds` gives them for ``workload.max_tasks``.
 
     Raises:
         UsageError: A model was not measured.

@@ -11,6 +11,8 @@ import numpy as np
 from gpusched.errors import FileError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.profiles import Profiles, read_profiles
+from gpusched.sim.profiles.measured import rows_of
+from gpusched.sim.profiles.table import Series, type_key
 from gpusched.traces.readers.columns import open_text
 
 SHAPES = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (16, 2))
@@ -65,9 +67,25 @@ def parts() -> tuple[Ints, Ints, Ints]:
     return shape, cores, memory
 
 
-def read_kinds(folder: Path) -> Kinds:
-    """All kinds from a folder with Synergy's sensitivities, ``placement/`` and restart_seconds.csv.
+class Measurements(NamedTuple):
+    """What `kinds_of` makes kinds of.
 
+    Attributes:
+        sensitivity: Of Synergy: ``models/MODEL_GPUS`` -> ``tput`` by cores and memory, ``iter_time`` in seconds.
+        scaling: Of Sia: samples per second by GPUs and nodes. restart_s: Model -> seconds of a restart.
+        source: The file of ``sensitivity``, for errors.
+    """
+
+    sensitivity: dict[str, Any]
+    scaling: Profiles
+    restart_s: dict[str, float]
+    source: str
+
+
+def read_kinds(folder: Path | None = None) -> Kinds:
+    """Return all kinds, by the measurements that come along, or those of a folder.
+
+    ``folder``: with Synergy's sensitivities, ``placement/`` and restart_seconds.csv, as their authors publish them.
     Speed is the product of two measurements: by GPUs and nodes (with proportional cores and memory), and by cores and
     memory for each GPU (at 1, 2, or 4 and more GPUs).
 
@@ -75,6 +93,34 @@ def read_kinds(folder: Path) -> Kinds:
         FileError: A file is something else.
         UsageError: A file is missing.
     """
+    given = _shipped() if folder is None else _measured(folder)
+    fits = (needs() <= np.array(SERVER)).all(1)
+    speed = np.zeros((len(SCALES), POINTS))
+    for row, (name, scale) in enumerate(SCALES.items()):
+        by_shape = _by_shape(given.scaling, scale)
+        by_rest = np.stack([_sensitivity(given.source, given.sensitivity, name, gpus) for gpus, _ in SHAPES])
+        whole = by_shape[:, None, None] * by_rest / _iter_time(given.source, given.sensitivity, name)
+        speed[row] = np.where(fits, whole.reshape(-1), 0.0)
+    return Kinds(tuple(SCALES), speed, np.array([given.restart_s[scale] for scale in SCALES.values()]))
+
+
+def _shipped() -> Measurements:
+    """Return the measurements of ``data/measured``."""
+    sensitivity: dict[str, Any] = {}
+    for row in rows_of("synergy_sensitivity"):
+        entry = sensitivity.setdefault(f"models/{row['model']}_{row['gpus']}", {"tput": [], "iter_time": None})
+        entry["tput"].append([float(text) for text in list(row.values())[4:] if text])
+        entry["iter_time"] = float(row["step_s"]) if row["step_s"] else None
+    points: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows_of("sia_placement"):
+        points.setdefault(row["model"], {})[int(row["gpus"]), int(row["nodes"])] = float(row["samples_per_s"])
+    series = {(model, type_key(_GPU_TYPE)): Series(of, "nodes") for model, of in points.items()}
+    restarts = {row["model"]: float(row["restart_s"]) for row in rows_of("sia_restarts")}
+    return Measurements(sensitivity, Profiles(series=series), restarts, "synergy_sensitivity.csv")
+
+
+def _measured(folder: Path) -> Measurements:
+    """Return the measurements of a folder."""
     file = folder / "synergy_sensitivity.json"
     for path in (file, folder / "placement", folder / "restart_seconds.csv"):
         if not path.exists():
@@ -85,15 +131,7 @@ def read_kinds(folder: Path) -> Kinds:
         except json.JSONDecodeError as error:
             raise FileError(str(file), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
     profiles = read_profiles([folder / "placement"])
-    restart = _restart_s(folder / "restart_seconds.csv")
-    fits = (needs() <= np.array(SERVER)).all(1)
-    speed = np.zeros((len(SCALES), POINTS))
-    for row, (name, scale) in enumerate(SCALES.items()):
-        by_shape = _by_shape(profiles, scale)
-        by_rest = np.stack([_sensitivity(file, raw, name, gpus) for gpus, _ in SHAPES])
-        whole = by_shape[:, None, None] * by_rest / _iter_time(file, raw, name)
-        speed[row] = np.where(fits, whole.reshape(-1), 0.0)
-    return Kinds(tuple(SCALES), speed, np.array([restart[scale] for scale in SCALES.values()]))
+    return Measurements(raw, profiles, _restart_s(folder / "restart_seconds.csv"), str(file))
 
 
 def _by_shape(profiles: Profiles, model: str) -> Floats:
@@ -104,7 +142,7 @@ def _by_shape(profiles: Profiles, model: str) -> Floats:
     return np.array(found) / found[0]
 
 
-def _sensitivity(file: Path, raw: dict[str, Any], name: str, gpus: int) -> Floats:
+def _sensitivity(file: str, raw: dict[str, Any], name: str, gpus: int) -> Floats:
     """``float64[cores, memory]`` by what is proportional; 0 where the table has a placeholder for too little memory.
 
     With 2 and 4 GPUs there is no column for 20.83 GB: only models to which memory does not matter take that little.
@@ -117,7 +155,7 @@ def _sensitivity(file: Path, raw: dict[str, Any], name: str, gpus: int) -> Float
     return np.maximum.accumulate(whole, 1)
 
 
-def _table(file: Path, raw: dict[str, Any], key: str, default: Floats | None = None) -> Floats:
+def _table(file: str, raw: dict[str, Any], key: str, default: Floats | None = None) -> Floats:
     if key not in raw and default is not None:
         return default[:, 1:]
     try:
@@ -126,13 +164,13 @@ def _table(file: Path, raw: dict[str, Any], key: str, default: Floats | None = N
             return table
     except (KeyError, TypeError, ValueError):
         pass
-    raise FileError(str(file), None, key, "something else", "Synergy's table of throughput by 9 cores and memory")
+    raise FileError(file, None, key, "something else", "Synergy's table of throughput by 9 cores and memory")
 
 
-def _iter_time(file: Path, raw: dict[str, Any], name: str) -> float:
+def _iter_time(file: str, raw: dict[str, Any], name: str) -> float:
     seconds = raw[f"models/{name}_1"].get("iter_time")
     if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-        raise FileError(str(file), None, f"models/{name}_1.iter_time", repr(seconds), "seconds, more than 0")
+        raise FileError(file, None, f"models/{name}_1.iter_time", repr(seconds), "seconds, more than 0")
     return float(seconds)
 
 

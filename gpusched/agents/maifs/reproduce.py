@@ -20,7 +20,7 @@ from gpusched.agents.maifs.kinds import ABSENT, CORES, MEMORY_GB, PROPORTIONAL, 
 from gpusched.agents.maifs.network import SHAPES, arrays_of, untrained
 from gpusched.agents.maifs.rules import Rule
 from gpusched.agents.maifs.train import Settings, train
-from gpusched.agents.maifs.workloads import FILES, LOADS, WEEKS, Arrivals, Jobs, draw, read_arrivals
+from gpusched.agents.maifs.workloads import FILES, LOADS, WEEKS, Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import Known, World, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
@@ -99,8 +99,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to make.
 
     Attributes:
-        traces: Folder of the two traces; None: ``traces`` here.
-        profiles: Folder of the measurements; None: ``profiles`` beside ``traces``.
+        traces: Folder of the two traces; None: jobs are drawn in the likeness of Philly's.
+        profiles: Folder of other measurements than those that come along.
         policies: Names; none: all of `POLICIES`.
         seeds: What is drawn with; none: three.
         quick: Two days of a tenth of the jobs, one seed.
@@ -130,12 +130,14 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
     every = POLICIES | ABLATIONS
     if unknown := [name for name in policies if name not in every]:
         raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(every)}")
-    folder = Path(options.traces or "traces")
-    kinds = read_kinds(Path(options.profiles) if options.profiles is not None else folder.parent / "profiles")
-    arrivals = {trace: read_arrivals(folder, trace) for trace in FILES}
+    kinds = read_kinds(Path(options.profiles) if options.profiles is not None else None)
+    if options.traces is None:
+        arrivals = {"drawn": drawn_arrivals()}
+    else:
+        arrivals = {trace: read_arrivals(Path(options.traces), trace) for trace in FILES}
     drawn = [
         (trace, week, load, seed)
-        for trace in FILES
+        for trace in arrivals
         for week in WEEKS[trace]["test"]
         for load in LOADS
         for seed in (dict.fromkeys(seeds) if seeds else SEEDS[:1] if quick else SEEDS)

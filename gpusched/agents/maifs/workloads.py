@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,10 @@ import numpy as np
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, Kinds
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
+from gpusched.traces.generate import generate
 from gpusched.traces.load import load
+from gpusched.traces.trace import Trace
+from gpusched.traces.workload import PHILLY_LIKE, load_workload
 
 WEEK_S = 604_800.0
 LONGEST_S = 86_400.0
@@ -21,9 +25,10 @@ LOADS = (0.7, 0.9, 1.1)
 WEEKS = {
     "philly": {"train": (2, 3, 4, 5), "choose": (6, 7), "test": (8, 9)},
     "openb": {"train": (16, 17, 18), "choose": (19,), "test": (20,)},
+    "drawn": {"train": (0, 1, 2), "choose": (3,), "test": (4,)},
 }
 """Trace -> which of its weeks, counted from its first job, are for what."""
-COPIES = {"philly": 1, "openb": 10}
+COPIES = {"philly": 1, "openb": 10, "drawn": 1}
 """How many times a week is laid over itself, moved by whole hours in a circle: openb's would fill one node."""
 _ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
 FILES = {"philly": "philly_2017.csv.gz", "openb": "openb_pod_list_default.csv.gz"}
@@ -69,7 +74,15 @@ def read_arrivals(folder: Path, trace: str) -> Arrivals:
     path = folder / FILES[trace]
     if not path.is_file():
         raise UsageError(f"{path}: there is no such trace", "name the folder of traces with --workloads")
-    read = load(path, None)
+    return _arrivals(load(path, None))
+
+
+def drawn_arrivals() -> Arrivals:
+    """Return jobs like those of Philly, where the traces are not at hand."""
+    return _arrivals(generate(replace(load_workload(PHILLY_LIKE), jobs=27_000, load=None, per_hour=32.0)))
+
+
+def _arrivals(read: Trace) -> Arrivals:
     some = read.gpus > 0
     gpus = np.minimum(2 ** np.floor(np.log2(np.maximum(read.gpus, 1))).astype(np.int64), 16)
     return Arrivals(read.submit[some], np.minimum(read.duration[some], LONGEST_S), gpus[some])

@@ -23,7 +23,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics
 from gpusched.study.study import Run, Scenario, carry_out
-from gpusched.traces.workload import Limits, RunTime, Size, Workload, workload_text
+from gpusched.traces.workload import PHILLY_LIKE, load_workload, workload_text
 
 BASES = {
     "FCFS": ("fcfs", "fifo+none"),
@@ -114,7 +114,7 @@ def _material(options: Options, vc: str | None, folder: Path) -> Material:
                            hold_out=_HELD_OUT)  # fmt: skip
     if options.trace is None:
         file = folder / "drawn.yaml"
-        file.write_text(workload_text(likeness(options.jobs)), encoding="utf-8")
+        file.write_text(workload_text(replace(load_workload(PHILLY_LIKE), jobs=options.jobs)), encoding="utf-8")
         request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
     return materials(request)[0]
 
@@ -165,14 +165,3 @@ def _compared(theirs: Metrics, mine: Metrics) -> dict[str, Any]:
         "jct_change": change(mine.mean_jct_s, theirs.mean_jct_s),
         "slowdown_base": theirs.mean_bounded_slowdown, "slowdown": mine.mean_bounded_slowdown,
     }  # fmt: skip
-
-
-def likeness(jobs: int) -> Workload:
-    """Jobs like Philly's in what matters here: mostly one GPU, bursts of one user, run times over five decades."""
-    return Workload(
-        name="drawn", jobs=jobs, start=0.0, load=0.9, load_gpus=32, burst_share=0.7, burst_size=12.0,
-        burst_within_s=300.0, users=20, user_zipf=1.2,
-        sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.86), (2, 0.06), (4, 0.05), (8, 0.03))),
-        run_time=RunTime(parts=((0.5, 240.0, 1.2), (0.4, 5400.0, 1.3), (0.1, 60000.0, 1.0)), maximum_s=1e6),
-        limits=Limits(menu_s=(3600.0, 14400.0, 86400.0, 604800.0, 2e6), over_median=4.0, over_sigma=1.0),
-    )  # fmt: skip

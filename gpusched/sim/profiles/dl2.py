@@ -18,6 +18,7 @@ import numpy as np
 
 from gpusched.errors import FileError
 from gpusched.sched.state import Floats
+from gpusched.sim.profiles.measured import rows_of
 from gpusched.sim.profiles.table import Profiles, Series, model_key
 from gpusched.traces.readers.columns import open_text
 
@@ -40,12 +41,16 @@ class Measured(NamedTuple):
     speed: float
 
 
-def records(path: Path) -> Iterator[Measured]:
-    """The lines of one file.
+def records(path: Path | None) -> Iterator[Measured]:
+    """Yield the lines of one file; None: of the table that comes along.
 
     Raises:
         FileError: It is something else.
     """
+    if path is None:
+        for row in rows_of("dl2_speeds"):
+            yield Measured(row["model"], int(row["servers"]), int(row["workers"]), float(row["steps_per_s"]))
+        return
     with open_text(path) as text:
         for number, line in enumerate(text, 1):
             if line.strip():
@@ -96,8 +101,10 @@ def read(path: Path) -> Profiles:
     )  # fmt: skip
 
 
-def read_speeds(path: Path, most: int) -> dict[str, Floats]:
+def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
     """Model -> ``float64[most + 1, most + 1]``: steps/s with ``[servers, workers]``; 0 where there is none of either.
+
+    ``path``: As of `records`.
 
     Between the measured points as DL2's code has it: scipy's ``Rbf`` with the function "linear", that is weights w with
     ``|x_i - x_j| w = speed``, and ``S(x) = sum_i w_i |x - x_i|``; what is below 1e-6 is 0.
