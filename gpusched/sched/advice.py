@@ -97,6 +97,9 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
         case ReasonCode.ARRAY_TASK_LIMIT:
             yield "wait for a task of its array to end"
         case _ if job.bounds and code in LIMITS:
+            gpus = [snapshot.bounds[at].rule.most for at in job.bounds if snapshot.bounds[at].rule.unit == "gpus"]
+            if gpus and 0 < (most := min(gpus)) < job.spec.gpus and job.spec.elastic is None:
+                yield f"cancel it and submit it with at most {count_of(most, 'GPU')} (--gpus {most})"
             yield "check your limits: gpusched quota"
 
 
