@@ -881,6 +881,7 @@ JOB_VARIABLES = {
     "SLURM_TASKS_PER_NODE": "Likewise, of all nodes.",
     "SLURM_CPUS_PER_TASK": "Likewise: cores of a node by its tasks.",
     "SLURM_MEM_PER_NODE": "Likewise: MiB.",
+    "SLURM_MEM_PER_CPU": "In its place, where `--mem-per-cpu` was given: MiB of each core.",
     "SLURM_GPUS": "Likewise: GPUs of the whole job.",
     "SLURM_GPUS_PER_NODE": "Likewise: of each node.",
     "SLURM_GPUS_PER_TASK": "Likewise: of each task, where `--gpus-per-task` was given.",
