@@ -195,7 +195,7 @@ def asked(
     open_mode: Annotated[
         str | None,
         typer.Option(
-            "--open-mode", help="append or truncate: what another start of the job does with its files of -o and -e."
+            "--open-mode", help="append or truncate: what a restarted job does with its -o and -e files."
         ),
     ] = None,
     slurm_env: Annotated[

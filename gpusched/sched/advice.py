@@ -173,7 +173,7 @@ def _wait(
     """By the limits alone; where others are before it, they may take the room first."""
     if by_limits := earliest(snapshot, job, counts):
         first = not queue or queue[0].id == job.id
-        unless = "" if first else " unless jobs before it take the room"
+        unless = "" if first else " unless jobs ahead of it take the room"
         yield f"wait: at most {format_duration(by_limits[0] - snapshot.now)}{unless} ({by_limits[1]})"
 
 

@@ -122,7 +122,7 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
         cluster.submit(len, os.urandom(4 << 20), **SMALL)
     with pytest.raises(TypeError, match="no further arguments"):
         cluster.submit(["true"], 1, **SMALL)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="dependency: expected a text or jobs"):
+    with pytest.raises(TypeError, match="dependency: expected a string or jobs"):
         cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
     assert site.commands() == []
 

@@ -334,7 +334,7 @@ REASONS = {
         "Waits for what running jobs hold.",
         "Wait; the message says until when at the latest where that is known. Or ask for less.",
     ),
-    ReasonCode.PRIORITY: ("Others are before it in the queue.", "Wait. An admin can raise its priority."),
+    ReasonCode.PRIORITY: ("Others are ahead of it in the queue.", "Wait. An admin can raise its priority."),
     ReasonCode.BACKFILL: (
         "Fits now, but would delay the head of the queue.",
         "Ask for a shorter time limit: `gpusched why` says which one would do.",
