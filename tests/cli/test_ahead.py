@@ -200,7 +200,13 @@ def test_a_job_beyond_a_limit_that_was_lowered_is_told_that_it_never_starts(clus
     answer = cluster.why(job)
     never = f"never: limit of user {user_name(0)}: at most 4 GPUs at once; this job needs 8"
     assert (answer["reason"], answer["expected_start"]["never"]) == ("AssocGrpGRES", never)
-    assert answer["next_steps"][0] == "cancel it and submit it with at most 4 GPUs (--gpus 4)"
+    advice = "cancel it and submit it with at most 4 GPUs (--gpus 4)"
+    assert answer["next_steps"] == [advice, "check your limits: gpusched quota"]
+    cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4, gpu_hours: 2}}\n")
+    assert cluster.why(job)["next_steps"][0] == f"{advice} and a time limit of at most 0:30:00 (-t 0:30:00)"
+    cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 8, gpu_hours: 2}}\n")
+    assert cluster.why(job)["expected_start"]["never"].startswith("never: limit of user")
+    assert cluster.why(job)["next_steps"][0].startswith("cancel it and submit it with a time limit of at most 0:15:00")
     assert "at the latest" not in cluster.site.call("why", job).ok().out
 
 
