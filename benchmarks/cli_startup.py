@@ -52,7 +52,7 @@ def waiting_job(number: int, end: float) -> Job:
     spec = msgspec.structs.replace(job.spec, name=f"train-{user}", command=("python", "train.py", f"--user={user}"))
     return Job(
         id=job.id, user=f"user{user}", uid=1000 + user, spec=spec, state=JobState.PENDING, reason="Priority",
-        message="12,300 jobs are before it", submit_time=job.submit_time,
+        message="12,300 jobs are ahead of it", submit_time=job.submit_time,
     )  # fmt: skip
 
 

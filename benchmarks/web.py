@@ -206,7 +206,7 @@ class _Made:
         partition = rng.choice(self.nodes)[1]
         spec = self._spec(partition, nodes, 8 if nodes > 1 else rng.choice((2, 4, 4, 8, 8)))
         submit = self.now - rng.random() * 9 * HOUR
-        reason, message = "Priority", f"{place} jobs are before it in {partition}"
+        reason, message = "Priority", f"{place} jobs are ahead of it in {partition}"
         if place < 3:
             reason, message = "Resources", f"needs {spec.gpus_per_node} GPUs on {nodes} nodes; the next end at 14:20"
         elif rng.random() < 0.03:

@@ -136,7 +136,7 @@ class Cluster:
     def _command(self, command: Command, given: dict[str, Any]) -> Job[int]:
         words = shlex.split(command) if isinstance(command, str) else list(command)
         if not all(isinstance(word, str) for word in words):
-            raise TypeError(f"a command is a list of texts, found {words!r}"[:200])
+            raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
         if wrong := given.keys() & set(options.OF_FUNCTIONS):
             raise UsageError(f"{min(wrong)} is for functions, not commands")
         return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]

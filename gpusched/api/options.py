@@ -250,5 +250,5 @@ def _after(value: Any) -> str:
 
     jobs = [value] if isinstance(value, Job) else list(value)
     if not jobs or not all(isinstance(job, Job) for job in jobs):
-        raise TypeError(f"dependency: expected a text or jobs, found {value!r}"[:200])
+        raise TypeError(f"dependency: expected a string or jobs, found {value!r}"[:200])
     return "afterok:" + ":".join(job.id for job in jobs)

@@ -195,7 +195,7 @@ def asked(
     open_mode: Annotated[
         str | None,
         typer.Option(
-            "--open-mode", help="append or truncate: what another start of the job does with its files of -o and -e."
+            "--open-mode", help="append or truncate: what a restarted job does with its -o and -e files."
         ),
     ] = None,
     slurm_env: Annotated[
@@ -280,7 +280,22 @@ class WithSbatch(TyperCommand):
                 output.note(note)
             ctx.meta["gpusched.notes"] = notes
         ctx.meta["gpusched.words"] = tuple(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _CLICK_EXCEPTION as error:
+            if (name := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+                raise type(error)(name, possibilities=_like(name, self.get_params(ctx)), ctx=ctx) from None
+            raise
+
+
+def _like(name: str, parameters: Any) -> list[str]:
+    """Return options that a mistyped one may have meant, those of sbatch that are taken among them."""
+    from difflib import get_close_matches
+
+    from gpusched.client.script.sbatch import OPTIONS, Understood
+
+    theirs = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, Understood))
+    return get_close_matches(name, sorted({*_own(parameters), *theirs}))
 
 
 def _own(parameters: Any) -> dict[str, bool]:

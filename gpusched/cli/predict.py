@@ -31,7 +31,7 @@ def predict(
     hold_out: Annotated[
         float, typer.Option("--hold-out", help="With --train: fraction of the time span held out for evaluation.")
     ] = 0.2,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="With --train.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="With --train: random seed; default 0.")] = 0,
     out: Annotated[
         str | None, typer.Option("--out", help="With --train: output file; default: in the state folder.")
     ] = None,

@@ -75,7 +75,9 @@ def reproduce(
     table: Annotated[
         str | None, typer.Option("--table", help="topology: CSV of measured pairs, from which jobs are drawn.")
     ] = None,
-    load: Annotated[list[float] | None, typer.Option("--load", help="topology: offered; else 0.7, 0.9, 1.1.")] = None,
+    load: Annotated[
+        list[float] | None, typer.Option("--load", help="topology: offered load; default 0.7, 0.9, 1.1.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="dl2: device to train on, cpu or cuda.")] = "cpu",
     html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
     json: output.JsonOption = False,

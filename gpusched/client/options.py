@@ -81,7 +81,7 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_SIZES:
             raise UsageError(
-                f"{option}: {match[0]} is no range of at most {MAX_SIZES} sizes", "write the smaller number first"
+                f"{option}: {match[0]} is not a range of at most {MAX_SIZES} sizes", "write the smaller number first"
             )
         found.update(range(first, last + 1))
     if len(found) > 1 and not resizable:

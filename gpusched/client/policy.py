@@ -148,7 +148,7 @@ def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate
         last = local_time_zone(card.last if card else None)
         raise GpuschedError(
             f"{candidate.name} was trained on {partition.name}'s jobs until {last}: no held-out day yet",
-            "wait some days, train with an earlier --until, or use --force REASON",
+            "wait a few days, train with an earlier --until, or use --force REASON",
         )
     return _judged(client, partition, incumbent, candidate, begin)
 
@@ -199,7 +199,7 @@ def promote(
         verdicts[one.name] = proof(client, one, incumbent, known.spec, since or SINCE)
     if failed := [v for v in verdicts.values() if not v.passed]:
         lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
-        raise GpuschedError(f"not promoted: {lines}", "wait for more days, or use --force REASON")
+        raise GpuschedError(f"not promoted: {lines}", "wait for more days of data, or use --force REASON")
     for one in waiting:
         verdict = verdicts.get(one.name)
         reason = verdict.line if verdict else f"{mode} instead of {before[one.name]}"

@@ -91,7 +91,7 @@ def read_result(client: Client, job: Job, rank: int) -> Left | None:
     if len(found.data) == found.told.get("size"):
         return found
     raise GpuschedError(
-        f"the result of job {job.id} has {found.told.get('size')} bytes, more than is brought back "
+        f"the result of job {job.id} has {found.told.get('size')} bytes, more than is collected "
         "(settings.logs.max_per_job)",
         "name a folder that the job and you both see: result_dir=...",
     )

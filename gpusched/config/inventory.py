@@ -232,7 +232,7 @@ class _Reader:
             raise entry.error("a time within the partition's max_time", "a longer time limit")
         if nodes and not self._errors and flavor_nodes(flavor, nodes) is None:
             asked = amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib)
-            raise entry.error(f"what fits, in whole equal parts, on {fields.describe(nodes)}", asked)
+            raise entry.error(f"what can be split evenly across {fields.describe(nodes)}", asked)
         return flavor
 
     @contextmanager

@@ -93,7 +93,7 @@ class Asking:
                     return self._done("requeue", words[1:], job, ask, now)
                 case "sbatch" if self._prepare is not None:
                     return self._submitted(self._prepare, job, ask, inventory, read, now)
-            raise NotAnswered("inside a job this is not answered")
+            raise NotAnswered("not supported inside a job")
         except NotAnswered as error:
             return 1, f"{program}: error: {error}\n"
 

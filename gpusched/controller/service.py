@@ -368,7 +368,7 @@ class LockWait:
             self._told = ""
             return True
         if waited_s >= LOCK_NAMED_S:
-            unknown = f"a process that cannot be told (try: fuser {self._database}-shm)"
+            unknown = f"an unknown process (try: fuser {self._database}-shm)"
             who = ", ".join(holders(self._database)) or unknown
             if who != self._told:
                 self._told = who

@@ -31,8 +31,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def failed(subject: str, check: str, error: GpuschedError) -> Finding:
-    """An error as a finding."""
-    return Finding(subject, check, "fail", error.message, error.hint)
+    """An error as a finding; the subject, which has a column of its own, is not named twice."""
+    return Finding(subject, check, "fail", error.message.removeprefix(f"{subject}: "), error.hint)
 
 
 def worst(findings: Iterable[Finding]) -> Status:

@@ -172,7 +172,7 @@ def _database(state: Path) -> Finding:
         message = f"{path} has version {version}, this gpusched supports {SCHEMA_VERSION}"
         return _finding("database", "fail", message, "use the gpusched that the controller runs")
     if row is not None:
-        hint = "start the controller anew: it sets such rows aside, and keeps what was in them as events"
+        hint = "restart the controller: it sets such rows aside, and keeps what was in them as events"
         return _finding("database", "fail", f"{path} is damaged: {row.line}", hint)
     return _finding("database", "ok", f"{path.name} is intact, {format_memory(max(1, path.stat().st_size >> 20))}")
 

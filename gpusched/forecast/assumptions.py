@@ -9,6 +9,7 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration
+from gpusched.sched.limits import Rooms
 from gpusched.sched.text import listed
 
 _NEVER = {
@@ -40,6 +41,8 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
             return f"never while job {other.id}, on which it depends, is held"
     if job.dependency:
         return "never unless its dependency starts"
+    if job.spec.elastic is None and (limit := Rooms(snapshot).beyond(job)):
+        return f"never: {limit.message}"
     return "too far ahead to predict"
 
 
@@ -115,5 +118,5 @@ def _of_progress(snapshot: Snapshot) -> Iterator[str]:
 def _of_times(past_runs: int, known: bool) -> str:
     if not past_runs:
         return "no past runs yet: every job is assumed to use its whole time limit"
-    whose = "their users' past runs" if known else "past runs (of all users where one has few)"
-    return f"jobs use as much of their time limits as {whose} did ({past_runs} known)"
+    whose = "their users' past runs" if known else "past runs, of all users where one has few,"
+    return f"jobs use as much of their time limits as {whose} did ({count_of(past_runs, 'past run')} known)"

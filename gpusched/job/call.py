@@ -422,8 +422,8 @@ def returned(facts: Facts, value: "Any") -> "tuple[dict[str, Any], bytes]":
         return {"outcome": "returned"}, data
     if not facts.kept and not facts.folder:
         raise NotRun(
-            "what %s returned takes %.1f MiB, and at most %.1f travel back (settings.logs.max_per_job): name a folder "
-            "that the job and you both see (result_dir=...), or write it to one and return its path"
+            "what %s returned takes %.1f MiB; at most %.1f MiB can be returned (settings.logs.max_per_job): name a "
+            "folder that the job and you both see (result_dir=...), or write it to one and return its path"
             % (facts.function, len(data) / MIB, facts.most / MIB)
         )
     return dict(put_aside(facts, data), outcome="returned"), b""

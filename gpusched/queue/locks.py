@@ -120,7 +120,7 @@ def _locks_on(path: Path) -> Iterator[tuple[int, bool, int]]:
 
 def _who(pid: int) -> str:
     if pid <= 0:
-        return "a process that cannot be told"
+        return "an unknown process"
     try:
         name = printable(Path(f"/proc/{pid}/comm").read_text().rstrip("\n"))
         return f"process {pid} ({name}, user {os.stat(f'/proc/{pid}').st_uid})"

@@ -265,7 +265,7 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
     if state not in NOT_FOR_NEW_JOBS:
         return ""
     if record is None:
-        return "not probed yet (is the controller running?)"
+        return "not probed yet: is the controller running?"
     return f"{state}: {record.reason.removeprefix(f'{record.name}: ')}" if record.reason else str(state)
 
 

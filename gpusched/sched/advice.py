@@ -97,7 +97,20 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
         case ReasonCode.ARRAY_TASK_LIMIT:
             yield "wait for a task of its array to end"
         case _ if job.bounds and code in LIMITS:
+            yield from _within_limits(snapshot, job)
             yield "check your limits: gpusched quota"
+
+
+def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
+    """What a job may ask for that exceeds a limit whoever ends."""
+    rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
+    gpus = min([job.spec.gpus, *(rule.most for rule in rules if rule.unit == "gpus")])
+    times = [rule.most // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
+    words = [f"at most {count_of(gpus, 'GPU')} (--gpus {gpus})"] if 0 < gpus < job.spec.gpus else []
+    if times and 0 < (most := min(times)) < job.spec.time_limit_s:
+        words.append(f"a time limit of at most {format_duration(most)} (-t {format_duration(most)})")
+    if words:
+        yield f"cancel it and submit it with {' and '.join(words)}"
 
 
 def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
@@ -170,7 +183,7 @@ def _wait(
     """By the limits alone; where others are before it, they may take the room first."""
     if by_limits := earliest(snapshot, job, counts):
         first = not queue or queue[0].id == job.id
-        unless = "" if first else " unless jobs before it take the room"
+        unless = "" if first else " unless jobs ahead of it take the room"
         yield f"wait: at most {format_duration(by_limits[0] - snapshot.now)}{unless} ({by_limits[1]})"
 
 

@@ -34,6 +34,11 @@ class Rooms:
         """All bounds that leave too little for the job, the first as `full` names it."""
         return [at for at in job.bounds if self._cost(at, job, None) > max(self._room[at], 0)]
 
+    def beyond(self, job: PendingView) -> Reason | None:
+        """The limit that the job exceeds whoever ends: one that was lowered since; None: there is none."""
+        at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.most), None)
+        return None if at is None else self.reason(at, job)
+
     def reason(self, at: int, job: PendingView) -> Reason:
         """Of a job that exceeds this bound."""
         return self.reasons.of(at, self._cost(at, job, None), self._room[at])

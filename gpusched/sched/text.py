@@ -89,9 +89,9 @@ def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], mos
 
 
 def before_it(ahead: int) -> str:
-    """How many jobs are before it, `rounded`."""
+    """How many jobs are ahead of it, `rounded`."""
     verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"
-    return f"{ahead} {verb} before it" if ahead < 100 else f"at least {rounded(ahead)} {verb} before it"
+    return f"{ahead} {verb} ahead of it" if ahead < 100 else f"at least {rounded(ahead)} {verb} ahead of it"
 
 
 def rounded(ahead: int) -> int:

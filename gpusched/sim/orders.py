@@ -88,7 +88,7 @@ def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:
     """For each name that meant an oracle in replays once, what it means now, and what the oracle is called."""
     bases = dict.fromkeys(next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in names)
     return tuple(
-        f"{base} {means}, as live; {oracle} uses real run times"
+        f"the policy {base} {means}, as it does live; {oracle} uses real run times"
         for base, (means, oracle) in _ONCE_ORACLES.items()
         if base in bases
     )

@@ -68,7 +68,7 @@ def _alone(outcomes: Sequence[Outcome]) -> str:
         return "No job ran."
     name = view.label(outcomes[0], outcomes)
     return (
-        f"Under {name} jobs took {view.span(m.mean_jct_s)} on average, {view.span(m.mean_wait_s)} of it waiting. "
+        f"Under {name}, jobs took {view.span(m.mean_jct_s)} on average, {view.span(m.mean_wait_s)} of it waiting. "
         "Add a second policy to compare."
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.arrays import indices_of
-from gpusched.model.indices import text_of
+from gpusched.model.indices import joined, text_of
 from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 24
 REASON_WIDTH = 60
-TASKS_WIDTH = 24
+TASKS_WIDTH, FEW_TASKS_WIDTH = 24, 10
+"""Of an array's list of tasks; the latter on narrow screens, where one long list would cost all rows their columns."""
 COLUMNS = (
     "ID",
     "NAME",
@@ -312,9 +313,9 @@ def _cells(jobs: list[Job], listing: Listing, width: int) -> list[Text]:
     from rich.text import Text
 
     job, bar = jobs[0], _BAR_WIDTH if width >= _BARS_FROM else 0
-    whole = width >= common.WHOLE
+    tasks = common.WHOLE if width >= common.WHOLE else TASKS_WIDTH if width >= _BARS_FROM else FEW_TASKS_WIDTH
     return [
-        _id_text(jobs, listing.prefixes, whole),
+        _id_text(jobs, listing.prefixes, tasks),
         Text(common.clean(job.spec.name)),
         Text(job.user),
         Text(job.spec.partition),
@@ -344,7 +345,7 @@ def _row_key(job: Job) -> tuple[object, ...]:
     return (job.array_id, job.reason, job.held_by, job.priority) if together else (job.id,)
 
 
-def _id_text(jobs: list[Job], prefixes: Mapping[str, int], whole: bool) -> Text:
+def _id_text(jobs: list[Job], prefixes: Mapping[str, int], tasks_width: int) -> Text:
     from rich.text import Text
 
     base = jobs[0].array_id or jobs[0].id
@@ -352,9 +353,9 @@ def _id_text(jobs: list[Job], prefixes: Mapping[str, int], whole: bool) -> Text:
     text = Text(base[:unique], style="bold cyan")
     text.append(base[unique:], style="dim")
     if jobs[0].array_id is not None:
-        indices = text_of(tuple(sorted(span for job in jobs for span in indices_of(job))))
+        indices = text_of(joined(span for job in jobs for span in indices_of(job)))
         plain = len(jobs) == 1 and not jobs[0].tasks
-        shown = indices if whole else common.shorten(indices, TASKS_WIDTH)
+        shown = indices if tasks_width >= common.WHOLE else common.shorten(indices, tasks_width)
         text.append(f"_{indices}" if plain else f"_[{shown}]", style="bold cyan")
     return text
 

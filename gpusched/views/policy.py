@@ -125,10 +125,12 @@ def table(rows: Iterable[PolicyRow]) -> Table:
     return found
 
 
-def change_table(rows: Sequence[ChangeRow]) -> Table:
+def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
     """``policy history`` for people."""
     from rich.text import Text
 
+    if not rows:
+        return Text("no policy has been promoted yet")
     columns = ("TIME", "PARTITION", "ACT", "BY", "FROM", "TO", "WHY")
     found = common.plain_table(*columns, wrap=("FROM", "TO", "WHY"), drop=("FROM", "BY"))
     for row in rows:

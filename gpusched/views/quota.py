@@ -20,7 +20,7 @@ _NAMES = {
     "gpu_hours": "GPU hours in 7 days",
     "time": "time limit",
 }
-_REASON = "REASON IF EXHAUSTED"
+_REASON, _FREES = "REASON IF EXHAUSTED", "FREES WITHIN"
 
 
 def quota_json(report: QuotaReport) -> dict[str, Any]:
@@ -57,22 +57,17 @@ def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
 
 
 def _limits(report: QuotaReport) -> Table:
+    when = (_FREES,) if any(row.frees for row in report.rows) else ()
     table = common.plain_table(
-        "WHOSE", "LIMIT", "USED", "OF", "LEFT", _REASON, right=("USED", "OF", "LEFT"),
+        "WHOSE", "LIMIT", "USED", "OF", "LEFT", *when, _REASON, right=("USED", "OF", "LEFT", _FREES),
         wrap=("WHOSE", "LIMIT", _REASON), drop=(_REASON, "LEFT"),
     )  # fmt: skip
     for row in report.rows:
         full = row.left is not None and row.left < 1
-        frees = f", frees within {format_duration(max(0.0, row.frees - report.now))}" if row.frees else ""
+        frees = [format_duration(max(0.0, row.frees - report.now)) if row.frees else ""] if when else []
         used, most, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
-        table.add_row(
-            common.clean(row.whose),
-            _NAMES[row.limit],
-            used,
-            most,
-            left,
-            Text(row.reason + frees, "red" if full else ""),
-        )
+        reason = Text(row.reason, "red" if full else "")
+        table.add_row(common.clean(row.whose), _NAMES[row.limit], used, most, left, *frees, reason)
     return table
 
 

@@ -127,7 +127,7 @@ def recorded(outcomes: Sequence[Outcome]) -> list[str]:
             waits = "; ".join(f"{label(o, outcomes)} {_against(o.metrics)}" for o in of)
             where = f" of {name}" if len(outcomes) > len(of) else ""
             lines.append(
-                f"As recorded jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
+                f"As recorded, jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
             )
     return lines
 
@@ -144,7 +144,7 @@ def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Out
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
-    text = f"Under {name} jobs took {span(jct.other)} on average, {_than(jct)} {other} ({span(jct.base)})"
+    text = f"Under {name}, jobs took {span(jct.other)} on average, {_than(jct)} {other} ({span(jct.base)})"
     text += f"{_interval(jct)}. {_waits(wait)}."
     ours, theirs = outcome.metrics, base.metrics
     if ours.utilization is not None and theirs.utilization is not None:

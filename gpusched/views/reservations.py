@@ -39,7 +39,7 @@ def asked_lines(asked: Asked) -> list[str]:
     span = f"{local_time(one.begin)} to {local_time(one.end)} ({format_duration(one.end - one.begin)})"
     lines = [f"{_DONE[asked.what]} requested: {one.name}, {common.compress_names(one.nodes)}, {span}"]
     lines += [
-        f"job {job} of {common.clean(user)} runs there; its time limit ends at {local_clock(end, now)}"
+        f"job {job} of {common.clean(user)} is running there; its time limit ends at {local_clock(end, now)}"
         for job, user, end in asked.late
     ]
     return lines

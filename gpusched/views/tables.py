@@ -117,7 +117,7 @@ class FittedTable(Table):
             if self.show_header:
                 yield from [Text()] * (number > 0)
                 for name, cell in zip(self._names, row, strict=True):
-                    for at, line in enumerate(wrapped(cell, width - side)):
+                    for at, line in enumerate(wrapped(cell, width - side) if cell.plain else ()):
                         yield Text.assemble((f"{name if not at else '':{side}}", "bold"), line)
                 continue
             lead = Text("  ").join(c for n, c in zip(self._names, row, strict=True) if n not in self._wrap and c.plain)

@@ -179,13 +179,14 @@ def _expected_line(expected: ExpectedStart, now: float) -> str:
     if expected.never:
         return f"expected to start: {expected.never}"
     if expected.median is None:
-        return f"expected to start: too far ahead to predict; {_clock(expected.by_limits, now)} at most, by time limits"
+        latest = f"{_clock(expected.by_limits, now)} at the latest, by time limits"
+        return f"expected to start: too far ahead to predict; {latest}"
     if expected.median <= now:
         return f"expected to start at once{where}"
     low, high = _clock(expected.low, now), _clock(expected.high, now)
     between = f" (between {low} and {high})" if low != high else ""
     by_limits = _clock(expected.by_limits, now)
-    latest = f"; {by_limits} at most, if every job uses its time limit" if expected.by_limits else ""
+    latest = f"; {by_limits} at the latest, if every job uses its time limit" if expected.by_limits else ""
     return f"expected to start about {_clock(expected.median, now)}{between}{where}{latest}"
 
 

@@ -122,7 +122,7 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
         cluster.submit(len, os.urandom(4 << 20), **SMALL)
     with pytest.raises(TypeError, match="no further arguments"):
         cluster.submit(["true"], 1, **SMALL)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="dependency: expected a text or jobs"):
+    with pytest.raises(TypeError, match="dependency: expected a string or jobs"):
         cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
     assert site.commands() == []
 
@@ -279,7 +279,7 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
         (MAGIC + b"[]\n", "left no valid function result"),
         (
             MAGIC + b'{"outcome": "returned", "size": 99999999}\nshort',
-            "has 99999999 bytes, more than is brought back",
+            "has 99999999 bytes, more than is collected",
         ),
         (MAGIC + b'{"outcome": "returned", "size": 3, "python": [3, 99]}\nabc', "in Python 3.99, cannot be unpickled"),
         (MAGIC + b'{"outcome": "not run", "error": "too old", "size": 0}\n', "ended COMPLETED .too old."),

@@ -277,7 +277,7 @@ def test_a_result_that_cannot_travel_is_told(tmp_path: Path) -> None:
     small = Settings(logs=LogSettings(max_mib_per_job=1))
     text = functions.program([bytes], [((2 << 20,), {})], small).text
     done = run(text, tmp_path, *BARE)
-    assert "what bytes returned takes 2.0 MiB, and at most 0.8 travel back" in done.told["error"]
+    assert "what bytes returned takes 2.0 MiB; at most 0.8 MiB can be returned" in done.told["error"]
     shared = Settings(logs=LogSettings(max_mib_per_job=1), job_dirs="/shared")  # the client finds it there
     done = run(functions.program([bytes], [((2 << 20,), {})], shared).text, tmp_path)
     assert (done.told["file"], done.told["size"], done.left) == ("result.1.0.data", 0, ["result.1.0.data"])

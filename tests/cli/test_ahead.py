@@ -120,7 +120,7 @@ def test_with_a_history_runs_end_as_the_users_runs_did(cluster: Cluster) -> None
     assert hours_from_now(expected["by_limits"]) == pytest.approx(9.9, abs=0.02)
     assert hours_from_now(expected["low"]) == pytest.approx(4.9, abs=0.02)
     assert hours_from_now(expected["high"]) == pytest.approx(5.9, abs=0.02)
-    assert any("(5 known)" in a for a in expected["assumptions"])
+    assert any("(5 past runs known)" in a for a in expected["assumptions"])
 
 
 def test_a_job_that_has_run_longer_than_most_is_not_expected_to_end_at_once(cluster: Cluster) -> None:
@@ -192,6 +192,22 @@ def test_held_dependent_and_drained(cluster: Cluster) -> None:
     away = cluster.why(cluster.wait(16))["expected_start"]
     assert away["never"].startswith("never unless nodes become available: ")
     assert any("a1 (DRAINED: fan)" in a for a in away["assumptions"])
+
+
+def test_a_job_beyond_a_limit_that_was_lowered_is_told_that_it_never_starts(cluster: Cluster) -> None:
+    job = cluster.wait(8)
+    cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4}}\n")
+    answer = cluster.why(job)
+    never = f"never: limit of user {user_name(0)}: at most 4 GPUs at once; this job needs 8"
+    assert (answer["reason"], answer["expected_start"]["never"]) == ("AssocGrpGRES", never)
+    advice = "cancel it and submit it with at most 4 GPUs (--gpus 4)"
+    assert answer["next_steps"] == [advice, "check your limits: gpusched quota"]
+    cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4, gpu_hours: 2}}\n")
+    assert cluster.why(job)["next_steps"][0] == f"{advice} and a time limit of at most 0:30:00 (-t 0:30:00)"
+    cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 8, gpu_hours: 2}}\n")
+    assert cluster.why(job)["expected_start"]["never"].startswith("never: limit of user")
+    assert cluster.why(job)["next_steps"][0].startswith("cancel it and submit it with a time limit of at most 0:15:00")
+    assert "at the latest" not in cluster.site.call("why", job).ok().out
 
 
 def test_array_bounds_and_begin_times_are_kept(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def test_what_one_has_of_ones_limits(site: Site) -> None:
     screen = site.call("quota", "--all")
     assert screen.code == 0
     assert "user zoe" in screen.out
-    assert "QOSMaxJobsPerUserLimit, frees within 0:" in screen.out
+    (full,) = [line for line in screen.out.splitlines() if f"user {ME} in class high" in line]
+    assert re.fullmatch(r".* 1 +1 +0 +0:[0-9:]+  QOSMaxJobsPerUserLimit *", full)
     assert "theirs" in screen.out
 
 

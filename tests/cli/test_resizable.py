@@ -63,9 +63,9 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         (("--resizable",), "--resizable: no sizes given; --gpus 1-8, or --sizes 1,2,4,8"),
         (
             ("--resizable", "--gpus", "4-1"),
-            "--gpus: 4-1 is no range of at most 1000 sizes; write",
+            "--gpus: 4-1 is not a range of at most 1000 sizes; write",
         ),
-        (("--resizable", "--gpus", "1-1000000"), "--gpus: 1-1000000 is no range of at most 1000 sizes"),
+        (("--resizable", "--gpus", "1-1000000"), "--gpus: 1-1000000 is not a range of at most 1000 sizes"),
         (("--resizable", "--gpus", "few"), "--gpus: found 'few', expected a number, or with --resizable 1-8"),
         (("--resizable", "--sizes", "1,x"), "--sizes: found '1,x', expected numbers such as 1,2,4,8"),
         (("--resizable", "--sizes", "1-4"), "--sizes: found '1-4', expected numbers such as 1,2,4,8"),

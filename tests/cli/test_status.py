@@ -195,6 +195,9 @@ def test_big_arrays_share_a_row(site: Site) -> None:
     lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
     assert len(lines) == 2
     assert any(f"{job_id}_[0-2,4-99]" in line for line in lines)
+    site.change(f"{job_id}_3", state=JobState.PENDING, allocation=None, start_time=None)
+    lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
+    assert [line.split()[0] for line in lines] == [f"{job_id}_[0-99]"], "one that waits again is among the others"
 
 
 def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> None:

@@ -122,7 +122,7 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(desk: Desk) -> None:
         (("squeue", "-u", "root2"), "1\nsqueue: error: inside a job only the jobs of {user} are shown"),
         (("scancel",), "1\nscancel: error: expected ids of jobs"),
         (("scancel", "--user=bob"), "1\nscancel: error: expected ids of jobs, found '--user=bob'"),
-        (("rm", "-rf", "/"), "1\nrm: error: inside a job this is not answered"),
+        (("rm", "-rf", "/"), "1\nrm: error: not supported inside a job"),
     ],
 )  # fmt: skip
 def test_what_slurms_commands_say(desk: Desk, words: tuple[str, ...], expected: str) -> None:

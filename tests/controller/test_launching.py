@@ -101,6 +101,9 @@ def test_a_script_has_slurms_variables_and_is_no_rank() -> None:
     assert not slurm.keys() & plain.keys()
     assert script["SLURM_NTASKS"] == "4"
     assert slurm.keys() - env(job(2, slurm_env=True), 1).keys() == {"SLURM_SUBMIT_DIR", "SLURM_GPUS_PER_TASK"}
+    by_core = env(job(memory_mib_per_cpu=512, slurm_env=True))
+    assert (by_core["SLURM_MEM_PER_CPU"], "SLURM_MEM_PER_NODE" in by_core) == ("512", False), "one of the two"
+    assert (script["SLURM_MEM_PER_NODE"], "SLURM_MEM_PER_CPU" in script) == ("4096", False)
     task = env(job(array_id="a", array_index=4, **asked))
     assert [task[f"SLURM_ARRAY_TASK_{n}"] for n in ("ID", "COUNT", "MIN", "MAX", "STEP")] == ["4", "5", "0", "8", "2"]
 

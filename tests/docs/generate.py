@@ -481,6 +481,7 @@ def job_variables() -> dict[str, str]:
         "GPUSCHED_JOB_DIR": "/gpusched",
         "GPUSCHED_SPOOL": "/var/spool/gpusched",
         "GPUSCHED_RUN_PID": "7",
+        "SLURM_MEM_PER_CPU": "4096",
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M",
     }

@@ -334,7 +334,7 @@ REASONS = {
         "Waits for what running jobs hold.",
         "Wait; the message says until when at the latest where that is known. Or ask for less.",
     ),
-    ReasonCode.PRIORITY: ("Others are before it in the queue.", "Wait. An admin can raise its priority."),
+    ReasonCode.PRIORITY: ("Others are ahead of it in the queue.", "Wait. An admin can raise its priority."),
     ReasonCode.BACKFILL: (
         "Fits now, but would delay the head of the queue.",
         "Ask for a shorter time limit: `gpusched why` says which one would do.",
@@ -881,6 +881,7 @@ JOB_VARIABLES = {
     "SLURM_TASKS_PER_NODE": "Likewise, of all nodes.",
     "SLURM_CPUS_PER_TASK": "Likewise: cores of a node by its tasks.",
     "SLURM_MEM_PER_NODE": "Likewise: MiB.",
+    "SLURM_MEM_PER_CPU": "In its place, where `--mem-per-cpu` was given: MiB of each core.",
     "SLURM_GPUS": "Likewise: GPUs of the whole job.",
     "SLURM_GPUS_PER_NODE": "Likewise: of each node.",
     "SLURM_GPUS_PER_TASK": "Likewise: of each task, where `--gpus-per-task` was given.",

@@ -91,6 +91,7 @@ def test_nodes_that_cannot_be_asked(testbed: Testbed, write_inventory: WriteInve
         testbed.known_hosts.write_text("".join(lines))
     assert set(of(findings, "dgx001", "fail")) == {"ssh"}
     assert set(of(findings, "dgx003", "fail")) == {"ssh"}
+    assert of(findings, "dgx001")["ssh"].message.startswith("nothing is listening on "), "its name stands beside it"
     changed, unknown = of(findings, "dgx002")["host key"], of(findings, "dgx004")["host key"]
     assert "CHANGED" in changed.message
     assert "SHA256:" in unknown.message

@@ -231,10 +231,10 @@ BAD = {
                    "one of cores, gpus, memory, memory_mib, time: did you mean time?"),
     "flavor time": (with_flavor("{gpus: 1, cores: 1, memory: 1G, time: 1y}"), f':6: {FL}.time: found "1y", expected {DURATION}'),
     "flavor too large": (with_flavor("{gpus: 24, cores: 24, memory: 24G, time: 1h}"),
-                         f":6: {FL}: found 24 GPUs, 24 cores, 24G, expected what fits, in whole equal parts, on "
+                         f":6: {FL}: found 24 GPUs, 24 cores, 24G, expected what can be split evenly across "
                          "2 nodes of at most 8 GPUs, 16 cores, 64G"),
     "flavor in unequal parts": (with_flavor("{gpus: 9, cores: 16, memory: 16G, time: 1h}"),
-                                f":6: {FL}: found 9 GPUs, 16 cores, 16G, expected what fits, in whole equal parts, on "
+                                f":6: {FL}: found 9 GPUs, 16 cores, 16G, expected what can be split evenly across "
                                 "2 nodes of at most 8 GPUs, 16 cores, 64G"),
     "flavor longer than the partition": (
         with_flavor("{gpus: 1, cores: 1, memory: 1G, time: 3h}", more="    max_time: 2h\n"),

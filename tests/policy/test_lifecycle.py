@@ -269,6 +269,7 @@ def test_a_store_of_the_version_before_is_taken_along(site: Site) -> None:
     db.close()
     assert live(site)["V100"] == "fifo"  # a reader that is newer than the controller
     assert site.call("policy", "history", "--json").json == []
+    assert "no policy has been promoted yet" in site.call("policy", "history").out
     assert cycle(site)["V100"] == "fifo"
     store = Store.create_or_open(site.state)
     assert store.meta("cluster_id") == "abcd1234"

@@ -169,7 +169,7 @@ def test_which_nodes_and_gpus_new_jobs_may_have() -> None:
         )
     assert seen(records={"n0": record("n0", NodeState.DRAINED)})["n0"].unavailable_reason == "DRAINED"
     unread: NodeView = seen()["n0"]
-    assert (unread.available, unread.unavailable_reason) == (False, "not probed yet (is the controller running?)")
+    assert (unread.available, unread.unavailable_reason) == (False, "not probed yet: is the controller running?")
     rank = RankRecord(job_id="old", attempt=1, rank=0, node="n0", runtime="podman", gpus=(3,))
     runs = job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(0,)), start_time=NOW)
     view = seen(runs, records={"n0": record("n0", NodeState.MIXED, links={0: {1: 2}})}, ranks=[rank])["n0"]

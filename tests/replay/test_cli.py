@@ -216,7 +216,7 @@ def test_the_table_says_what_policies_know_and_what_changed(place: Place) -> Non
     out, _ = place.run(*ONE, "-P", "fifo", "-P", "sjf-oracle", "--by", "user")
     assert "sjf-oracle uses the real run times (not known in practice)." in out
     assert "These policies use different information; compare with care." in out
-    assert "Under sjf-oracle jobs took" in out
+    assert "Under sjf-oracle, jobs took" in out
     assert "USER" in out
     assert "energy is assumed" in out.lower()
 
@@ -232,7 +232,7 @@ def test_what_slurm_recorded_stands_beside_what_a_replay_says(place: Place) -> N
     log = place.folder / "jobs.txt"
     log.write_text(SACCT)
     words = [str(log), "-N", "1", "-P", "easy", "-P", "fifo+none"]
-    assert "As recorded jobs waited 42.3 s on average: easy 33.0 s (-22.0%); fifo+none 1.21 min (+70.9%)." in " ".join(
+    assert "As recorded, jobs waited 42.3 s on average: easy 33.0 s (-22.0%); fifo+none 1.21 min (+70.9%)." in " ".join(
         place.run(*words)[0].split()
     )
     easy, _ = place.rows(*words, "--backfill-every", "30s")

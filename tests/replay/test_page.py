@@ -221,7 +221,7 @@ def test_names_of_jobs_and_users_stay_text(dom: _Dom, dom_text: str) -> None:
 
 def test_the_summary_says_what_changed(text: str) -> None:
     summary = text.partition('id="summary">')[2].partition("</section>")[0]
-    assert "Under later jobs took 2.50 min on average, 50.0% more than under now (1.67 min)" in summary
+    assert "Under later, jobs took 2.50 min on average, 50.0% more than under now (1.67 min)" in summary
     assert "1 day is too little data for a confidence interval" in summary
 
 

@@ -206,7 +206,7 @@ def test_the_jobs_folder_is_its_users_alone(engine: World) -> None:
     script = 'cd "$GPUSCHED_JOB_DIR" && echo "{\\"step\\": 3}" >progress.json && ln -s /etc/shadow saved.json; ls -la'
     attempt, output = engine.finish("sh", "-c", script, job=job, **AS_NOBODY)
     assert attempt["progress"]["step"] == 3, output
-    assert attempt["job_file_error"] == "saved.json: it is no regular file"
+    assert attempt["job_file_error"] == "saved.json: it is not a regular file"
     place = f"/var/lib/gpusched-node/{CLUSTER}/{engine.node_name}"
     assert engine.sh(f"stat -c %u:%a {place} {place}/{job}").split() == ["0:711", f"{NOBODY}:700"]
     engine.do(forget_job(AttemptRef(CLUSTER, engine.node_name, f"gpusched-{job}-1-0"), job))

@@ -83,7 +83,7 @@ def test_gist_full_flavor_waits_for_both_servers_and_blocks() -> None:
     assert plan.reasons["1f"].message == (
         "waits for 8 GPUs on each of 2 nodes; 1 node has that free; can start within 3-00:00:00, by time limits"
     )
-    assert plan.reasons["2s"].message == "1 job of equal or higher priority is before it"
+    assert plan.reasons["2s"].message == "1 job of equal or higher priority is ahead of it"
     assert where(decide(gist("f"))) == {"0f": ["dgx1", "dgx2"]}
 
 
@@ -358,8 +358,8 @@ def test_ten_thousand_reasons_share_few_objects() -> None:
     reasons = decide(snapshot([node("n")], jobs)).reasons
     assert len(reasons) == 2999
     assert len({id(r) for r in reasons.values()}) < 250
-    assert before_it(99) == "99 jobs of equal or higher priority are before it"
-    assert before_it(1299) == "at least 1200 jobs of equal or higher priority are before it"
+    assert before_it(99) == "99 jobs of equal or higher priority are ahead of it"
+    assert before_it(1299) == "at least 1200 jobs of equal or higher priority are ahead of it"
 
 
 def test_gpus_of_a_v100_dgx1_are_taken_by_nvlink() -> None:

@@ -132,7 +132,7 @@ def test_steps_that_say_now_are_refuted_by_what_starts_now() -> None:
 def test_position_and_the_head() -> None:
     jobs = [pending("head", 8), *(pending(f"j{i}", 8, submit=1.0 + i) for i in range(3))]
     why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)]), "j2")
-    assert why.reason.message == "3 jobs of equal or higher priority are before it"
+    assert why.reason.message == "3 jobs of equal or higher priority are ahead of it"
     assert (why.position, why.queue_length) == (4, 4)
     assert why.next_steps == (
         "wait for job head, first in the queue; it can start in 1:00:00 (job r on a frees 1 GPU)",
@@ -336,7 +336,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
     ]
     first = (pending("i", 3),)
     assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour, ahead=first)[0].startswith(
-        "wait: at most 1:00:00 unless jobs before it take the room"
+        "wait: at most 1:00:00 unless jobs ahead of it take the room"
     )
     assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), busy=hour, ahead=first) == [
         "wait for job i, first in the queue; it can start in 1:00:00 (job r on n frees 8 GPUs)"
@@ -371,7 +371,7 @@ def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
 @pytest.mark.parametrize(
     ("ahead", "said"),
     [
-        (1, "1 job of equal or higher priority is before it"), (2, "2 jobs of"), (99, "99 jobs of"),
+        (1, "1 job of equal or higher priority is ahead of it"), (2, "2 jobs of"), (99, "99 jobs of"),
         (100, "at least 100 jobs of"), (109, "at least 100 jobs of"), (999, "at least 990 jobs of"),
         (1000, "at least 1000 jobs of"), (12345, "at least 12000 jobs of"),
     ],

@@ -107,7 +107,7 @@ def test_what_is_typed_and_cannot_be_is_refused_with_its_option(site: Site) -> N
     for words, says in (
         (["--gres=shard:2"], "--gres=shard:2: the only generic resource is GPUs"),
         (["-L", "matlab"], "-L: not supported: licenses are not counted"),
-        (["--gress=gpu:1"], "no such option: --gress"),
+        (["--grse=gpu:1"], "no such option: --grse (Possible options: --gpus, --gres, --verbose)"),
     ):
         done = site.call("submit", "-p", "gpu", *words, "--", "true")
         assert (done.code, says in done.err.lower() or says in done.err) == (2, True), done.err

@@ -157,7 +157,7 @@ def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...
             "#SBATCH --mail-type=SOMETIMES: 'SOMETIMES' is not supported; supported",
         ),
         ("#SBATCH --mail-type=END --mail-user=a@b@c", "#SBATCH --mail-user=a@b@c: --mail: found 'a@b@c', expected an"),
-        ("#SBATCH --begin=now+2fortnights", "#SBATCH --begin=now+2fortnights: 'fortnights' is no unit of time"),
+        ("#SBATCH --begin=now+2fortnights", "#SBATCH --begin=now+2fortnights: 'fortnights' is not a unit of time"),
         ("#SBATCH --begin=lunch", "#SBATCH --begin=lunch: --begin: found 'lunch', expected a time such as"),
         ("#SBATCH --exclusive=user", "#SBATCH --exclusive=user: 'user' is not supported, only whole nodes"),
         ("#SBATCH --signal=R:TERM@3", "#SBATCH --signal=R:TERM@3: R: is for overlapping reservations"),

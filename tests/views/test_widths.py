@@ -235,6 +235,38 @@ def test_columns_go_in_the_declared_order_before_rows_become_blocks() -> None:
     assert lines[23] == ["ID    identifier-1", "TEXT  some words, in a", "      line", "N     123", "M     4567"]
 
 
+def test_a_block_has_no_lines_for_what_is_not_there() -> None:
+    table = FittedTable(("ID", "TEXT"), wrap=("TEXT",))
+    table.add_row("identifier-1", "")
+    table.add_row("identifier-2", "words")
+    shown = _shown(table, 15).splitlines()
+    assert shown == ["ID    identifie", "      r-1", "", "ID    identifie", "      r-2", "TEXT  words"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_when_a_quota_frees_is_never_left_out(width: int) -> None:
+    (limits, *_) = _tables(_quota())
+    shown = _shown(limits, width)
+    assert "FREES WITHIN" in shown
+    assert "1:00:00" in shown
+
+
+def test_an_array_with_many_gaps_costs_the_other_jobs_no_columns() -> None:
+    spec = JobSpec(name="j", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
+    gaps = tuple((2 * i, 2 * i) for i in range(500))
+    both = [
+        Job(id="1qm1fn93mee", user="ann", uid=1, spec=spec, state=JobState.PENDING, submit_time=NOW, reason="Priority"),
+        Job(id="1qm1fn93mef_0", array_id="1qm1fn93mef", array_index=0, tasks=gaps, user="ann", uid=1, spec=spec,
+            state=JobState.PENDING, submit_time=NOW, reason="Priority"),
+    ]  # fmt: skip
+    alone, beside = (
+        _shown(jobs.status_table(jobs.Listing(now=NOW, jobs=tuple(some)), 80), 80) for some in (both[:1], both)
+    )
+    assert "1qm1fn93mef_[0,2,4,6,8…]" in beside
+    assert "columns not shown: FLAVOR;" in alone
+    assert "columns not shown: FLAVOR, LIMIT, PARTITION;" in beside
+
+
 def test_a_table_is_made_in_one_place() -> None:
     """So that none escapes the test above: only there is a Rich table made."""
     folder = Path(gpusched.views.__path__[0])

@@ -310,6 +310,11 @@ def test_the_files_show_the_same(
     some = browser.run(WORLD.format(body="[...m.world.jobs.values()].find(j => j.state === 'RUNNING').id"))
     browser.go(f"{url}#/job/{some}")
     browser.until("document.querySelectorAll('.story li').length === 3")
+    have = [path.stem for path in (folder / "data" / "jobs").iterdir()]
+    other = f"[...m.world.jobs.values()].find(j => j.state === 'PENDING' && !{have}.includes(j.id.slice(0, 4))).id"
+    browser.expected = ("404",)
+    browser.go(f"{url}#/job/{browser.run(WORLD.format(body=other))}")
+    browser.until("document.querySelector('main').innerText.includes('no history of this job')")
     assert not any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     look(browser, served.url)
     assert browser.run(tiles) == ours

@@ -126,7 +126,7 @@ def begin(value: str) -> list[str]:
     words = ("seconds", "minutes", "hours", "days", "weeks")
     full = next((word for word in words if word.startswith(unit)), None)
     if full is None:
-        raise NotUnderstood(f"'{unit[:20]}' is no unit of time", "expected such as now+2hours")
+        raise NotUnderstood(f"'{unit[:20]}' is not a unit of time", "expected such as now+2hours")
     return ["--begin", f"now+{match[1]}{_UNITS[full[0]]}"]
 
 

@@ -24,7 +24,7 @@ job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
         [ -e "$file" ] || [ -L "$file" ] || continue
         age=0 most=4096
         [ "$job_file" != ask ] || most=150000
-        if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is no regular file'
+        if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is not a regular file'
         elif [ "$(stat -c %s "$file")" -gt "$most" ]; then text="!it is larger than $most bytes"
         else
             age=$((attempts_now - $(stat -c %Y "$file")))

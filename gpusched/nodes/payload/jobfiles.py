@@ -25,7 +25,7 @@ _NUMBERS = {
     "progress": (("step", True), ("of", False), ("samples_per_s", False)),
     "saved": (("step", True), ("gpus", False)),
 }
-_NOT_A_FILE = "!it is no regular file"
+_NOT_A_FILE = "!it is not a regular file"
 _MOST = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 
@@ -107,7 +107,7 @@ def _ask(text: str) -> "dict[str, Any]":
     try:
         json.dumps(asked, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # half of a surrogate pair: the controller would take the whole reading for broken
-        raise ValueError("it is no valid UTF-8") from None
+        raise ValueError("it is not valid UTF-8") from None
     if len(json.dumps(asked)) > _LARGEST_ASK:
         raise ValueError("it is too large")
     return asked
@@ -125,7 +125,7 @@ def _numbers(name: str, text: str) -> "dict[str, float | None]":
         if value is None and not needed:
             numbers[key] = None
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
-            raise ValueError("%s is no number from 0 to 2^53" % key)
+            raise ValueError("%s is not a number from 0 to 2^53" % key)
         else:
             numbers[key] = float(value)
     return numbers
@@ -139,5 +139,5 @@ def _object(text: str, strict: bool = True) -> "dict[str, Any]":
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return found

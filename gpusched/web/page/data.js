@@ -29,8 +29,8 @@ async function ask(path) {
   return JSON.parse(text);
 }
 
-export const jobDetails = id => ask(files ? `data/jobs/${id.slice(0, 4)}.json` : `api/job/${encodeURIComponent(id)}`)
-  .then(found => files ? found[id] ?? Promise.reject(new Error("no further details are stored here")) : found);
+export const jobDetails = id => !files ? ask(`api/job/${encodeURIComponent(id)}`)
+  : ask(`data/jobs/${id.slice(0, 4)}.json`).catch(() => ({})).then(found => found[id] ?? Promise.reject(new Error("These files have no history of this job.")));
 export const jobLog = (id, rank, attempt) => ask(
   `api/job/${encodeURIComponent(id)}/log?rank=${rank}${attempt ? `&attempt=${attempt}` : ""}`);
 

@@ -129,7 +129,7 @@ export function row(job) {
   const where = active || job.end ? names((job.on ?? []).map(o => o[0])) : "";
   const why = job.reason ? `${job.reason}${job.exit ? ` ${job.exit}` : ""}` : "";
   const id = job.tasks ? job.array : job.id;
-  const open = h("a", {class: "open", href: `#/job/${job.id}`}, id.length > 16 ? `${id.slice(0, 15)}…` : id, job.tasks ? `_[${job.tasks}]` : "");
+  const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.tasks ? `${id}_[${job.tasks}]` : id}, id, job.tasks ? `_[${job.tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
     h("span", {class: "name", role: "cell", title: job.name}, job.name),
