@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.paths import sync_folder
 from gpusched.model.jobs import Job
 
 
@@ -51,6 +52,10 @@ class SecretFiles:
             file.flush()
             os.fsync(descriptor)
         os.replace(draft, path)
+        for folder in path.parents:  # the command that brought it is removed soon
+            sync_folder(folder)
+            if folder == self._state:
+                break
 
     def read(self, job_id: str) -> dict[str, str] | None:
         """The values for a job or a task of an array; None where they are gone.
