@@ -11,6 +11,7 @@ from gpusched.cluster.logfiles import log_file
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.model import commands as c
 from tests.controller.folding import NOW, Desk, fresh_id, spec
+from tests.controller.test_failing_commits import fail
 
 
 class Disk:
@@ -36,8 +37,9 @@ class Disk:
         return found if path.stat().st_ino in self._synced else [*found, f"{path} (content)"]
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
 def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_by_one: bool
 ) -> None:
     disk, desk, sjf = Disk(monkeypatch), Desk(tmp_path), BUILT_IN / "sjf.yaml"
     removed: list[str] = []
@@ -53,6 +55,8 @@ def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
     desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("S",)), secrets={"S": "x"}))
     desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(function="f"), program="p"))
     desk.lay(c.ShadowOn(time=NOW, partition="p", path=str(sjf), version=load_policy(sjf).version))
+    if one_by_one:
+        fail(desk.store, "database or disk is full", lambda number: number == 1)
     desk.fold()
     desk.store.close()
     assert len(removed) == 3
