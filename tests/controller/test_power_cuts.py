@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from gpusched.cluster.logfiles import log_file
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.model import commands as c
 from tests.controller.folding import NOW, Desk, fresh_id, spec
-from tests.controller.test_failing_commits import fail
 
 
 class Disk:
@@ -55,8 +55,14 @@ def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
     desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("S",)), secrets={"S": "x"}))
     desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(function="f"), program="p"))
     desk.lay(c.ShadowOn(time=NOW, partition="p", path=str(sjf), version=load_policy(sjf).version))
-    if one_by_one:
-        fail(desk.store, "database or disk is full", lambda number: number == 1)
+    sync, fails = desk.secrets.sync, [OSError(errno.EIO, "Input/output error")] * one_by_one
+
+    def broken_once() -> None:
+        if fails:
+            raise fails.pop()
+        sync()
+
+    monkeypatch.setattr(desk.secrets, "sync", broken_once)
     desk.fold()
     desk.store.close()
     assert len(removed) == 3
