@@ -78,10 +78,16 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 }
 """
 
-OUTPUT_CHECK = """\
+# Whoever opens a pipe for writing waits for its reader. Opened for both nothing waits, and what was opened is looked at,
+# not the name: that may be another file's by now.
+OUTPUT = """\
+put() { # HOW FILE COMMAND: run the command with its stdout in the user's file
+    as_user sh -c 'exec 3<>"$1" && { [ -f /proc/self/fd/3 ] || [ /proc/self/fd/3 -ef /dev/null ]; } &&
+        exec '"$3 $1/proc/self/fd/3" sh "$2"
+}
 check_output() {
-    [ -z "$output" ] || as_user sh -c ": $how"'"$1"' sh "$output" || fail 1 "cannot write the output file $output"
-    [ -z "$errors" ] || as_user sh -c ": $how"'"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
+    [ -z "$output" ] || put "$how" "$output" true || fail 1 "cannot write the output file $output"
+    [ -z "$errors" ] || put "$how" "$errors" true || fail 1 "cannot write the file of --error $errors"
 }
 """
 
@@ -278,7 +284,7 @@ def launch_header(request: LaunchRequest) -> str:
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
         f"output={shlex.quote(request.output or '')}\n"
         f"errors={shlex.quote(request.error or '')}\nhow='{'>>' if request.append else '>'}'\n"
-        f"{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+        f"{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT}"
     )
 
 
