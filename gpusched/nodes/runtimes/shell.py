@@ -78,8 +78,8 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 }
 """
 
-# Whoever opens a pipe for writing waits for its reader. Opened for both nothing waits, and what was opened is looked at,
-# not the name: that may be another file's by now.
+# Opening a pipe for writing waits for its reader. Opened for reading, too, nothing waits, and what was opened is looked
+# at, not the name: that may be another file's by now.
 OUTPUT = """\
 put() { # HOW FILE COMMAND: run the command with its stdout in the user's file
     as_user sh -c 'exec 3<>"$1" && { [ -f /proc/self/fd/3 ] || [ /proc/self/fd/3 -ef /dev/null ]; } &&
