@@ -119,13 +119,15 @@ fi
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
 """
 
-# As the job's user, as is all below.
-_PROGRAM = """\
-{ as_user sh -c 'umask 022; cat >"$1.part" && mv -- "$1.part" "$1"' sh "$job_dir/NAME" <<'END'
+# As the job's user, as is all below. Nobody waits for what the job may have put there, as in OUTPUT.
+_WRITE = """\
+as_user sh -c 'umask 022
+    exec 3<>"$1.part" && [ -f /proc/self/fd/3 ] && cat >/proc/self/fd/3 && mv -- "$1.part" "$1"
+' sh "$job_dir/NAME" <<'END'
 TEXT
 END
-} || abandon "$job_dir"
 """
+_PROGRAM = f"{{ {_WRITE}}} || abandon \"$job_dir\"\n"
 
 # Of an attempt's job, once it has been launched.
 _OF_JOB = """\
@@ -137,13 +139,6 @@ eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
 # Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
 _RESULT = """\
 as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
-"""
-
-# As the job's user: the folder is his, and may hold links.
-_NOTE = """\
-as_user sh -c 'cat >"$1/resize.json.part" && mv -- "$1/resize.json.part" "$1/resize.json"' sh "$job_dir" <<'END_NOTE'
-TEXT
-END_NOTE
 """
 
 # The background list's own process becomes the launcher by exec, so that $! is its number.
@@ -338,4 +333,4 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
 
 def write_note(text: str | None) -> str:
     """Lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
-    return "" if text is None else AS_USER + _OF_JOB + _NOTE.replace("TEXT", text)
+    return "" if text is None else AS_USER + _OF_JOB + _WRITE.replace("NAME", "resize.json").replace("TEXT", text)
