@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpusched.config.paths import find_inventory
@@ -32,18 +33,21 @@ _NOT_OF_RUN: dict[str, Any] = {
 
 
 def in_charge() -> bool:
-    """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
-    try:
+    """Whether the inventory says so, or did before its file was gone.
+
+    Mostly it is not parsed for that, which is fast, and a broken one will do.
+    """
+    with suppress(GpuschedError, OSError):
         text = re.sub(rb"(?m)^[ \t]*#.*", b"", find_inventory().read_bytes())
         if re.search(rb"^" + _ENGINE, text, re.MULTILINE):
             return True
-        if not re.search(_ENGINE, text):
+        if text.strip() and not re.search(_ENGINE, text):
             return False
-        from gpusched.client.context import Client
+    from gpusched.client.context import Client
 
+    with suppress(GpuschedError):
         return Client().inventory.engine == "slurm"
-    except (GpuschedError, OSError):
-        return False
+    return False
 
 
 def in_its_words(text: str) -> str:

@@ -45,6 +45,8 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
                 if _is_folder(path.name, folder):  # made by a user, as long as the folder was his
                     shutil.rmtree(path.name, dir_fd=folder)
                 os.replace(name, path.name, src_dir_fd=drafts, dst_dir_fd=folder)
+                os.fsync(folder)  # its original is removed from the node next
+            os.fsync(logs)
         finally:
             with contextlib.suppress(FileNotFoundError):  # on a full disk above all
                 os.unlink(name, dir_fd=drafts)

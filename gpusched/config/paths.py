@@ -84,6 +84,19 @@ def write_whole(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
+def sync_folder(folder: Path) -> None:
+    """Have the folder's names on the disk: a file that was renamed into it may else be gone after a power cut.
+
+    Raises:
+        OSError: It cannot be done.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _xdg(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones

@@ -92,6 +92,7 @@ class CommandApplier:
                     told = Counter[int]()
                     taken = [self._take(item, now, told) for item in self._items(names)]
                     self._refuse_many(told, now)
+                    self._secrets.sync()
             except OUR_DISK:
                 taken = self._one_by_one(names, now)
         for file_name, good in taken:
@@ -141,6 +142,7 @@ class CommandApplier:
             try:
                 with self._store.transaction():
                     done = self._take(item, now, Counter())
+                    self._secrets.sync()
                 taken.append(done)  # not before the commit: its file is removed
             except OUR_DISK as error:
                 self._forget_counts()

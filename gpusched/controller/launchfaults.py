@@ -67,7 +67,9 @@ _WORDS: tuple[tuple[Fault, str], ...] = (
     ),
     (
         Fault.OWN,
-        r"unauthorized|authentication required|access denied|access to the resource is denied|unable to find user",
+        r"unauthorized|authentication required|access denied|access to the resource is denied|unable to find user|"
+        r"exec container process .*: exec format error|image operating system .* cannot be used on this platform|"
+        r"no image found in (manifest list|image index) for architecture",  # an image of other machines
     ),
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
     (Fault.OWN, _OWN),

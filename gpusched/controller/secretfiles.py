@@ -13,19 +13,37 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.paths import sync_folder
 from gpusched.model.jobs import Job
 
 
 class SecretFiles:
-    """One file per submission (an array's tasks share it) in a folder of the state folder, mode 0600 in one of 0700."""
+    """One file per submission (an array's tasks share it) in a folder of the state folder, mode 0600 in one of 0700.
 
-    def __init__(self, state: Path, folder: str = "secrets") -> None:
+    Args:
+        state: The state folder.
+        folder: The folder in it.
+        unsynced: Folders whose names may not be on the disk yet, shared with others.
+    """
+
+    def __init__(self, state: Path, folder: str = "secrets", unsynced: set[Path] | None = None) -> None:
         self._state, self._folder = state, state / folder
+        self._unsynced = set() if unsynced is None else unsynced
 
     @cached_property
     def programs(self) -> ProgramFiles:
         """Those beside them."""
-        return ProgramFiles(self._state)
+        return ProgramFiles(self._state, self._unsynced)
+
+    def sync(self) -> None:
+        """Have all that was written on the disk, programs too: the commands that brought it are removed next.
+
+        Raises:
+            OSError: It cannot be done.
+        """
+        for folder in self._unsynced:
+            sync_folder(folder)
+        self._unsynced.clear()
 
     def write(self, job_id: str, values: dict[str, str]) -> None:
         """Keep the values of a submission."""
@@ -43,7 +61,10 @@ class SecretFiles:
             return path.read_text()
 
     def _write(self, path: Path, content: bytes) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True, parents=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, exist_ok=True, parents=True)
+            self._unsynced |= {*self._folder.parents} - {*self._state.parents}
+        self._unsynced.add(self._folder)
         draft = path.with_suffix(".tmp")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
@@ -92,13 +113,13 @@ class SecretFiles:
 class ProgramFiles:
     """The programs of jobs that run a Python function (`Submit.program`); each user's in a folder of their own."""
 
-    def __init__(self, state: Path) -> None:
-        self._state = state
+    def __init__(self, state: Path, unsynced: set[Path]) -> None:
+        self._state, self._unsynced = state, unsynced
         self._last: tuple[str, dict[str, str] | None] = "", None  # tasks of an array are launched one after the other
 
     def of(self, uid: int) -> SecretFiles:
         """A user's. Of each submission ``""`` is what all tasks begin with, the others are by their indices."""
-        return SecretFiles(self._state, f"programs/{uid}")
+        return SecretFiles(self._state, f"programs/{uid}", self._unsynced)
 
     def read(self, job: Job) -> str | None:
         """The program of a job; None where it is gone."""

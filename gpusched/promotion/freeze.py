@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.paths import sync_folder
 from gpusched.config.policies import POLICY, WEIGHTS, load_policy
 from gpusched.config.weights import CARD
 from gpusched.errors import GpuschedError
@@ -75,9 +76,16 @@ def _copy(path: Path, spec: PolicySpec, target: Path, folders: tuple[Path, ...])
         if not _whole(folder, spec):
             raise GpuschedError(f"{path} changed while it was copied", "try again")
         draft.chmod(0o755)
+        for file in folder.iterdir():  # whoever asked for it may remove the original
+            with file.open("rb") as copied:
+                os.fsync(copied.fileno())
+        sync_folder(folder)
+        sync_folder(draft)
         if target.parent.exists():  # a copy that is not whole any more: out of the way
             os.replace(target.parent, draft / "old")
         os.replace(draft, target.parent)
+        sync_folder(root)
+        sync_folder(root.parent)
         shutil.rmtree(target.parent / "old", ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

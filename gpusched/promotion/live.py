@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from gpusched.config.policies import load_policies
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.slurm import SlurmMode
+from gpusched.queue.lastgood import policies_or_kept
 from gpusched.queue.promotions import PolicyChange, PolicyReads
 
+if TYPE_CHECKING:
+    from gpusched.queue.store import Reader
 
-def live_policies(inventory: Inventory, reader: PolicyReads | None) -> dict[str, PolicySpec]:
+
+def live_policies(inventory: Inventory, reader: Reader | None) -> dict[str, PolicySpec]:
     """Partition -> the policy in charge; ``reader``: the store, None where there is none yet.
 
     Raises:
-        FileError: A policy that inventory.yaml names does not exist, or its file is wrong.
+        FileError: A policy that inventory.yaml names does not exist, or its file is wrong, and none is kept.
     """
-    declared = load_policies(inventory)
+    declared = policies_or_kept(inventory, reader)
     changes = reader.live_changes() if reader else {}
     return {p.name: in_charge(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
 

@@ -17,7 +17,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 
 if TYPE_CHECKING:
-    from gpusched.queue.store import Store
+    from gpusched.queue.store import Reader, Store
 
 _KEY = "last_good"
 
@@ -63,9 +63,32 @@ def inventory_or_kept(path: Path | None, state: Path) -> Inventory:
         kept = _kept(path or inventory_path(state), state)
         if kept is None:
             raise
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept.read_at))
-        Warnings.give(f"{error.line()}; using the last good copy, of {when if kept.read_at else 'an earlier time'}")
+        _warn(error, kept)
         return kept.inventory
+
+
+def policies_or_kept(inventory: Inventory, reader: Reader | None) -> dict[str, PolicySpec]:
+    """The policy that each partition names: where its file is not in order, the last good one, with a warning.
+
+    Raises:
+        GpuschedError: It is not, and nothing is kept of what the partitions name.
+    """
+    from gpusched.config.policies import load_policies  # commands start faster without it
+
+    try:
+        return load_policies(inventory)
+    except GpuschedError as error:
+        kept = _read_kept(reader, Path(inventory.path)) if reader is not None else None
+        known = {} if kept is None else {p.name: p.policy for p in kept.inventory.partitions}
+        if kept is None or any(known.get(p.name) != p.policy for p in inventory.partitions):
+            raise
+        _warn(error, kept)
+        return kept.policies
+
+
+def _warn(error: GpuschedError, kept: Declared) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept.read_at))
+    Warnings.give(f"{error.line()}; using the last good copy, of {when if kept.read_at else 'an earlier time'}")
 
 
 def declared_or_kept(path: Path, state: Path) -> Declared:
@@ -95,7 +118,12 @@ def _kept(path: Path, state: Path) -> Declared | None:
         return None  # the store's own opening says it better
     if reader is None:
         return None
-    with contextlib.closing(reader), contextlib.suppress(msgspec.MsgspecError):  # of another version
+    with contextlib.closing(reader):
+        return _read_kept(reader, path)
+
+
+def _read_kept(reader: Reader, path: Path) -> Declared | None:
+    with contextlib.suppress(msgspec.MsgspecError):  # of another version
         kept = msgspec.json.decode(reader.meta(_KEY) or "null", type=Declared | None)
         if kept is not None and Path(kept.inventory.path).absolute() == path.absolute():
             return kept

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,6 +230,15 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
+def _by_number(jobs: list[Job]) -> list[Job]:
+    """Put jobs of one moment into the order of their ids, which SQL takes for text (Slurm's 100 before 36)."""
+    found = list[Job]()
+    for _, some in groupby(jobs, attrgetter("submit_time")):
+        same = list(some)
+        found += sorted(same, key=lambda job: ids.id_key(job.id)) if same[1:] else same
+    return found
+
+
 class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
     """Read-only view of the store."""
 
@@ -365,7 +375,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         most = "" if limit is None else f" LIMIT {int(limit)}"
         order = "submit_time, id" if oldest else "submit_time DESC, id DESC"
         found = self._jobs_of(f"WHERE {' AND '.join(where)} ORDER BY {order}{most}", values)
-        return found if oldest else found[::-1]
+        return _by_number(found if oldest else found[::-1])
 
     def recently_ended(self, limit: int) -> list[Job]:
         """The jobs that ended last, the latest one last."""

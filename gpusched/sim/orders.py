@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpusched.config.paths import find_inventory
+from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, names_in, policy_folders
 from gpusched.errors import UsageError
+from gpusched.queue import lastgood
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
 Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
@@ -77,7 +78,7 @@ def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
 def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
     """`policy_folders` of this inventory, else of the one in force, else of the folder that one works in."""
     try:
-        return policy_folders(inventory_path or find_inventory())
+        return policy_folders(inventory_path or lastgood.inventory_path(state_folder()))
     except UsageError:
         if inventory_path is not None or os.environ.get("GPUSCHED_POLICIES"):
             raise

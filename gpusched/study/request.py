@@ -256,10 +256,11 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
     """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
-    from gpusched.config.paths import find_inventory, state_folder
+    from gpusched.config.paths import state_folder
     from gpusched.promotion.registry import find_policy
+    from gpusched.queue.lastgood import inventory_path
 
-    spec = find_policy(text, find_inventory(), state_folder()).spec
+    spec = find_policy(text, inventory_path(state_folder()), state_folder()).spec
     return spec if spec.agent is not None else of_spec(spec, text)
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpusched.client import slurm
+from gpusched.config.inventory import load_inventory
+from gpusched.errors import GpuschedError
+from gpusched.promotion.live import live_policies
 from gpusched.queue.lastgood import declared_or_kept, keep
 from gpusched.queue.store import Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site
@@ -61,6 +67,75 @@ def test_a_command_uses_the_last_good_copy(broken: Site, name: str, as_json: boo
     if as_json:
         json.loads(done.out)
         assert done.err.count("\n") == 1
+
+
+@pytest.fixture
+def misspelt(site: Site) -> Site:
+    """A site whose inventory.yaml is in order, and one of whose policies was edited since, wrongly."""
+    site.inventory.write_text(INVENTORY.replace("    max_time: 2d\n", "    max_time: 2d\n    policy: mine\n"))
+    policy = site.folder / "policies/mine.yaml"
+    policy.parent.mkdir()
+    policy.write_text("order: sjf\n")
+    site.submit("-F", "one", "--", "true")
+    site.fold()
+    store = Store.create_or_open(site.state)
+    keep(store, declared_or_kept(site.inventory, site.state))
+    store.close()
+    policy.write_text("order: sjff\n")
+    return site
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("why",),
+        ("submit", "--dry-run", "-F", "one", "--", "true"),
+        ("policy", "list"),
+        ("policy", "show", "easy"),
+        ("policy", "promote", "easy", "-p", "bare", "--force", "a test"),
+    ],
+    ids=" ".join,
+)
+def test_a_policy_whose_file_was_broken_is_the_last_good_one(misspelt: Site, words: tuple[str, ...]) -> None:
+    if words == ("why",):
+        (job,) = misspelt.call("status", "--json").json
+        words = ("why", job["id"])
+    done = misspelt.call(*words)
+    assert done.code == 0, done.err
+    assert done.err.count("policies/mine.yaml:1: order:") == 1
+    assert "; using the last good copy, of 20" in done.err
+
+
+def test_what_a_controller_predicts_goes_by_the_last_good_policy(misspelt: Site) -> None:
+    with closing(Store.create_or_open(misspelt.state)) as store:
+        live = live_policies(load_inventory(misspelt.inventory), store)
+        assert live["bare"].order == "sjf"
+        other = msgspec.structs.replace(load_inventory(misspelt.inventory), path="another.yaml")
+        with pytest.raises(GpuschedError, match="mine"):
+            live_policies(other, store)
+
+
+def test_a_training_beside_a_broken_inventory(broken: Site) -> None:
+    """Up to where it has no jobs to learn from."""
+    done = broken.call("train", "gist", "-p", "bare", "--trace", "none.csv")
+    warning, error = done.err.splitlines()
+    assert "using the last good copy" in warning
+    assert "none.csv" in error
+
+
+def test_whose_the_jobs_are_is_known_without_the_file(broken: Site) -> None:
+    waiting = len(broken.commands())
+    assert not slurm.in_charge()
+    kept = declared_or_kept(broken.inventory, broken.state)
+    slurms = msgspec.structs.replace(kept.inventory, engine="slurm")
+    with closing(Store.create_or_open(broken.state)) as store:
+        keep(store, msgspec.structs.replace(kept, trouble="", inventory=slurms))
+    broken.inventory.write_text("")
+    assert slurm.in_charge()
+    broken.inventory.unlink()
+    assert slurm.in_charge()
+    assert broken.call("submit", *JOB).code != 0
+    assert len(broken.commands()) == waiting
 
 
 def test_the_page_is_exported(broken: Site, tmp_path: Path) -> None:

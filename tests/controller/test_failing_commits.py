@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -79,7 +79,7 @@ def job_id(number: int) -> str:
 def story(policy: Path) -> list[list[AnyCommand]]:
     """All kinds of commands, in the order in which they make sense."""
     version = load_policy(policy).version
-    a, b, array, function, ended = map(job_id, range(5))
+    a, b, array, function, ended, inner = map(job_id, range(6))
     t = iter(range(100))
 
     def at() -> float:
@@ -111,6 +111,8 @@ def story(policy: Path) -> list[list[AnyCommand]]:
             c.ShadowOff(time=at(), partition="p"),
             c.Promote(time=at(), partition="p", path=str(policy), version=version, reason="better"),
             c.Cancel(time=at(), job_ids=("nobody",)),
+            c.Asked(time=at(), job_id=a, attempt=0, act="cancel", job_ids=(f"{array}_3",)),
+            c.Submit(time=at(), id=inner, spec=spec(), asked_by=a),
         ],
         [c.Rollback(time=at(), partition="p", reason="worse"), c.Cancel(time=at(), job_ids=(b, function))],
     ]
@@ -173,6 +175,11 @@ class Teller:
             "secrets": self.desk.secrets.read(job_id(1)),
             "program": len((self.desk.secrets.programs.of(0).read(job_id(3)) or {}).get("", "")),
         }
+
+
+def test_the_story_has_all_kinds_of_commands() -> None:
+    told = {type(command) for commands in story(BUILT_IN / "sjf.yaml") for command in commands}
+    assert told == set(get_args(AnyCommand))
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,8 @@ INIT = "Error: container-init binary not found on the host: stat /usr/libexec/po
         ("initializing source docker://nope:1: reading manifest 1 in docker.io: manifest unknown", Fault.JOB),
         ('initializing source docker://localhost/x: pinging container registry localhost: Get "..."', Fault.JOB),
         ("Error: repository name must be lowercase", Fault.JOB),
+        ("OCI runtime error: crun: exec container process `/bin/sh`: Exec format error", Fault.OWN),
+        ("choosing an image: no image found in image index for architecture amd64, variant x", Fault.OWN),
         ('exec: "nonsense": executable file not found in $PATH', Fault.JOB),
         ("crun: executable file `nonsense` not found in $PATH: No such file or directory", Fault.JOB),
         ('workdir "/work" does not exist on container d785', Fault.JOB),

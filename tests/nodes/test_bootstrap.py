@@ -107,6 +107,15 @@ def test_versions_lie_beside_each_other_until_nobody_uses_them(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["other", "probe-fresh", "probe-new", "probe-used"]
 
 
+def test_another_node_that_removes_the_same_old_version_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name was there when the folder was listed; both share this home."""
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["probe-gone", *listed(path)])
+    assert bootstrap.install(str(tmp_path / "probe-new"), FILES), "it is of use"
+
+
 # -- what the child that reads GPUs has found by the time it is asked --------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
-from gpusched.nodes.probe import probe
+from gpusched.nodes.probe import _request, probe
 from gpusched.nodes.transport import Result, Script, Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, TestNode
@@ -324,6 +324,16 @@ def test_hanging_runtime_costs_only_the_containers(testbed: Testbed) -> None:
     assert reading.containers is None
     assert reading.runtime_error
     assert len([g for g in reading.gpus if g.error is None]) == 8
+
+
+def test_an_engine_that_takes_all_the_time_for_gpus_costs_none(testbed: Testbed) -> None:
+    """They were read meanwhile, by a process of its own."""
+    node, limit_s = testbed.nodes[0], 6.0
+    request = _request(declare(testbed, node), "c1", settings_for(testbed, probe_timeout_s=limit_s), False)
+    node.install_script("podman", f'#!/bin/sh\nsleep {request.deadline_s + 0.3}; exec /usr/bin/podman "$@"\n')
+    reading = read(testbed, node, runtime=RuntimeName.PODMAN, probe_timeout_s=limit_s)
+    assert (reading.source, reading.gpu_error) == ("nvml", None)
+    assert [g.error for g in reading.gpus] == [None] * 8
 
 
 @pytest.mark.parametrize("python", [True, False])

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import EXISTS_EXIT_CODE, AttemptRef
-from gpusched.nodes.runtimes.shell import forget_job, result
+from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
 from gpusched.nodes.transport import Script
 from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
@@ -260,6 +260,35 @@ def test_output_of_a_gang_goes_to_its_file(world: World) -> None:
     world.await_phase(ref, "exited")
     world.do(world.runtime.finish_output(ref))
     assert world.sh(f"cat {path}; rm {path}") == "out\n"
+
+
+def test_nobody_waits_for_the_reader_of_an_output_that_is_a_pipe(world: World) -> None:
+    """Its user would keep a GPU without a limit, or the node's few threads for operations for minutes."""
+    path = f"/tmp/gpusched-output-{world.tag}"
+    world.sh(f"mkfifo {path}")
+    for number, option in enumerate(("output", "error")):
+        attempt, _ = world.finish("true", job=f"job{number}", **{option: path})
+        assert (attempt["phase"], path in attempt["error"]) == ("failed", True)
+    world.sh(f"rm {path}")
+    ref = world.launch("true", job="job2", output=path, hold=True)
+    world.await_phase(ref, "ready")
+    world.sh(f"rm {path}; mkfifo {path}")
+    world.do(world.runtime.start(ref))
+    if world.contained:  # a process opens its output itself, and waits at its own expense
+        world.await_phase(ref, "exited")
+        assert world.run(world.runtime.finish_output(ref)).exit_code == 1
+    world.sh(f"rm {path}")
+    _, output = world.finish("echo", "out", job="job3", output="/dev/null")
+    assert output in ("", "out\n"), "engines keep it besides"
+
+
+def test_nobody_waits_for_pipes_that_a_job_has_in_its_own_folder(world: World) -> None:
+    script = 'cd "$GPUSCHED_JOB_DIR" && mkfifo answer.part resize.json.part && echo made; exec sleep 4246'
+    ref = world.launch("sh", "-c", script)
+    wait_until(lambda: world.output(ref) == "made\n")
+    assert world.run(write_answer(ref, "1-1 0")).exit_code == 1
+    world.do(world.runtime.signal(ref, "KILL", '{"gpus": 2}'))
+    world.await_phase(ref, "exited")
 
 
 def test_an_output_that_cannot_be_written_fails_the_launch(world: World) -> None:

@@ -152,6 +152,8 @@ def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:
     apptainer.finish("true", job="job2", image="one/image:1")
     pull, run, again = apptainer.sh("cat /root/apptainer.calls").splitlines()
     assert pull.endswith("docker://one/image:1")
+    host = apptainer.sh("uname -n").strip()
+    assert f".sif.{host}." in pull.split()[1], "another node that shares this home may pull it at this moment"
     assert run.startswith(
         "exec --no-eval --cleanenv --nv --pwd /w d --mount type=bind,src=/a b,dst=/c,ro --bind /root/.local/state/"
     )

@@ -100,6 +100,18 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
 
 
+def test_slurms_jobs_of_one_second_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    ids = ["100", "36", "36_10", "36_2", "9"]
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job(one, 0, JobState.COMPLETED, 40) for one in ids])
+    for one in ids:
+        run(store, one, 1, 10, 40, JobState.COMPLETED)
+    expected = ("9", "36", "36_2", "36_10", "100")
+    assert trace_of(store, name="h").ids == expected
+    assert tuple(one.id for one in store.rows()) == expected
+    store.close()
+
+
 def test_since_is_in_and_until_is_not(state: Path) -> None:
     store = Store.create_or_open(state)
     for since, until, ids in ((0, 5, "a"), (0, 6, "ab"), (5, 20, "b"), (5, 21, "be"), (20, 99, "e")):

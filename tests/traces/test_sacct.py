@@ -56,7 +56,7 @@ def test_every_field(put: Put) -> None:
     path = put("f", samples.SACCT)
     assert guess(path) == "sacct"
     trace = load(path, strict=True)
-    assert trace.ids == ("1", "2", "12", "6_0", "7", "8", "4", "3", "6_2", "8~2")
+    assert trace.ids == ("1", "2", "6_0", "7", "8", "12", "4", "3", "6_2", "8~2")
     assert trace.epoch == T0
     assert by_id(trace, "submit") == {
         "1": 0, "2": 0, "12": 1, "6_0": 1, "7": 1, "8": 1, "4": 3, "3": 5, "6_2": 6, "8~2": 124,
@@ -90,6 +90,15 @@ def test_every_field(put: Put) -> None:
         "1 job run again after a requeue, or under an id that was used before",
         "6 rows not in submission order, now sorted",
     }
+
+
+def test_jobs_of_one_second_are_in_the_order_of_their_numbers(put: Put) -> None:
+    """Also beside tasks and runs again, whose ids are no numbers."""
+    again = {"Start": "2026-11-23T15:24:20", "End": "2026-11-23T15:24:30"}
+    same = dict.fromkeys(("Submit", "Eligible", "Start"), "2026-11-23T15:24:00") | {"End": "2026-11-23T15:24:10"}
+    ids = ["100", "36", "36_10", "36_2", "9"]
+    trace = load(put("f", text(*(row(JobID=job, **same) for job in ids), row(JobID="9", **same | again))))
+    assert trace.ids == ("9", "9~2", "36", "36_2", "36_10", "100")
 
 
 @pytest.mark.parametrize("separator", ["|", "\x1f", "\t"])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.request import TrainRequest
-from gpusched.config.inventory import load_inventory
+from gpusched.config.paths import state_folder
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.forecast.predictor import ends_of
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, parse_time
+from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.sim.power import power_model
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
@@ -68,12 +70,12 @@ def materials(request: TrainRequest) -> list[Material]:
 def _inventory(request: TrainRequest) -> Inventory | None:
     """The one named; the one in force where no other nodes are given."""
     if request.inventory is not None:
-        return load_inventory(request.inventory)
+        return inventory_or_kept(Path(request.inventory), state_folder())
     own = request.trace is None and request.generate is None
     elsewhere = request.nodes is not None or request.gpus_per_node is not None
     if elsewhere or not (own or request.partition is not None):
         return None
-    return load_inventory()
+    return inventory_or_kept(None, state_folder())
 
 
 def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Partition | None]:

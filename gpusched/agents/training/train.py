@@ -20,13 +20,14 @@ from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
-from gpusched.config.paths import find_inventory
+from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import CARD, Arrays, digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
+from gpusched.queue.lastgood import inventory_path
 from gpusched.sched.agent import part_of
 from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
@@ -140,7 +141,7 @@ def _site_folder(request: TrainRequest) -> Path:
     Raises:
         UsageError: There is no inventory.
     """
-    inventory = Path(request.inventory) if request.inventory is not None else find_inventory()
+    inventory = Path(request.inventory) if request.inventory is not None else inventory_path(state_folder())
     first = policy_folders(inventory)[0]
     return inventory.absolute().parent / "policies" if first == BUILT_IN else first
 

@@ -107,8 +107,11 @@ def remove_old(parent: str, keep: str) -> None:
     """Remove payloads of other versions that nobody used within a month (main.py keeps those in use fresh)."""
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
-        if name.startswith("probe-") and name != keep and os.path.getmtime(path) < time.time() - MONTH_S:
-            shutil.rmtree(path, ignore_errors=True)
+        try:
+            if name.startswith("probe-") and name != keep and os.path.getmtime(path) < time.time() - MONTH_S:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # another node has removed it by now
+            pass
 
 
 class Memory:

@@ -16,14 +16,15 @@ from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT
 from gpusched.nodes.runtimes.shell import quote_all
 from gpusched.nodes.runtimes.supervised import SupervisedRuntime, in_job
 
-# Pulled once and kept, as the engines do; the rename makes a half pulled image invisible.
+# Pulled once and kept, as the engines do; the rename makes a half pulled image invisible. Nodes may share this home.
 _IMAGE = """\
 image() { if as_user test -e "$source"; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
 prepare() {
     file=$(image)
     [ ! -e "$file" ] || return 0
     as_user mkdir -p -- "${file%/*}" || return
-    as_user env HOME="$home" apptainer pull "$file.$$" "$uri" && as_user mv -- "$file.$$" "$file"
+    part=$file.$(uname -n).$$
+    as_user env HOME="$home" apptainer pull "$part" "$uri" && as_user mv -- "$part" "$file"
 }
 """
 

@@ -44,14 +44,14 @@ state() { engine inspect --type container --format '{{.State.Status}}' "$name"; 
 follow() {
     [ -z "$output$errors" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
 }
-put() { # HOW FILE
-    if [ -z "$2" ]; then cat >/dev/null; else as_user sh -c 'exec cat '"$1"' "$1"' sh "$2"; fi
+copy() { # HOW FILE
+    if [ -z "$2" ]; then cat >/dev/null; else put "$1" "$2" cat; fi
 }
 deliver() { # HOW [-f]: the output to where it is to go
     to=$1
     shift
-    if [ -z "$errors" ]; then engine logs "$@" "$name" 2>&1 | put "$to" "$output"; return; fi
-    { engine logs "$@" "$name" 2>&1 >&3 3>&- | put "$to" "$errors" 3>&-; } 3>&1 | put "$to" "$output"
+    if [ -z "$errors" ]; then engine logs "$@" "$name" 2>&1 | copy "$to" "$output"; return; fi
+    { engine logs "$@" "$name" 2>&1 >&3 3>&- | copy "$to" "$errors" 3>&-; } 3>&1 | copy "$to" "$output"
 }
 # conmon writes the file oom, where it is started, when the kernel ends a process for want of memory.
 start() {

@@ -78,10 +78,16 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 }
 """
 
-OUTPUT_CHECK = """\
+# Opening a pipe for writing waits for its reader. Opened for reading, too, nothing waits, and what was opened is looked
+# at, not the name: that may be another file's by now.
+OUTPUT = """\
+put() { # HOW FILE COMMAND: run the command with its stdout in the user's file
+    as_user sh -c 'exec 3<>"$1" && { [ -f /proc/self/fd/3 ] || [ /proc/self/fd/3 -ef /dev/null ]; } &&
+        exec '"$3 $1/proc/self/fd/3" sh "$2"
+}
 check_output() {
-    [ -z "$output" ] || as_user sh -c ": $how"'"$1"' sh "$output" || fail 1 "cannot write the output file $output"
-    [ -z "$errors" ] || as_user sh -c ": $how"'"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
+    [ -z "$output" ] || put "$how" "$output" true || fail 1 "cannot write the output file $output"
+    [ -z "$errors" ] || put "$how" "$errors" true || fail 1 "cannot write the file of --error $errors"
 }
 """
 
@@ -113,13 +119,15 @@ fi
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
 """
 
-# As the job's user, as is all below.
-_PROGRAM = """\
-{ as_user sh -c 'umask 022; cat >"$1.part" && mv -- "$1.part" "$1"' sh "$job_dir/NAME" <<'END'
+# As the job's user, as is all below. Nobody waits for what the job may have put there, as in OUTPUT.
+_WRITE = """\
+as_user sh -c 'umask 022
+    exec 3<>"$1.part" && [ -f /proc/self/fd/3 ] && cat >/proc/self/fd/3 && mv -- "$1.part" "$1"
+' sh "$job_dir/NAME" <<'END'
 TEXT
 END
-} || abandon "$job_dir"
 """
+_PROGRAM = f"{{ {_WRITE}}} || abandon \"$job_dir\"\n"
 
 # Of an attempt's job, once it has been launched.
 _OF_JOB = """\
@@ -131,13 +139,6 @@ eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
 # Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
 _RESULT = """\
 as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
-"""
-
-# As the job's user: the folder is his, and may hold links.
-_NOTE = """\
-as_user sh -c 'cat >"$1/resize.json.part" && mv -- "$1/resize.json.part" "$1/resize.json"' sh "$job_dir" <<'END_NOTE'
-TEXT
-END_NOTE
 """
 
 # The background list's own process becomes the launcher by exec, so that $! is its number.
@@ -278,7 +279,7 @@ def launch_header(request: LaunchRequest) -> str:
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
         f"output={shlex.quote(request.output or '')}\n"
         f"errors={shlex.quote(request.error or '')}\nhow='{'>>' if request.append else '>'}'\n"
-        f"{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+        f"{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT}"
     )
 
 
@@ -332,4 +333,4 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
 
 def write_note(text: str | None) -> str:
     """Lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
-    return "" if text is None else AS_USER + _OF_JOB + _NOTE.replace("TEXT", text)
+    return "" if text is None else AS_USER + _OF_JOB + _WRITE.replace("NAME", "resize.json").replace("TEXT", text)

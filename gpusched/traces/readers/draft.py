@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import FileError, GpuschedError
+from gpusched.model.ids import id_key
 from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import Table
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -267,7 +268,7 @@ def intern(texts: Sequence[str]) -> Names:
 
 
 def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
-    """The order by (submit, id): ids that are all whole numbers count as such, others as text."""
+    """The order by (submit, id): ids that are whole numbers, or Slurm's, count by these, others as text."""
     if all(map(str.isdecimal, ids)) and max(map(len, ids), default=0) <= 18:
         return np.lexsort((np.array(list(map(int, ids)), np.int64), submit)).astype(np.int64)
     order = np.argsort(submit, kind="stable").astype(np.int64)
@@ -275,7 +276,7 @@ def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
     borders = [*np.flatnonzero(np.diff(sorted_submit, prepend=-np.inf) != 0).tolist(), len(order)]
     for begin, end in pairwise(borders):
         if end - begin > 1:
-            order[begin:end] = sorted(order[begin:end].tolist(), key=lambda row: ids[row])
+            order[begin:end] = sorted(order[begin:end].tolist(), key=lambda row: id_key(ids[row]))
     return order
 
 

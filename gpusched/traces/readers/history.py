@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import GpuschedError, NoHistory
+from gpusched.model.ids import id_key
 from gpusched.model.jobs import ENDED, DependencyKind, Job
 from gpusched.model.progress import JobProgress, speeds_of
 from gpusched.model.units import count_of
@@ -53,7 +54,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     kept = [j for j in jobs if ran[j.id] > 0]
     if not kept:
         raise NoHistory(f"{name}: no job has run and ended")
-    kept.sort(key=lambda job: (_submit(job), job.id))
+    kept.sort(key=lambda job: (_submit(job), id_key(job.id)))
     notes = []
     if left_out := sum(job.count for job in jobs) - len(kept):
         notes.append(f"{count_of(left_out, 'job')} {LEFT_OUT} {'is' if left_out == 1 else 'are'} excluded")
@@ -78,7 +79,7 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     before = [job for job in reader.rows(since=since) if _submit(job) < since and job.id in past.runs]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
-    before.sort(key=lambda job: (past.first_start[job.id], job.id))
+    before.sort(key=lambda job: (past.first_start[job.id], id_key(job.id)))
     known = set(new.ids)
     after = {job.id: job for job in reader.rows(states=ENDED) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
@@ -137,7 +138,7 @@ def as_submitted(jobs: list[Job]) -> Trace:
 
     Of a resized one all attempts count that its time limit counted.
     """
-    jobs = sorted(jobs, key=lambda job: (_submit(job), job.id))
+    jobs = sorted(jobs, key=lambda job: (_submit(job), id_key(job.id)))
     start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
     for job in jobs:
         if job.state in ENDED and job.start_time is not None and job.end_time is not None:

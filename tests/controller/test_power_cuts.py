@@ -1,0 +1,77 @@
+"""What a power cut would take: files that the controller counts on must be on the disk before their originals go."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpusched.cluster.logfiles import log_file
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.model import commands as c
+from tests.controller.folding import NOW, Desk, fresh_id, spec
+
+
+class Disk:
+    """Knows what was synced: files by their content, folders by the names that they had then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._synced: dict[int, set[str]] = {}
+        sync = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            sync(descriptor)
+            names = os.listdir(descriptor) if os.path.isdir(f"/proc/self/fd/{descriptor}") else []
+            self._synced[os.fstat(descriptor).st_ino] = set(names)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def lost(self, folder: Path, name: str) -> list[str]:
+        """What is below ``folder/name`` and would not be after a power cut."""
+        path = folder / name
+        found = [] if name in self._synced.get(folder.stat().st_ino, ()) else [str(path)]
+        if path.is_dir():
+            return found + [lost for entry in path.iterdir() for lost in self.lost(path, entry.name)]
+        return found if path.stat().st_ino in self._synced else [*found, f"{path} (content)"]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_by_one: bool
+) -> None:
+    disk, desk, sjf = Disk(monkeypatch), Desk(tmp_path), BUILT_IN / "sjf.yaml"
+    removed: list[str] = []
+    remove = desk.inbox.remove
+
+    def watched(name: str) -> None:
+        for folder in ("secrets", "programs", "policies"):
+            assert disk.lost(desk.state, folder) == []
+        removed.append(name)
+        remove(name)
+
+    monkeypatch.setattr(desk.inbox, "remove", watched)
+    desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("S",)), secrets={"S": "x"}))
+    desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(function="f"), program="p"))
+    desk.lay(c.ShadowOn(time=NOW, partition="p", path=str(sjf), version=load_policy(sjf).version))
+    sync, fails = desk.secrets.sync, [OSError(errno.EIO, "Input/output error")] * one_by_one
+
+    def broken_once() -> None:
+        if fails:
+            raise fails.pop()
+        sync()
+
+    monkeypatch.setattr(desk.secrets, "sync", broken_once)
+    desk.fold()
+    desk.store.close()
+    assert len(removed) == 3
+
+
+def test_output_is_on_the_disk_before_it_is_removed_from_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, path = Disk(monkeypatch), tmp_path / "logs/job/1.0.log"
+    with log_file(path, ()) as file:
+        file.write(b"all of it")
+    assert (disk.lost(tmp_path / "logs", "job"), path.read_bytes()) == ([], b"all of it")
