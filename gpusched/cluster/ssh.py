@@ -37,7 +37,7 @@ COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _REWIRED_S = 3600.0
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
-"""At once. sshd allows 10 sessions on a connection by default (MaxSessions); probe and channel of `_ends` are two more."""
+"""At once. sshd allows 10 sessions on a connection by default (MaxSessions); the probe and `_ends` have one each."""
 ROOM_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
 T = TypeVar("T")
 

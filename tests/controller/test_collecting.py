@@ -58,7 +58,7 @@ def test_outputs_that_take_long_delay_nothing_else_on_their_node(tmp_path: Path)
     try:
         cluster.perform(Operation(verb="collect", node=node.name, rank=rank) for rank in ranks[1:])
         cluster.perform([Operation(verb="signal", node=node.name, rank=ranks[0], signal="TERM")])
-        ended = wait_until(cluster.finished, 60, "the signal")
+        ended = wait_until(cluster.finished, 15, "the signal")
         assert [(one.operation.verb, one.error) for one in ended or ()] == [("signal", "")]
         assert len(cluster.busy()) == 19
     finally:
