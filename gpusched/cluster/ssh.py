@@ -36,8 +36,8 @@ REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _REWIRED_S = 3600.0
-OPERATIONS_PER_NODE = 6
-"""sshd allows 10 sessions on a connection by default (MaxSessions); the probe and the channel of `_ends` are two."""
+OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
+"""At once. sshd allows 10 sessions on a connection by default (MaxSessions); the probe and `_ends` have one each."""
 ROOM_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class SshCluster:
         self._slow: set[str] = set()
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[str, bool], ThreadPoolExecutor] = {}
         self._ends = EndWatch(cluster_id)
 
     def use_inventory(self, inventory: Inventory) -> None:
@@ -157,13 +157,19 @@ class SshCluster:
         """See `Cluster.perform`."""
         for operation in operations:
             if operation.key not in self._operations:
-                self._operations[operation.key] = self._pool_of(operation.node).submit(self._do, operation)
+                self._operations[operation.key] = self._pool_of(operation).submit(self._do, operation)
 
-    def _pool_of(self, node: str) -> ThreadPoolExecutor:
-        """A node's own threads (made when needed): operations that hang on one node hold up no other's."""
-        if node not in self._pools:
-            self._pools[node] = ThreadPoolExecutor(OPERATIONS_PER_NODE, thread_name_prefix=f"operation-{node}")
-        return self._pools[node]
+    def _pool_of(self, operation: Operation) -> ThreadPoolExecutor:
+        """A node's own threads (made when needed): operations that hang on one node hold up no other's.
+
+        Outputs have threads apart: many, or large, or on a disk that hangs, they delay no start and no signal.
+        """
+        collects = operation.verb == "collect"
+        key = operation.node, collects
+        if key not in self._pools:
+            most = COLLECTING_PER_NODE if collects else OPERATIONS_PER_NODE
+            self._pools[key] = ThreadPoolExecutor(most, thread_name_prefix=f"operation-{operation.node}")
+        return self._pools[key]
 
     def _do(self, operation: Operation) -> Outcome:
         error, transient = "", False

@@ -10,22 +10,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gpusched.cluster.base import Operation
 from gpusched.cluster.collecting import collect_log, rotate
 from gpusched.cluster.logfiles import secure
+from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.outputs import may_see, readers_of, secure_logs
 from gpusched.model.jobs import Job, JobState
-from gpusched.model.resources import LogSettings
+from gpusched.model.resources import LogSettings, RuntimeName
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.transport import Result, Script, TransportError
-from gpusched.queue.store import Store
+from gpusched.queue.store import RankRecord, Store
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
+from tests.testbed import wait_until
 
 MIB = 1024 * 1024
 CAPS = LogSettings(max_mib_per_job=1, max_total_mib=1)
@@ -36,6 +40,31 @@ def collect(tmp_path: Path, shell: str) -> tuple[str, bytes | None]:
     error = collect_log(LocalTransport("here"), Script(("sh", "-c", shell)), target, CAPS)
     assert files(tmp_path / "logs") == [target.name] * target.exists()
     return error, target.read_bytes() if target.exists() else None
+
+
+def test_outputs_that_take_long_delay_nothing_else_on_their_node(tmp_path: Path) -> None:
+    let_go = threading.Event()
+
+    class Slow(SshCluster):
+        def _collect(self, *_: object) -> str:
+            assert let_go.wait(300)
+            return ""
+
+    site = inventory(1)
+    node = msgspec.structs.replace(site.nodes[0], transport="local", runtime=RuntimeName.PROCESS)
+    site = msgspec.structs.replace(site, partitions=(msgspec.structs.replace(site.partitions[0], nodes=(node,)),))
+    cluster = Slow(site, "c", tmp_path)
+    ranks = [RankRecord(job_id=f"j{n}", attempt=1, rank=0, node=node.name, runtime="process") for n in range(20)]
+    try:
+        cluster.perform(Operation(verb="collect", node=node.name, rank=rank) for rank in ranks[1:])
+        cluster.perform([Operation(verb="signal", node=node.name, rank=ranks[0], signal="TERM")])
+        ended = wait_until(cluster.finished, 15, "the signal")
+        assert [(one.operation.verb, one.error) for one in ended or ()] == [("signal", "")]
+        assert len(cluster.busy()) == 19
+    finally:
+        let_go.set()
+        cluster.wait_for_operations(60.0)
+        cluster.close()
 
 
 def files(folder: Path) -> list[str]:

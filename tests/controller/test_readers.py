@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.controller.service import LockWait
 from gpusched.model.jobs import ENDED
 from gpusched.queue.reading import CURRENT, PUBLISHED
-from gpusched.queue.store import DATABASE, Reader
+from gpusched.queue.store import DATABASE, Reader, Store
 from tests import commands
 from tests.e2e.people import nobody
 from tests.testbed import wait_until
@@ -209,6 +211,25 @@ def test_what_locks_the_store_is_named_and_delays_no_end(site: Installation) -> 
     beat = site.beat()
     site.let_go()
     wait_until(lambda: site.said("is free again") and site.beat() > beat, 60, "a cycle")
+
+
+@pytest.mark.parametrize(("program", "file"), [(LOCK_SHM, f"{DATABASE}-shm"), (WRITE, DATABASE)])
+def test_what_is_waited_for_is_named_within_a_second(tmp_path: Path, program: str, file: str) -> None:
+    said: list[str] = []
+    waiting = LockWait(tmp_path, said.append, patience_s=0.99)
+    with contextlib.closing(Store.create_or_open(tmp_path, waiting)) as store:
+        store.set_meta("a", "1")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store.set_meta("a", "2")
+        holder.communicate()
+        assert len(said) == 1, "once"
+        assert f"process {holder.pid} (python" in said[0]
+        store.set_meta("a", "3")
 
 
 def test_who_reads_the_copy_sees_every_change(site: Installation) -> None:
