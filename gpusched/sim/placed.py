@@ -15,14 +15,18 @@ from gpusched.sched.state import (
     RACK_ROOM,
     Floats,
     Ints,
+    Records,
     Releases,
     Requests,
     filled,
     ints,
+    new_outcome,
     new_releases,
+    no_calendar,
 )
 from gpusched.sched.topology.contention import Ways, alone_on, new_search
 from gpusched.sched.topology.load import new_load
+from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, Model
 from gpusched.sched.topology.tree import Tree, new_use, tree_of
 from gpusched.sim.engine.build import World
@@ -37,7 +41,9 @@ from gpusched.sim.engine.placing import (
     Network,
     Placing,
 )
+from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
+from gpusched.sim.policies import REPLAY_BACKFILLS
 
 RULES = {
     "random": DRAWN,
@@ -121,9 +127,11 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     )
     empty = np.full(classes, -1, np.int64)
     queues = len(world.sim.dirty) * parts
-    wait_s = network.wait_s if world.policy.place_wait_s is None else world.policy.place_wait_s
+    own_wait_s = world.policy.place_wait_s
+    wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, Placing(
-        rule=rule, wait_s=wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
+        rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
+        patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
         queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
         size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
         head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
@@ -163,7 +171,7 @@ def _uses(world: World, tree: Tree) -> int:
 
 def _with_shapes(world: World, distinct: Ints, rule: int, shares: int) -> tuple[World, list[list[int]]]:
     """The world with every request that a class may have, and which those are, in the rule's order."""
-    sim, passes, pool = world.sim, world.passes, world.pool
+    sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
     known = {tuple(row.values()): i for i, row in enumerate(rows)}
     laid_out: list[list[int]] = []
@@ -193,19 +201,61 @@ def _with_shapes(world: World, distinct: Ints, rule: int, shares: int) -> tuple[
                 found.append(known[tuple(row.values())])
         laid_out.append(found)
     columns = {name: ints([row[name] for row in rows]) for name in SHAPE.names or ()}
-    requests = Requests(**{name: columns.get(name) for name in Requests._fields})  # type: ignore[arg-type]
-    feasibility, failed, failed_late = (np.zeros(len(rows), np.int64) for _ in range(3))
+    world = _with_requests(world, filled(SHAPE, len(rows), **columns))
+    feasibility = world.passes.jobs.feasibility
+    return world, [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
+
+
+def _with_requests(world: World, shapes: Records, looser: Ints | None = None) -> World:
+    """The world with these requests, ``SHAPE[shapes]``."""
+    sim, passes, pace = world.sim, world.passes, world.sim.pace
+    assert pace is not None
+    columns = {name: shapes[name].copy() for name in SHAPE.names or ()}
+    requests = Requests(**{name: columns.get(name) for name in Requests._fields[:-1]}, looser=looser)  # type: ignore[arg-type]
+    feasibility, failed, failed_late = (np.zeros(len(shapes), np.int64) for _ in range(3))
     passes = passes._replace(
         requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
         scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
     )  # fmt: skip
     set_feasibility(passes.total, passes.usable, passes.jobs.masks, requests, passes.scratch, feasibility)
-    laid_out = [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
-    pace = sim.pace
+    pace = pace._replace(milli=np.full(len(shapes), 1000, np.int64))
+    return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
+
+
+def walked(world: World, of: Placing) -> tuple[World, Walk]:
+    """The same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
+    ways, pace, sim = of.ways, world.sim.pace, world.sim
+    looser, base, known = [-1] * len(sim.shapes), list(range(len(sim.shapes))), dict[tuple[int, int], int]()
+    chain = ways.shape.copy()
+    for first, last in pairwise(ways.first.tolist()):
+        for way in range(last - 2, first - 1, -1):
+            key = int(ways.shape[way]), int(chain[way + 1])
+            if key not in known:
+                known[key] = len(base)
+                base.append(key[0])
+                looser.append(key[1])
+            chain[way] = known[key]
+    world = _with_requests(world, sim.shapes[base], ints(looser))
+    passes, jobs = world.passes, len(sim.jobs)
+    world = world._replace(
+        passes=passes._replace(
+            scratch=passes.scratch._replace(calendar=passes.scratch.calendar or no_calendar()),
+            releases=new_releases(len(sim.held) + 1),
+        )
+    )
     assert pace is not None
-    pace = pace._replace(milli=np.full(len(rows), 1000, np.int64))
-    sim = sim._replace(shapes=filled(SHAPE, len(rows), **columns), pace=pace)
-    return world._replace(sim=sim, passes=passes), laid_out
+    links = pace.links
+    assert links is not None
+    classes, laid_out = len(of.head), ways._replace(shape=chain)
+    costs = Costs(
+        links.tree, links.model, links.model, links.load, laid_out, laid_out, of.of,
+        since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
+        looked=np.full((2, classes), -1), seen=np.zeros((2, classes, 2)), told=np.zeros((jobs, 2)), search=of.search,
+    )  # fmt: skip
+    return world, Walk(
+        of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
+        new_outcome(jobs, len(sim.held)), REPLAY_BACKFILLS[world.policy.backfill],
+    )  # fmt: skip
 
 
 def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool) -> list[int]:

@@ -17,18 +17,17 @@ from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
+from gpusched.sched.topology.patience import HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 
-WAIT_S, PATIENCE_S, HOLD_S = 86_400.0, 1_555_200.0, 604_800.0
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
 # position in Placing.at: node events so far
 EVENTS = 0
-HARMLESS = 0.05  # what costs no more is taken at once
 
 
 class Network(NamedTuple):
@@ -55,7 +54,7 @@ class Placing(NamedTuple):
             largest job first, on the nodes with the most free GPUs; FEWEST: the fewest nodes, best fit; ONE_RACK: the
             fewest nodes, in one rack if one has room; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by
             the model, see `sched.topology.contention`, and waits where that costs less than it does.
-        wait_s: RACK_WAIT: a job waits for its first way no longer.
+        wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
         hold_s: See above.
@@ -71,6 +70,7 @@ class Placing(NamedTuple):
 
     rule: int
     wait_s: float
+    most_wait_s: float
     patience_s: float
     hold_s: float
     ways: Ways
@@ -280,8 +280,8 @@ def cheapest_way(
         return -1, now
     parts = sim.shapes[of.ways.shape[way]]["parts"]
     sim.chosen[:parts] = of.search.best[:parts]
-    then = sim.jobs[job]["submit"] + cost * cost * of.patience_s
-    if now < then and cost > HARMLESS and not holds(sim, of, c, job, now):
+    then = waits_until(sim.jobs[job]["submit"], cost, of.patience_s, of.most_wait_s)
+    if is_waiting(cost, then, now) and not holds(sim, of, c, job, now):
         of.wake[0] = min(of.wake[0], then)
         return way, then
     return way, now

@@ -18,13 +18,13 @@ from gpusched.sched.backfill import protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import RACK, Floats, Ints, Resources
+from gpusched.sched.topology.patience import HARMLESS, waits_until
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
     CHEAPEST,
     DRAWN,
     EVENTS,
-    HARMLESS,
     TRY,
     Placing,
     append,
@@ -262,7 +262,7 @@ def _from(sim: Sim, of: Placing, way: int, job: int, now: float, then: float, co
     """When it takes such a place, were there one: by the model the later the more it costs alone."""
     if of.rule != CHEAPEST or could >= 0 or of.ways.excess[way] <= HARMLESS:
         return then
-    return float(max(now, sim.jobs[job]["submit"] + of.ways.excess[way] ** 2 * of.patience_s))
+    return max(now, waits_until(sim.jobs[job]["submit"], of.ways.excess[way], of.patience_s, of.most_wait_s))
 
 
 @jit
