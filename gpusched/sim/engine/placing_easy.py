@@ -46,6 +46,8 @@ class Easy(NamedTuple):
 
     Attributes:
         first: ``int64[queues]``: the first job that cannot start, -1: none. shadow: ``float64[queues]``: when it can.
+        moves: ``int64[1]``: 1: a job that outlasts a shadow has started, beside which other nodes may suit the first
+            better.
         at: ``int64[classes]``: the job that is looked at.
         rests, rests_late: ``int64[classes]``: the pass in which no more of its jobs start, and none that outlast the
             shadow.
@@ -54,6 +56,7 @@ class Easy(NamedTuple):
     placing: Placing
     first: Ints
     shadow: Floats
+    moves: Ints
     at: Ints
     rests: Ints
     rests_late: Ints
@@ -63,7 +66,8 @@ def with_backfill(of: Placing) -> Easy:
     """Before the first decision."""
     queues, classes = len(of.oldest), len(of.head)
     at, rests, rests_late = (np.full(classes, -1, np.int64) for _ in range(3))
-    return Easy(of, np.full(queues, -1, np.int64), np.full(queues, np.inf), at, rests, rests_late)
+    first, moves = np.full(queues, -1, np.int64), np.zeros(1, np.int64)
+    return Easy(of, first, np.full(queues, np.inf), moves, at, rests, rests_late)
 
 
 @jit
@@ -79,6 +83,7 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
         _gather_ready(sim, easy)
     else:
         passes.scratch.stamp[0] += 1
+        easy.moves[0] = 0
         easy.first[:] = -1
         easy.shadow[:] = np.inf
         for c in range(of.head.size):
@@ -103,6 +108,7 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
             start(sim, log, passes, of, job, way)
             request = shape_request(sim.shapes, of.ways.shape[way])
             note_release(sim, passes, request, job, now + sim.jobs[job]["expected"], guarded, late)
+            easy.moves[0] = max(easy.moves[0], int(late))
         elif not guarded:
             shadow = _reserve(sim, passes, of, c, job, now, way, then)
             if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
@@ -126,6 +132,8 @@ def _only_behind(sim: Sim, easy: Easy, now: float) -> bool:
     """
     of = easy.placing
     if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or of.wake[0] <= now or of.rule == ALIGNED:
+        return False
+    if easy.moves[0] != 0:
         return False
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
