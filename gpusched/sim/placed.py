@@ -13,7 +13,6 @@ from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
     OK,
     RACK_ROOM,
-    Floats,
     Ints,
     Records,
     Releases,
@@ -65,6 +64,17 @@ def is_placed(world: World) -> bool:
     return world.options.network is not None
 
 
+def walks(world: World) -> bool:
+    """Whether the whole queue is walked: where asked for, and where a class's first job may not be its oldest.
+
+    Who has waited for longer may take a place that those before it do not.
+    """
+    waits = RULES.get(world.rule) == CHEAPEST or (
+        RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
+    )
+    return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
+
+
 def one_node() -> Network:
     """For a pool of one node and one job: what compiling ahead of a replay needs."""
     model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
@@ -108,7 +118,7 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     for _ in range(parts - 1):  # on to where it can run
         none = np.array([not found for found in laid_out] + [False])[of]
         of[none] += np.where(of[none] % parts == parts - 1, 1 - parts, 1)
-    ways, best = _ways(world, distinct, laid_out)
+    ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
     most = np.append(np.repeat(most.reshape(-1, parts).max(1, initial=0), parts), 0)[of]  # it may go to another part
@@ -116,7 +126,7 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     gpus = np.where(of >= 0, trace.gpus, 0)
     pace = world.sim.pace
     assert pace is not None
-    load = new_load(tree, network.kind, gpus, np.append(best, 1.0)[of], _uses(world, tree))
+    load = new_load(tree, network.kind, gpus, np.append(ways.best, 1.0)[of], _uses(world, tree))
     links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
     passes = world.passes
     world = world._replace(
@@ -243,12 +253,15 @@ def walked(world: World, of: Placing) -> tuple[World, Walk]:
             releases=new_releases(len(sim.held) + 1),
         )
     )
+    network = world.options.network
     assert pace is not None
+    assert network is not None
     links = pace.links
     assert links is not None
-    classes, laid_out = len(of.head), ways._replace(shape=chain)
+    classes, laid_out, sure = len(of.head), ways._replace(shape=chain), network.sure or network.model
+    sure_ways = _ways(world, ways.kind, [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())], sure)
     costs = Costs(
-        links.tree, links.model, links.model, links.load, laid_out, laid_out, of.of,
+        links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
         since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
         looked=np.full((2, classes), -1), seen=np.zeros((2, classes, 2)), told=np.zeros((jobs, 2)), search=of.search,
     )  # fmt: skip
@@ -266,18 +279,17 @@ def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool)
     return found[::-1] if most_first else found
 
 
-def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways, Floats]:
-    """The ways of every class, and the seconds of a step where that is shortest."""
+def _ways(world: World, kinds: Ints, laid_out: list[list[int]], model: Model) -> Ways:
+    """The ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None
     tree = network.tree
     room = new_use(tree), np.zeros(len(tree.weight))
-    kinds = distinct[:, 1].astype(np.int64)
-    best = np.ones(len(distinct))
+    best = np.ones(len(kinds))
     excess: list[float] = []
     for i, found in enumerate(laid_out):
         alone = [
-            alone_on(tree, network.model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
+            alone_on(tree, model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
                    int(kinds[i]), passes.scratch, *room)
             for shape in found
         ]  # fmt: skip
@@ -285,4 +297,4 @@ def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways
         excess += [seconds / best[i] - 1.0 for seconds in alone]
     first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
     assert all(a <= b for a, b in pairwise(first))
-    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best), best
+    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best)

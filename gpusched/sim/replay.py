@@ -26,7 +26,7 @@ from gpusched.sim.engine.sized import Sizer, run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
-from gpusched.sim.placed import is_placed, one_node, walked, with_ways
+from gpusched.sim.placed import is_placed, one_node, walked, walks, with_ways
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
@@ -122,7 +122,7 @@ _warm: set[str] = set()
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
     if is_placed(world):
-        if world.options.generic and world.rule != "random":
+        if walks(world):
             return "placed walk"
         return "placed+easy" if world.policy.backfill == "easy" else "placed"
     if is_sized(world):

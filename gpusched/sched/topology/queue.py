@@ -35,7 +35,7 @@ from gpusched.sched.state import (
 from gpusched.sched.topology.contention import Search, Ways, cheapest, cost_of
 from gpusched.sched.topology.load import Load, enter_links, set_speeds
 from gpusched.sched.topology.patience import HARMLESS, is_waiting, waits_until
-from gpusched.sched.topology.slowdown import Model, learned, sure_only
+from gpusched.sched.topology.slowdown import Model, learned
 from gpusched.sched.topology.tree import Tree
 
 
@@ -138,8 +138,8 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
     way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
-    costs.looked[again, c] = stamp
     if _waits(costs, job, price, now):
+        costs.looked[again, c] = stamp
         costs.told[job] = price
         return POLICY, shape
     given = costs.ways.shape[way]
@@ -175,7 +175,7 @@ def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int
     ``price``: what it costs the job and its neighbours, as far as is sure. -1: it has none, else its way.
     """
     way = _price(costs, costs.model, costs.ways, room, requests, jobs, c, price)
-    if way >= 0 and sure_only(costs.sure.believed) and price[0] + price[1] > HARMLESS:
+    if way >= 0 and price[0] + price[1] > HARMLESS:
         costs.search.tight[0] = 0.0
         way = _price(costs, costs.sure, costs.sure_ways, room, requests, jobs, c, price)
         costs.search.tight[0] = 1.0

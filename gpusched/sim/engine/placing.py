@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
 from gpusched.sched.topology.patience import HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
@@ -36,6 +36,7 @@ class Network(NamedTuple):
     Attributes:
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
         wait_s, patience_s, hold_s: See `Placing`.
+        sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
     """
 
     tree: Tree
@@ -44,6 +45,7 @@ class Network(NamedTuple):
     wait_s: float = WAIT_S
     patience_s: float = PATIENCE_S
     hold_s: float = HOLD_S
+    sure: Model | None = None
 
 
 class Placing(NamedTuple):
@@ -138,6 +140,7 @@ def look_again(sim: Sim, of: Placing) -> None:
         of.held[:] = sim.jobs.size
         of.wake[0] = np.inf
     of.at[EVENTS] = sim.counter[CHANGED]
+    _note_oldest(sim, of, sim.clock[0])  # who was cut waits again before the others
 
 
 @jit
@@ -221,7 +224,7 @@ def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: fl
     if of.rule == CHEAPEST:
         way, then = cheapest_way(sim, passes, of, sim.resources, c, job, now)
         return way if then <= now else -1
-    first, last = ways_now(sim, of, c, job, now)
+    first, last = ways_now(sim, passes, of, c, job, now)
     if of.rule == DRAWN:
         return drawn_way(sim, passes, of, sim.resources, first, last)
     for way in range(first, last):
@@ -232,14 +235,17 @@ def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: fl
 
 
 @jit
-def ways_now(sim: Sim, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
+def ways_now(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
     """The first of the ways that a job takes now, and the one behind the last; notes when it takes more."""
     first, last = of.ways.first[c], of.ways.first[c + 1]
     until = sim.jobs[job]["submit"] + of.wait_s
-    if of.rule == RACK_WAIT and now < until and last > first:
-        last = first + 1
-        of.wake[0] = min(of.wake[0], until)
-    return first, last
+    if of.rule != RACK_WAIT or now >= until:
+        return first, last
+    of.wake[0] = min(of.wake[0], until)
+    for way in range(first, last):  # for the first that the nodes which are not away could give it
+        if passes.jobs.feasibility[of.ways.shape[way]] == OK:
+            return way, way + 1
+    return first, min(first + 1, last)
 
 
 @jit

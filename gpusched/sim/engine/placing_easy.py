@@ -25,6 +25,7 @@ from gpusched.sim.engine.placing import (
     CHEAPEST,
     DRAWN,
     EVENTS,
+    RACK_WAIT,
     TRY,
     Placing,
     append,
@@ -117,11 +118,25 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
         if following >= 0:
             easy.at[c] = following
             push(order, key_of(sim, of, c, following), c)
+    if of.rule == RACK_WAIT:
+        _note_waits(sim, of, now)
     wait_on(sim, of)
     return DECIDE
 
 
 run_placed_easy = looped(decide_placed_easy)
+
+
+@jit
+def _note_waits(sim: Sim, of: Placing, now: float) -> None:
+    """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
+    for c in range(of.head.size):
+        job = of.head[c]
+        while job >= 0:
+            until = sim.jobs[job]["submit"] + of.wait_s
+            if until > now:
+                of.wake[0] = min(of.wake[0], until)
+            job = of.next[job]
 
 
 @jit
@@ -191,7 +206,7 @@ def _try(
             else:
                 easy.rests[c] = stamp
         return way, then
-    first, last = ways_now(sim, of, c, job, now)
+    first, last = ways_now(sim, passes, of, c, job, now)
     if of.rule == DRAWN:
         way = drawn_way(sim, passes, of, resources, first, last)
         if way < 0 and late:
@@ -225,7 +240,7 @@ def _next(sim: Sim, passes: Passes, easy: Easy, c: int, job: int, now: float) ->
         if not (late and easy.rests_late[c] == stamp):
             if of.rule == CHEAPEST or of.rule == DRAWN:
                 return job
-            first, last = ways_now(sim, of, c, job, now)
+            first, last = ways_now(sim, passes, of, c, job, now)
             for way in range(first, last):
                 shape = of.ways.shape[way]
                 if failed[shape] != stamp and not (late and failed_late[shape] == stamp):
@@ -250,7 +265,7 @@ def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float
     ``could``: the way in which it fits now and waits until ``then``, or -1.
     """
     rule = RACK if of.rule == CHEAPEST else TRY[of.rule]
-    first, last = ways_now(sim, of, c, job, now)
+    first, last = ways_now(sim, passes, of, c, job, now)
     if could >= 0:
         first, last = could, could + 1
     best, chosen, tried = np.inf, first, -1

@@ -47,18 +47,26 @@ def decide_walk(sim: Sim, log: Log, passes: Passes, walk: Walk) -> int:
     of = walk.placing
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
+    _set_heads(walk)
     look_again(sim, of)
     for queue in range(of.oldest.size):
         _decide(sim, log, passes, walk, queue)
     leave_started(sim, walk.waiting, walk.size)
-    of.head[:] = -1
-    for i in range(walk.size[0] - 1, -1, -1):
-        of.head[of.of[walk.waiting[i]]] = walk.waiting[i]
+    _set_heads(walk)
     wait_on(sim, of)
     return DECIDE
 
 
 run_walk = looped(decide_walk)
+
+
+@jit
+def _set_heads(walk: Walk) -> None:
+    """The first of each class that waits."""
+    of = walk.placing
+    of.head[:] = -1
+    for i in range(walk.size[0] - 1, -1, -1):
+        of.head[of.of[walk.waiting[i]]] = walk.waiting[i]
 
 
 @jit
@@ -69,14 +77,22 @@ def _decide(sim: Sim, log: Log, passes: Passes, walk: Walk, queue: int) -> None:
     held = -1
     for i in range(waiting.size):
         job = waiting[i]
-        holds = sim.jobs[job]["rank"] == of.oldest[queue] and now >= of.since[queue] + of.hold_s
+        rank = sim.jobs[job]["rank"]
+        holds = rank == of.oldest[queue] and now >= of.since[queue] + of.hold_s
         walk.costs.wait_s[job] = 0.0 if holds else of.most_wait_s
         passes.jobs.shape[job] = _asks(sim, passes, walk, job)
-        if holds and walk.backfill == SKIP:
+        if (holds or rank == of.held[queue]) and walk.backfill == SKIP:
             held = i
     _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
-    if held < 0 or sim.state[waiting[held]]["status"] == RUNNING:
-        _pass(sim, log, passes, walk, waiting[held + 1 :], walk.backfill)
+    rest, count = waiting[held + 1 :], 0
+    if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
+        of.held[queue] = sim.jobs[waiting[held]]["rank"]
+        for job in rest:
+            if sim.jobs[job]["rank"] < of.held[queue]:
+                rest[count] = job
+                count += 1
+        rest = rest[:count]
+    _pass(sim, log, passes, walk, rest, walk.backfill)
 
 
 @jit
@@ -86,7 +102,7 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
     own, keys = np.empty(walk.size[0], np.int64), np.empty(walk.size[0], np.int64)
     for i in range(walk.size[0]):
         job = walk.waiting[i]
-        if of.queue[of.of[job]] == queue:
+        if of.queue[of.of[job]] == queue and sim.jobs[job]["rank"] <= of.held[queue]:
             own[count], keys[count] = job, -of.size[of.of[job]]
             count += 1
     return own[:count] if of.rule != ALIGNED else own[:count][np.argsort(keys[:count], kind="mergesort")]
