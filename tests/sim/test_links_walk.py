@@ -17,7 +17,7 @@ from gpusched.sched.state import POLICY
 from gpusched.sim.engine.build import Options, log_of, world_of
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.engine.placing_walk import Walk, run_walk
-from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
+from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, NEVER, PARTS, RUNNING, RUNS, WAITING
 from gpusched.sim.placed import walked, walks, with_ways
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
@@ -70,12 +70,23 @@ def test_without_placement_costs_easy_is_the_kernel_s_too() -> None:
 
 @st.composite
 def states(draw: st.DrawFn) -> Snapshot:
-    """Clusters with something learned, in which jobs wait for better places or for their rack."""
+    """Clusters with something learned, in which jobs wait for better places or for their rack; only GPUs bind."""
     snap = draw(clusters())
-    jobs = tuple(changed(job, spec=changed(job.spec, max_spread="")) for job in snap.pending)
-    place, backfill = draw(st.sampled_from(["contention", "rack-wait"])), draw(st.sampled_from(["skip", "easy"]))
-    policies = {name: changed(policy, place=place, backfill=backfill) for name, policy in snap.policies.items()}
-    return changed(snap, pending=jobs, policies=policies)
+    fitting = [job for job in snap.pending if job.spec.nodes <= len(snap.nodes)]
+    bare = {"max_spread": "", "cores_per_node": 0, "memory_mib_per_node": 0}
+    jobs = tuple(changed(job, spec=changed(job.spec, **bare)) for job in fitting)
+    busy = tuple(
+        changed(job, allocation=changed(job.allocation, parts=tuple(changed(p, cores=0, memory_mib=0) for p in parts)))
+        for job in snap.running
+        for parts in [job.allocation.parts]
+    )
+    (policy,) = snap.policies.values()
+    policy = changed(
+        policy, place=draw(st.sampled_from(["contention", "rack-wait"])),
+        backfill=draw(st.sampled_from(["skip", "easy"])),
+        place_wait_s=draw(st.sampled_from([1800.0, 86_400.0])),
+    )  # fmt: skip
+    return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
 
 def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
@@ -85,6 +96,8 @@ def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
     run ends for want of room in its log.
     """
     (policy,) = snap.policies.values()
+    if not snap.pending:
+        return {}, set()
     by_cost = changed(snap, policies={"p": changed(policy, place="contention")})
     nodes, waiting, costs = arrays(by_cost)
     assert costs is not None
@@ -119,9 +132,9 @@ def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
         mine[: len(its)] = its
     walk.costs.load.jobs["best"][:first] = walk.costs.ways.best[walk.placing.of[:first]]
     order = [*np.lexsort(([v.id for v in pending], submit[:first])).tolist(), jobs - 1]
+    order = [job for job in order if sim.state["status"][job] != NEVER]
     walk.waiting[: len(order)], walk.size[0] = order, len(order)
     sim.jobs["rank"][order] = np.arange(len(order))
-    sim.jobs["rank"][first:-1] = np.arange(len(order), jobs)
     sim.state["status"][order] = WAITING
     sim.counter[RUNS], sim.counter[IN_SYSTEM], sim.counter[ARRIVED], sim.clock[1] = len(running), jobs, jobs, LATE
     log = log._replace(cuts=log.cuts[: len(running)])
