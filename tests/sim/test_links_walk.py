@@ -46,7 +46,7 @@ def both(world: World, policy: ReplayPolicy, outages: tuple[Outage, ...]):
 
 
 @pytest.mark.parametrize("backfill", ["skip", "easy"])
-@pytest.mark.parametrize("rule", BLIND)
+@pytest.mark.parametrize("rule", [*BLIND, "contention"])
 def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: str, backfill: str) -> None:
     """Also where jobs outlast their limits, nodes go away, and the order is not that of submission.
 

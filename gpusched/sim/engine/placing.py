@@ -17,11 +17,11 @@ from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
-from gpusched.sched.topology.patience import HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
+from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
@@ -105,7 +105,7 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
     for c in range(of.head.size):
         if of.head[c] >= 0 and of.tried[c] == 0:
             push(order, key_of(sim, of, c, of.head[c]), c)
-    free = free_gpus(sim) if order.size[0] > 0 else 0
+    free, runs = free_gpus(sim) if order.size[0] > 0 else 0, sim.counter[RUNS]
     while order.size[0] > 0:
         c = pop(order)
         job = of.head[c]
@@ -125,6 +125,8 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
         of.tried[c] = 1
         if holds(sim, of, c, job, now):
             of.held[of.queue[c]] = rank
+    if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
+        of.tried[:] = 0  # whoever has started is a neighbour: another place may be the cheapest
     wait_on(sim, of)
     return DECIDE
 
@@ -282,6 +284,13 @@ def cheapest_way(
         links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
         of.search,
     )  # fmt: skip
+    if way >= 0 and cost > HARMLESS:  # as live: before it waits breaking up nodes counts for nothing
+        of.search.tight[0] = 0.0
+        cost, way = cheapest(
+            links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
+            of.search,
+        )  # fmt: skip
+        of.search.tight[0] = 1.0
     if way < 0:
         return -1, now
     parts = sim.shapes[of.ways.shape[way]]["parts"]

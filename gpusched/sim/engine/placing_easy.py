@@ -1,10 +1,9 @@
 """`placing` with EASY backfill: the first that cannot start has nodes reserved, by the limits of what runs.
 
 Those behind it start where they fit now and end by then, or take what it leaves over, as `sched.backfill` says. A job
-that waits for a rack has that reserved. By the model, one that could start and waits for a cheaper place has nodes such
-as it could have now, from when on it takes them; where it fits nowhere each of its ways counts from when on it would
-take it. A job that is slowed down may outlast its limit, and counts as ending now: then others get what the first
-leaves.
+that waits for a rack has that reserved. By the model, one that could start and waits for a cheaper place has nodes from
+when on it takes what is free. A job that is slowed down may outlast its limit, and counts as ending now: then others
+get what the first leaves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from gpusched.sched.backfill import protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import RACK, Floats, Ints, Resources
-from gpusched.sched.topology.patience import HARMLESS, waits_until
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -109,9 +107,9 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
             start(sim, log, passes, of, job, way)
             request = shape_request(sim.shapes, of.ways.shape[way])
             note_release(sim, passes, request, job, now + sim.jobs[job]["expected"], guarded, late)
-            easy.moves[0] = max(easy.moves[0], int(late))
+            easy.moves[0] = max(easy.moves[0], int(late or of.rule == CHEAPEST))
         elif not guarded:
-            shadow = _reserve(sim, passes, of, c, job, now, way, then)
+            shadow = _reserve(sim, passes, of, c, job, now, then)
             if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
                 easy.first[queue], easy.shadow[queue] = job, shadow
         following = _next(sim, passes, easy, c, following, now)
@@ -259,33 +257,23 @@ def _all_failed(failed: Ints, of: Placing, c: int, stamp: int) -> bool:
 
 
 @jit
-def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, could: int, then: float) -> float:
+def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, then: float) -> float:
     """When the first job that does not start can, by the limits of what runs; keeps its nodes for it.
 
-    ``could``: the way in which it fits now and waits until ``then``, or -1.
+    ``then``: from when on it would take what is free.
     """
     rule = RACK if of.rule == CHEAPEST else TRY[of.rule]
     first, last = ways_now(sim, passes, of, c, job, now)
-    if could >= 0:
-        first, last = could, could + 1
     best, chosen, tried = np.inf, first, -1
     for way in range(first, last):
-        shadow = _reserve_way(sim, passes, of, job, way, rule, _from(sim, of, way, job, now, then, could))
+        shadow = _reserve_way(sim, passes, of, job, way, rule, then)
         tried = way
         if shadow < best:
             best, chosen = shadow, way
     if chosen != tried:
-        _reserve_way(sim, passes, of, job, chosen, rule, _from(sim, of, chosen, job, now, then, could))
+        _reserve_way(sim, passes, of, job, chosen, rule, then)
     protect(sim.resources, shape_request(sim.shapes, of.ways.shape[chosen]), best < np.inf, passes.scratch)
     return best
-
-
-@jit
-def _from(sim: Sim, of: Placing, way: int, job: int, now: float, then: float, could: int) -> float:
-    """When it takes such a place, were there one: by the model the later the more it costs alone."""
-    if of.rule != CHEAPEST or could >= 0 or of.ways.excess[way] <= HARMLESS:
-        return then
-    return max(now, waits_until(sim.jobs[job]["submit"], of.ways.excess[way], of.patience_s, of.most_wait_s))
 
 
 @jit
