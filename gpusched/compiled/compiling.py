@@ -236,9 +236,10 @@ class _Kept(FunctionCache):
 def dispatcher(function: FunctionType, inner: bool = False) -> Any:
     """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them."""
     if inner:
-        code, names = function.__code__, function.__globals__
-        function = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-        function.__qualname__ = f"{function.__qualname__}_inner"  # its name in the cache
+        given, code = function, function.__code__
+        function = FunctionType(code, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
+        function.__module__ = given.__module__  # whose folder keeps it: of one that is filled in, who filled it in
+        function.__qualname__ = f"{given.__qualname__}_inner"  # its name in the cache
     wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
     made = _njit(error_model="numpy", nogil=True, pipeline_class=_Pipeline, **wrappers)(function)
     if inner and cache_folder(function.__module__) is not None:

@@ -26,7 +26,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import ClusterState, Outcome, Releases, Scratch, Words
-from gpusched.sched.topology.live import Costs
+from gpusched.sched.topology.queue import Costs
 
 PREEMPT = "preempt"  # of the weights' metadata: "yes" where the agent stops running jobs
 

@@ -18,8 +18,7 @@ from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfi
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints, PassArrays
-from gpusched.sched.topology.live import Costs
-from gpusched.sched.topology.queue import Priced, pass_by_cost
+from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_text
 
 

@@ -13,16 +13,19 @@ from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
     OK,
     RACK_ROOM,
-    Floats,
     Ints,
+    Records,
     Releases,
     Requests,
     filled,
     ints,
+    new_outcome,
     new_releases,
+    no_calendar,
 )
 from gpusched.sched.topology.contention import Ways, alone_on, new_search
 from gpusched.sched.topology.load import new_load
+from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, Model
 from gpusched.sched.topology.tree import Tree, new_use, tree_of
 from gpusched.sim.engine.build import World
@@ -37,7 +40,9 @@ from gpusched.sim.engine.placing import (
     Network,
     Placing,
 )
+from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
+from gpusched.sim.policies import REPLAY_BACKFILLS
 
 RULES = {
     "random": DRAWN,
@@ -57,6 +62,17 @@ BACKFILLS = ("skip", "easy")
 def is_placed(world: World) -> bool:
     """Whether placement and neighbours cost jobs something."""
     return world.options.network is not None
+
+
+def walks(world: World) -> bool:
+    """Whether the whole queue is walked: where asked for, and where a class's first job may not be its oldest.
+
+    Who has waited for longer may take a place that those before it do not.
+    """
+    waits = RULES.get(world.rule) == CHEAPEST or (
+        RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
+    )
+    return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
 
 
 def one_node() -> Network:
@@ -102,7 +118,7 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     for _ in range(parts - 1):  # on to where it can run
         none = np.array([not found for found in laid_out] + [False])[of]
         of[none] += np.where(of[none] % parts == parts - 1, 1 - parts, 1)
-    ways, best = _ways(world, distinct, laid_out)
+    ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
     most = np.append(np.repeat(most.reshape(-1, parts).max(1, initial=0), parts), 0)[of]  # it may go to another part
@@ -110,7 +126,7 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     gpus = np.where(of >= 0, trace.gpus, 0)
     pace = world.sim.pace
     assert pace is not None
-    load = new_load(tree, network.kind, gpus, np.append(best, 1.0)[of], _uses(world, tree))
+    load = new_load(tree, network.kind, gpus, np.append(ways.best, 1.0)[of], _uses(world, tree))
     links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
     passes = world.passes
     world = world._replace(
@@ -121,9 +137,11 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     )
     empty = np.full(classes, -1, np.int64)
     queues = len(world.sim.dirty) * parts
-    wait_s = network.wait_s if world.policy.place_wait_s is None else world.policy.place_wait_s
+    own_wait_s = world.policy.place_wait_s
+    wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, Placing(
-        rule=rule, wait_s=wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
+        rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
+        patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
         queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
         size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
         head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
@@ -163,7 +181,7 @@ def _uses(world: World, tree: Tree) -> int:
 
 def _with_shapes(world: World, distinct: Ints, rule: int, shares: int) -> tuple[World, list[list[int]]]:
     """The world with every request that a class may have, and which those are, in the rule's order."""
-    sim, passes, pool = world.sim, world.passes, world.pool
+    sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
     known = {tuple(row.values()): i for i, row in enumerate(rows)}
     laid_out: list[list[int]] = []
@@ -193,19 +211,64 @@ def _with_shapes(world: World, distinct: Ints, rule: int, shares: int) -> tuple[
                 found.append(known[tuple(row.values())])
         laid_out.append(found)
     columns = {name: ints([row[name] for row in rows]) for name in SHAPE.names or ()}
-    requests = Requests(**{name: columns.get(name) for name in Requests._fields})  # type: ignore[arg-type]
-    feasibility, failed, failed_late = (np.zeros(len(rows), np.int64) for _ in range(3))
+    world = _with_requests(world, filled(SHAPE, len(rows), **columns))
+    feasibility = world.passes.jobs.feasibility
+    return world, [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
+
+
+def _with_requests(world: World, shapes: Records, looser: Ints | None = None) -> World:
+    """The world with these requests, ``SHAPE[shapes]``."""
+    sim, passes, pace = world.sim, world.passes, world.sim.pace
+    assert pace is not None
+    columns = {name: shapes[name].copy() for name in SHAPE.names or ()}
+    requests = Requests(**{name: columns.get(name) for name in Requests._fields[:-1]}, looser=looser)  # type: ignore[arg-type]
+    feasibility, failed, failed_late = (np.zeros(len(shapes), np.int64) for _ in range(3))
     passes = passes._replace(
         requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
         scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
     )  # fmt: skip
     set_feasibility(passes.total, passes.usable, passes.jobs.masks, requests, passes.scratch, feasibility)
-    laid_out = [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
-    pace = sim.pace
+    pace = pace._replace(milli=np.full(len(shapes), 1000, np.int64))
+    return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
+
+
+def walked(world: World, of: Placing) -> tuple[World, Walk]:
+    """The same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
+    ways, pace, sim = of.ways, world.sim.pace, world.sim
+    looser, base, known = [-1] * len(sim.shapes), list(range(len(sim.shapes))), dict[tuple[int, int], int]()
+    chain = ways.shape.copy()
+    for first, last in pairwise(ways.first.tolist()):
+        for way in range(last - 2, first - 1, -1):
+            key = int(ways.shape[way]), int(chain[way + 1])
+            if key not in known:
+                known[key] = len(base)
+                base.append(key[0])
+                looser.append(key[1])
+            chain[way] = known[key]
+    world = _with_requests(world, sim.shapes[base], ints(looser))
+    passes, jobs = world.passes, len(sim.jobs)
+    world = world._replace(
+        passes=passes._replace(
+            scratch=passes.scratch._replace(calendar=passes.scratch.calendar or no_calendar()),
+            releases=new_releases(len(sim.held) + 1),
+        )
+    )
+    network = world.options.network
     assert pace is not None
-    pace = pace._replace(milli=np.full(len(rows), 1000, np.int64))
-    sim = sim._replace(shapes=filled(SHAPE, len(rows), **columns), pace=pace)
-    return world._replace(sim=sim, passes=passes), laid_out
+    assert network is not None
+    links = pace.links
+    assert links is not None
+    classes, laid_out, sure = len(of.head), ways._replace(shape=chain), network.sure or network.model
+    sure_ways = _ways(world, ways.kind, [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())], sure)
+    costs = Costs(
+        links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
+        since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
+        looked=np.full((2, classes), -1), seen=np.zeros((2, classes, 2)), told=np.zeros((jobs, 2)), search=of.search,
+    )  # fmt: skip
+    return world, Walk(
+        of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
+        new_outcome(jobs, len(sim.held)), REPLAY_BACKFILLS[world.policy.backfill],
+    )  # fmt: skip
 
 
 def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool) -> list[int]:
@@ -216,18 +279,17 @@ def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool)
     return found[::-1] if most_first else found
 
 
-def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways, Floats]:
-    """The ways of every class, and the seconds of a step where that is shortest."""
+def _ways(world: World, kinds: Ints, laid_out: list[list[int]], model: Model) -> Ways:
+    """The ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None
     tree = network.tree
     room = new_use(tree), np.zeros(len(tree.weight))
-    kinds = distinct[:, 1].astype(np.int64)
-    best = np.ones(len(distinct))
+    best = np.ones(len(kinds))
     excess: list[float] = []
     for i, found in enumerate(laid_out):
         alone = [
-            alone_on(tree, network.model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
+            alone_on(tree, model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
                    int(kinds[i]), passes.scratch, *room)
             for shape in found
         ]  # fmt: skip
@@ -235,4 +297,4 @@ def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways
         excess += [seconds / best[i] - 1.0 for seconds in alone]
     first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
     assert all(a <= b for a, b in pairwise(first))
-    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best), best
+    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best)

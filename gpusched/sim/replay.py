@@ -20,12 +20,13 @@ from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing import Placing, run_placed
 from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
+from gpusched.sim.engine.placing_walk import Walk, run_walk
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.sized import Sizer, run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
-from gpusched.sim.placed import is_placed, one_node, with_ways
+from gpusched.sim.placed import is_placed, one_node, walked, walks, with_ways
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
@@ -69,10 +70,11 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def _made_ready(world: World) -> tuple[World, Sizer | Placing | None]:
+def _made_ready(world: World) -> tuple[World, Sizer | Placing | Walk | None]:
     """The world with all that its jobs may have, and what the run keeps."""
     if is_placed(world):
-        return with_ways(world)
+        world, placing = with_ways(world)
+        return walked(world, placing) if _kind(world) == "placed walk" else (world, placing)
     return with_sizes(world) if is_sized(world) else (world, None)
 
 
@@ -112,6 +114,7 @@ _RUNS: dict[str, Callable[..., int]] = {
     "sized": run_sized,
     "placed": run_placed,
     "placed+easy": run_placed_easy,
+    "placed walk": run_walk,
 }
 _warm: set[str] = set()
 
@@ -119,6 +122,8 @@ _warm: set[str] = set()
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
     if is_placed(world):
+        if walks(world):
+            return "placed walk"
         return "placed+easy" if world.policy.backfill == "easy" else "placed"
     if is_sized(world):
         return "sized"
@@ -150,7 +155,7 @@ def _compile_for(world: World) -> None:
         return
     _warm.add(known)
     function = _RUNS.get(kind)
-    versions = 1 if world.sim.pace is None or kind in ("sized", "placed", "placed+easy") else 2
+    versions = 1 if world.sim.pace is None or kind == "sized" or is_placed(world) else 2
     if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
@@ -158,7 +163,7 @@ def _compile_for(world: World) -> None:
     if kind == "sized":
         options = replace(options, elastic=Elastic(least=np.ones(1, np.int64), most=np.ones(1, np.int64), linear=True))
     elif is_placed(world):
-        options = replace(options, network=one_node())
+        options = replace(options, network=one_node(), generic=kind == "placed walk")
     elif world.sim.pace is not None:
         options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
     tiny = world_of(one_job(), Pool.uniform(1, 1), world.policy, options)
@@ -176,7 +181,7 @@ def one_job() -> Trace:
     )  # fmt: skip
 
 
-def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | None = None) -> tuple[Log, tuple[str, ...]]:
+def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | Walk | None = None) -> tuple[Log, tuple[str, ...]]:
     """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
     runner = sized_run(world, keeps) if isinstance(keeps, Sizer) else _runner(world, kind, keeps)
     while runner(log) == GROW:
@@ -184,14 +189,16 @@ def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | None = None
     return log, getattr(runner, "notes", ())
 
 
-def _runner(world: World, kind: str, placing: Placing | None = None) -> Callable[[Log], int]:
+def _runner(world: World, kind: str, keeps: Placing | Walk | None = None) -> Callable[[Log], int]:
     """The compiled run that fits the policy."""
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
-    if placing is not None and kind == "placed+easy":
-        easy = with_backfill(placing)
+    if isinstance(keeps, Walk):
+        return lambda log: run_walk(sim, log, passes, keeps)
+    if keeps is not None and kind == "placed+easy":
+        easy = with_backfill(keeps)
         return lambda log: run_placed_easy(sim, log, passes, easy)
-    if placing is not None:
-        return lambda log: run_placed(sim, log, passes, placing)
+    if keeps is not None:
+        return lambda log: run_placed(sim, log, passes, keeps)
     if kind == "mapped":
         return MappedRun(world)
     if kind == "agent":

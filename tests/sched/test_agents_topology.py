@@ -21,7 +21,7 @@ from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.state import Floats
-from gpusched.sched.topology.live import HARMLESS, PATIENCE_S
+from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.tree import tree_of
 from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
 from tests.sched.test_racks import FOUR, HALF, TWO_RACKS

@@ -21,6 +21,8 @@ from gpusched import compiled
 from gpusched.compiled import folders, jit
 from gpusched.compiled.compiling import types_of
 from gpusched.compiled.loading import SUFFIX, Foreign, kind_of, numba_version
+from gpusched.sched.kernel.by_rule import pass_by_rule
+from gpusched.sched.topology.queue import pass_by_cost
 
 PACKAGE = Path(compiled.__file__).parents[1]
 
@@ -60,6 +62,14 @@ def test_real_imports_are_found() -> None:
     text = PACKAGE.joinpath("sched", "backfill.py").read_bytes()
     found = {name.decode() for name in folders._IMPORT.findall(text)}
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
+
+
+def test_what_others_call_of_a_pass_is_kept_by_whoever_filled_it_in() -> None:
+    """Else a change of its hooks would leave forecasts and replays with the old ones."""
+    for filled in (pass_by_cost, pass_by_rule):
+        kept = filled.inner._cache.cache_path  # type: ignore[attr-defined]
+        assert Path(kept) == folders.cache_folder(filled.__module__)
+        assert filled.__module__ != "gpusched.sched.kernel.queue_pass"
 
 
 CLASS_OF = """

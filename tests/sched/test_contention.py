@@ -26,7 +26,8 @@ from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.state import new_scratch
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.contention import cost_of
-from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, costs_of
+from gpusched.sched.topology.live import costs_of
+from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from tests.sched.test_racks import FOUR, HALF, TWO_RACKS, with_place
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology
 

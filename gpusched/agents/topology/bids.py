@@ -35,9 +35,9 @@ from gpusched.sched.state import (
     Resources,
 )
 from gpusched.sched.topology.contention import Ways, cost_of
-from gpusched.sched.topology.live import PATIENCE_S, Costs, enter_links
-from gpusched.sched.topology.load import Load, new_look
-from gpusched.sched.topology.queue import Priced, no_room, priced_pass
+from gpusched.sched.topology.load import Load, enter_links, new_look
+from gpusched.sched.topology.patience import PATIENCE_S
+from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
 from gpusched.sched.topology.slowdown import NARROWEST, Model, link_kind, lost_beside
 
 DAY_S = 86_400.0
@@ -145,8 +145,9 @@ def offer(
                 costs.search.trial[part] = nodes[first + part]
                 take(resources, request, nodes[first + part])
             enter_links(
-                costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus, costs.search
-            )
+                costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus,
+                costs.search.use, costs.search.needs,
+            )  # fmt: skip
             start_in(graph, number, costs.search.trial, request.parts, request.gpus)
             charge(jobs.links, room, jobs.account, job)
 

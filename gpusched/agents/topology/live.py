@@ -20,9 +20,8 @@ from gpusched.sched.reasons import Block
 from gpusched.sched.stages import held_back, say_who_waits
 from gpusched.sched.state import BACKFILLS, Flags, Ints, Requests, copied
 from gpusched.sched.topology.contention import Ways, new_search
-from gpusched.sched.topology.live import Costs
 from gpusched.sched.topology.load import Load
-from gpusched.sched.topology.queue import Priced
+from gpusched.sched.topology.queue import Costs, Priced
 from gpusched.sched.topology.tree import Tree
 
 NO_NUMBER = "its network's answer is no number"

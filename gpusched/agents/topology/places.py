@@ -12,11 +12,10 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.state import Flags, Request, Requests, Resources
 from gpusched.sched.topology.contention import LEFT_OVER, Search, Ways, cost_of, left_over, pick, pick_across, set_keys
 from gpusched.sched.topology.load import Load
+from gpusched.sched.topology.patience import HARMLESS
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 
-HARMLESS = 0.05
-"""What costs no more is taken at once."""
 GOOD = 0.1
 """Who has a place that is worth no less than this below nothing asks no other scheduler."""
 IDLE = 9

@@ -25,54 +25,17 @@ from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
 from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
 from gpusched.sched.topology.contention import Search, Ways, alone_on, new_search
-from gpusched.sched.topology.load import Load, enter, new_load
-from gpusched.sched.topology.slowdown import KIND, Believed, Model, needs_of, press
-from gpusched.sched.topology.tree import Tree, links_of, tree_of
+from gpusched.sched.topology.load import Load, enter_links, new_load
+from gpusched.sched.topology.patience import PATIENCE_S
+from gpusched.sched.topology.queue import Costs
+from gpusched.sched.topology.slowdown import KIND, Believed, Model
+from gpusched.sched.topology.tree import Tree, tree_of
 
 if TYPE_CHECKING:
     from gpusched.sched.arrays import NodeArrays, Waiting
 
-PATIENCE_S = 1_555_200.0
-"""So long a job waits that would be twice as long where it could go now, a quarter of it if half of that, and so on."""
-HARMLESS = 0.05  # what costs no more is taken at once
 _LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `WAY_UP`
 _MOST = 0.9  # of a step that is exchange
-
-
-class Costs(NamedTuple):
-    """What places cost the waiting jobs of the partitions whose policy goes by it.
-
-    Attributes:
-        tree: Of all nodes, by row (`arrays.NodeArrays`).
-        model: All that is believed. sure: without what only public tables say.
-        load: Slot j is waiting job j, which does not run yet; slot J + i is running job i.
-        ways: Of each class of jobs (request and kind), one for every request of the chain (`Requests.looser`) that fits
-            on the well nodes. sure_ways: the same, with what is shortest by ``sure``.
-        of: ``int64[J]``: class; -1: of another partition.
-        since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
-        looked: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
-        seen: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
-        told: ``float64[J, 2]``: what the place of a job that waits for a better one would cost it, and its neighbours.
-        search: Room.
-    """
-
-    tree: Tree
-    model: Model
-    sure: Model
-    load: Load
-    ways: Ways
-    sure_ways: Ways
-    of: Ints
-    since: Floats
-    wait_s: Floats
-    looked: Ints
-    seen: Floats
-    told: Floats
-    search: Search
-
-    def until(self, job: int, cost: float) -> float:
-        """When a waiting job takes a place that costs so much (Unix seconds)."""
-        return float(self.since[job] + min(cost * cost * PATIENCE_S, self.wait_s[job]))
 
 
 def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, scratch: Scratch) -> Costs | None:
@@ -118,8 +81,8 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, scratch: S
         tree, model, sure, load, ways, sure_ways, of,
         since=np.array([max(v.submit_time, v.eligible_time or 0.0) for v in waiting.views], np.float64),
         wait_s=np.array([_wait_s(v, snapshot) for v in waiting.views], np.float64),
-        looked=np.full((2, len(classes)), -1), seen=np.zeros((2, len(classes), 2)), told=np.zeros((jobs, 2)),
-        search=search,
+        patience_s=PATIENCE_S, looked=np.full((2, len(classes)), -1), seen=np.zeros((2, len(classes), 2)),
+        told=np.zeros((jobs, 2)), search=search,
     )  # fmt: skip
 
 
@@ -401,16 +364,4 @@ def _enter_running(
         for at in range(first[i], first[i + 1]):
             search.trial[at - first[i]] = nodes[at]
             most = max(most, gpus[at])
-        enter_links(tree, model, load, slot + i, search.trial, parts, most, search)
-
-
-@jit
-def enter_links(
-    tree: Tree, model: Model, load: Load, slot: int, nodes: Ints, parts: int, gpus: int, search: Search
-) -> None:
-    """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
-    kind = load.jobs[slot]["kind"]
-    count = links_of(tree, nodes, parts, gpus, search.use)
-    alone = needs_of(tree, model, kind, search.use, count, search.needs)
-    press(model.believed, kind, search.use, count, search.needs, alone)
-    enter(load, slot, search.use, search.needs, count, alone)
+        enter_links(tree, model, load, slot + i, search.trial, parts, most, search.use, search.needs)

@@ -8,8 +8,8 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Records
-from gpusched.sched.topology.slowdown import Model, beside
-from gpusched.sched.topology.tree import Tree, Use
+from gpusched.sched.topology.slowdown import Model, beside, needs_of, press
+from gpusched.sched.topology.tree import Tree, Use, links_of
 
 # One job on one link. next: the next on that link, more: the next link of that job; -1: none. need: seconds S_l.
 # part: of its step alone that it occupies the link, in units of 1 / ONE: whole numbers add up the same in any order.
@@ -69,6 +69,18 @@ def enter(load: Load, job: int, use: Use, needs: Floats, count: int, alone: floa
 
 
 @jit
+def enter_links(
+    tree: Tree, model: Model, load: Load, slot: int, nodes: Ints, parts: int, gpus: int, use: Use, needs: Floats
+) -> None:
+    """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
+    kind = load.jobs[slot]["kind"]
+    count = links_of(tree, nodes, parts, gpus, use)
+    alone = needs_of(tree, model, kind, use, count, needs)
+    press(model.believed, kind, use, count, needs, alone)
+    enter(load, slot, use, needs, count, alone)
+
+
+@jit
 def leave(load: Load, job: int) -> None:
     """``job`` runs no more."""
     of = load.jobs[job]
@@ -111,6 +123,20 @@ def speed_of(model: Model, load: Load, job: int) -> float:
         worst = max(worst, one["need"] * (1.0 + others / ONE))
         at = one["more"]
     return float(of["best"] / (model.kinds[of["kind"]]["compute"] + worst))
+
+
+@jit
+def set_speeds(model: Model, load: Load, job: int) -> None:
+    """Sets how fast a job goes that has begun, and whoever shares a link with it."""
+    load.jobs[job]["speed"] = speed_of(model, load, job)
+    at = load.jobs[job]["first"]
+    while at >= 0:
+        other = load.on[load.uses[at]["link"]]
+        while other >= 0:
+            name = load.uses[other]["job"]
+            load.jobs[name]["speed"] = speed_of(model, load, name)
+            other = load.uses[other]["next"]
+        at = load.uses[at]["more"]
 
 
 @jit

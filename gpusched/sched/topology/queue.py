@@ -25,15 +25,56 @@ from gpusched.sched.state import (
     STARTED,
     ClusterState,
     Floats,
+    Ints,
     Jobs,
     Request,
     Requests,
     Resources,
     Scratch,
 )
-from gpusched.sched.topology.contention import Ways, cheapest, cost_of
-from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, Costs, enter_links
-from gpusched.sched.topology.slowdown import Model
+from gpusched.sched.topology.contention import Search, Ways, cheapest, cost_of
+from gpusched.sched.topology.load import Load, enter_links, set_speeds
+from gpusched.sched.topology.patience import HARMLESS, is_waiting, waits_until
+from gpusched.sched.topology.slowdown import Model, learned
+from gpusched.sched.topology.tree import Tree
+
+
+class Costs(NamedTuple):
+    """What places cost the waiting jobs of the partitions whose policy goes by it.
+
+    Attributes:
+        tree: Of all nodes, by row (`arrays.NodeArrays`).
+        model: All that is believed. sure: without what only public tables say.
+        load: Slot j is waiting job j, which does not run yet; slot J + i is running job i.
+        ways: Of each class of jobs (request and kind), one for every request of the chain (`Requests.looser`) that fits
+            on the well nodes. sure_ways: the same, with what is shortest by ``sure``.
+        of: ``int64[J]``: class; -1: of another partition.
+        since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
+        patience_s: See `patience.waits_until`.
+        looked: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
+        seen: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
+        told: ``float64[J, 2]``: what the place of a job that waits for a better one would cost it, and its neighbours.
+        search: Room.
+    """
+
+    tree: Tree
+    model: Model
+    sure: Model
+    load: Load
+    ways: Ways
+    sure_ways: Ways
+    of: Ints
+    since: Floats
+    wait_s: Floats
+    patience_s: float
+    looked: Ints
+    seen: Floats
+    told: Floats
+    search: Search
+
+    def until(self, job: int, cost: float) -> float:
+        """When a waiting job takes a place that costs so much (Unix seconds)."""
+        return waits_until(float(self.since[job]), cost, self.patience_s, float(self.wait_s[job]))
 
 
 class Priced(NamedTuple):
@@ -57,7 +98,7 @@ def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
     """Of who waits for a better place, its nodes from when it waits no more."""
     costs, jobs, requests, over = priced.costs, state.jobs, state.requests, state.now
     if code == POLICY:
-        over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1])
+        over = until_of(costs, job, costs.told[job, 0] + costs.told[job, 1])
     shadow, given = reserve_any(
         state.resources, state.releases, jobs.masks, requests, jobs.shape[job], RACK, over, jobs.limit[job],
         state.scratch,
@@ -71,8 +112,11 @@ def _enter(state: ClusterState, job: int, request: Request, priced: Priced) -> N
     """What started is a neighbour of others from now on."""
     costs = priced.costs
     enter_links(
-        costs.tree, costs.model, costs.load, job, state.scratch.chosen, request.parts, request.gpus, costs.search
-    )
+        costs.tree, costs.model, costs.load, job, state.scratch.chosen, request.parts, request.gpus, costs.search.use,
+        costs.search.needs,
+    )  # fmt: skip
+    if not learned(costs.model.believed):
+        set_speeds(costs.model, costs.load, job)
 
 
 @jit
@@ -87,15 +131,15 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         return BACKFILL, shape
     # within a pass there is ever less room, and more neighbours: what was too dear for one of the class stays so
     again = 1 if late else 0
-    if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c, 0] + costs.seen[again, c, 1], now):
+    if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c], now):
         costs.told[job] = costs.seen[again, c]
         return POLICY, shape
     price = costs.seen[again, c]
     way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
-    costs.looked[again, c] = stamp
-    if _waits(costs, job, price[0] + price[1], now):
+    if _waits(costs, job, price, now):
+        costs.looked[again, c] = stamp
         costs.told[job] = price
         return POLICY, shape
     given = costs.ways.shape[way]
@@ -111,7 +155,7 @@ def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs
     found = {}
     for job in np.flatnonzero(costs.of >= 0).tolist():
         cost = float(dear[costs.of[job]].sum())
-        if cost > HARMLESS and (until := costs.until(job, cost)) > now:
+        if is_waiting(cost, until := costs.until(job, cost), now):
             found[job] = until
             costs.told[job] = dear[costs.of[job]]
     return found
@@ -155,15 +199,16 @@ def _price(
 
 
 @jit
-def _until(costs: Costs, job: int, cost: float) -> float:
+def until_of(costs: Costs, job: int, cost: float) -> float:
     """When a job takes a place that costs so much."""
-    return float(costs.since[job] + min(cost * cost * PATIENCE_S, costs.wait_s[job]))
+    return waits_until(costs.since[job], cost, costs.patience_s, costs.wait_s[job])
 
 
 @jit
-def _waits(costs: Costs, job: int, cost: float, now: float) -> bool:
-    """Whether a job rather waits than taking a place that costs so much."""
-    return bool(cost > HARMLESS and now < _until(costs, job, cost))
+def _waits(costs: Costs, job: int, price: Floats, now: float) -> bool:
+    """Whether a job rather waits than taking a place of that price."""
+    cost = price[0] + price[1]
+    return is_waiting(cost, until_of(costs, job, cost), now)
 
 
 @jit

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from gpusched.compiled import jit
-from gpusched.sched.topology.load import enter, leave, neighbours, speed_of
-from gpusched.sched.topology.slowdown import needs_of
-from gpusched.sched.topology.tree import links_of
+from gpusched.sched.topology.load import enter_links, leave, neighbours, speed_of
 from gpusched.sim.engine.state import Links, Sim
 
 
 @jit
 def join_links(links: Links | None, sim: Sim, job: int) -> int:
-    """A job runs on ``sim.held``; how many others, in ``links.found``, may go at another speed by it."""
+    """A job runs on ``sim.held``; how many others, in ``links.found``, may go at another speed by it.
+
+    A pass by cost has entered its links already.
+    """
     if links is None:
         return 0
     load, shape, offset = links.load, sim.shapes[sim.jobs[job]["shape"]], sim.jobs[job]["offset"]
     nodes = sim.held[offset : offset + shape["parts"]]
-    count = links_of(links.tree, nodes, shape["parts"], shape["gpus"], links.use)
-    alone = needs_of(links.tree, links.model, load.jobs[job]["kind"], links.use, count, links.needs)
-    enter(load, job, links.use, links.needs, count, alone)
+    if load.jobs[job]["alone"] == 0.0:
+        enter_links(links.tree, links.model, load, job, nodes, shape["parts"], shape["gpus"], links.use, links.needs)
     load.jobs[job]["speed"] = speed_of(links.model, load, job)
     return neighbours(load, job, links.found)
 

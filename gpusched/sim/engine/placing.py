@@ -15,20 +15,19 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
+from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 
-WAIT_S, PATIENCE_S, HOLD_S = 86_400.0, 1_555_200.0, 604_800.0
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
 # position in Placing.at: node events so far
 EVENTS = 0
-HARMLESS = 0.05  # what costs no more is taken at once
 
 
 class Network(NamedTuple):
@@ -37,6 +36,7 @@ class Network(NamedTuple):
     Attributes:
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
         wait_s, patience_s, hold_s: See `Placing`.
+        sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
     """
 
     tree: Tree
@@ -45,6 +45,7 @@ class Network(NamedTuple):
     wait_s: float = WAIT_S
     patience_s: float = PATIENCE_S
     hold_s: float = HOLD_S
+    sure: Model | None = None
 
 
 class Placing(NamedTuple):
@@ -55,7 +56,7 @@ class Placing(NamedTuple):
             largest job first, on the nodes with the most free GPUs; FEWEST: the fewest nodes, best fit; ONE_RACK: the
             fewest nodes, in one rack if one has room; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by
             the model, see `sched.topology.contention`, and waits where that costs less than it does.
-        wait_s: RACK_WAIT: a job waits for its first way no longer.
+        wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
         hold_s: See above.
@@ -71,6 +72,7 @@ class Placing(NamedTuple):
 
     rule: int
     wait_s: float
+    most_wait_s: float
     patience_s: float
     hold_s: float
     ways: Ways
@@ -103,7 +105,7 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
     for c in range(of.head.size):
         if of.head[c] >= 0 and of.tried[c] == 0:
             push(order, key_of(sim, of, c, of.head[c]), c)
-    free = free_gpus(sim) if order.size[0] > 0 else 0
+    free, runs = free_gpus(sim) if order.size[0] > 0 else 0, sim.counter[RUNS]
     while order.size[0] > 0:
         c = pop(order)
         job = of.head[c]
@@ -123,6 +125,8 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
         of.tried[c] = 1
         if holds(sim, of, c, job, now):
             of.held[of.queue[c]] = rank
+    if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
+        of.tried[:] = 0  # whoever has started is a neighbour: another place may be the cheapest
     wait_on(sim, of)
     return DECIDE
 
@@ -138,6 +142,7 @@ def look_again(sim: Sim, of: Placing) -> None:
         of.held[:] = sim.jobs.size
         of.wake[0] = np.inf
     of.at[EVENTS] = sim.counter[CHANGED]
+    _note_oldest(sim, of, sim.clock[0])  # who was cut waits again before the others
 
 
 @jit
@@ -221,7 +226,7 @@ def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: fl
     if of.rule == CHEAPEST:
         way, then = cheapest_way(sim, passes, of, sim.resources, c, job, now)
         return way if then <= now else -1
-    first, last = ways_now(sim, of, c, job, now)
+    first, last = ways_now(sim, passes, of, c, job, now)
     if of.rule == DRAWN:
         return drawn_way(sim, passes, of, sim.resources, first, last)
     for way in range(first, last):
@@ -232,14 +237,17 @@ def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: fl
 
 
 @jit
-def ways_now(sim: Sim, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
+def ways_now(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
     """The first of the ways that a job takes now, and the one behind the last; notes when it takes more."""
     first, last = of.ways.first[c], of.ways.first[c + 1]
     until = sim.jobs[job]["submit"] + of.wait_s
-    if of.rule == RACK_WAIT and now < until and last > first:
-        last = first + 1
-        of.wake[0] = min(of.wake[0], until)
-    return first, last
+    if of.rule != RACK_WAIT or now >= until:
+        return first, last
+    of.wake[0] = min(of.wake[0], until)
+    for way in range(first, last):  # for the first that the nodes which are not away could give it
+        if passes.jobs.feasibility[of.ways.shape[way]] == OK:
+            return way, way + 1
+    return first, min(first + 1, last)
 
 
 @jit
@@ -276,12 +284,19 @@ def cheapest_way(
         links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
         of.search,
     )  # fmt: skip
+    if way >= 0 and cost > HARMLESS:  # as live: before it waits breaking up nodes counts for nothing
+        of.search.tight[0] = 0.0
+        cost, way = cheapest(
+            links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
+            of.search,
+        )  # fmt: skip
+        of.search.tight[0] = 1.0
     if way < 0:
         return -1, now
     parts = sim.shapes[of.ways.shape[way]]["parts"]
     sim.chosen[:parts] = of.search.best[:parts]
-    then = sim.jobs[job]["submit"] + cost * cost * of.patience_s
-    if now < then and cost > HARMLESS and not holds(sim, of, c, job, now):
+    then = waits_until(sim.jobs[job]["submit"], cost, of.patience_s, of.most_wait_s)
+    if is_waiting(cost, then, now) and not holds(sim, of, c, job, now):
         of.wake[0] = min(of.wake[0], then)
         return way, then
     return way, now

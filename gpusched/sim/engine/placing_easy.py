@@ -1,10 +1,9 @@
 """`placing` with EASY backfill: the first that cannot start has nodes reserved, by the limits of what runs.
 
 Those behind it start where they fit now and end by then, or take what it leaves over, as `sched.backfill` says. A job
-that waits for a rack has that reserved. By the model, one that could start and waits for a cheaper place has nodes such
-as it could have now, from when on it takes them; where it fits nowhere each of its ways counts from when on it would
-take it. A job that is slowed down may outlast its limit, and counts as ending now: then others get what the first
-leaves.
+that waits for a rack has that reserved. By the model, one that could start and waits for a cheaper place has nodes from
+when on it takes what is free. A job that is slowed down may outlast its limit, and counts as ending now: then others
+get what the first leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gpusched.sim.engine.placing import (
     CHEAPEST,
     DRAWN,
     EVENTS,
-    HARMLESS,
+    RACK_WAIT,
     TRY,
     Placing,
     append,
@@ -46,6 +45,8 @@ class Easy(NamedTuple):
 
     Attributes:
         first: ``int64[queues]``: the first job that cannot start, -1: none. shadow: ``float64[queues]``: when it can.
+        moves: ``int64[1]``: 1: a job that outlasts a shadow has started, beside which other nodes may suit the first
+            better.
         at: ``int64[classes]``: the job that is looked at.
         rests, rests_late: ``int64[classes]``: the pass in which no more of its jobs start, and none that outlast the
             shadow.
@@ -54,6 +55,7 @@ class Easy(NamedTuple):
     placing: Placing
     first: Ints
     shadow: Floats
+    moves: Ints
     at: Ints
     rests: Ints
     rests_late: Ints
@@ -63,7 +65,8 @@ def with_backfill(of: Placing) -> Easy:
     """Before the first decision."""
     queues, classes = len(of.oldest), len(of.head)
     at, rests, rests_late = (np.full(classes, -1, np.int64) for _ in range(3))
-    return Easy(of, np.full(queues, -1, np.int64), np.full(queues, np.inf), at, rests, rests_late)
+    first, moves = np.full(queues, -1, np.int64), np.zeros(1, np.int64)
+    return Easy(of, first, np.full(queues, np.inf), moves, at, rests, rests_late)
 
 
 @jit
@@ -79,6 +82,7 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
         _gather_ready(sim, easy)
     else:
         passes.scratch.stamp[0] += 1
+        easy.moves[0] = 0
         easy.first[:] = -1
         easy.shadow[:] = np.inf
         for c in range(of.head.size):
@@ -103,19 +107,34 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
             start(sim, log, passes, of, job, way)
             request = shape_request(sim.shapes, of.ways.shape[way])
             note_release(sim, passes, request, job, now + sim.jobs[job]["expected"], guarded, late)
+            easy.moves[0] = max(easy.moves[0], int(late or of.rule == CHEAPEST))
         elif not guarded:
-            shadow = _reserve(sim, passes, of, c, job, now, way, then)
+            shadow = _reserve(sim, passes, of, c, job, now, then)
             if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
                 easy.first[queue], easy.shadow[queue] = job, shadow
         following = _next(sim, passes, easy, c, following, now)
         if following >= 0:
             easy.at[c] = following
             push(order, key_of(sim, of, c, following), c)
+    if of.rule == RACK_WAIT:
+        _note_waits(sim, of, now)
     wait_on(sim, of)
     return DECIDE
 
 
 run_placed_easy = looped(decide_placed_easy)
+
+
+@jit
+def _note_waits(sim: Sim, of: Placing, now: float) -> None:
+    """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
+    for c in range(of.head.size):
+        job = of.head[c]
+        while job >= 0:
+            until = sim.jobs[job]["submit"] + of.wait_s
+            if until > now:
+                of.wake[0] = min(of.wake[0], until)
+            job = of.next[job]
 
 
 @jit
@@ -126,6 +145,8 @@ def _only_behind(sim: Sim, easy: Easy, now: float) -> bool:
     """
     of = easy.placing
     if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or of.wake[0] <= now or of.rule == ALIGNED:
+        return False
+    if easy.moves[0] != 0:
         return False
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
@@ -183,7 +204,7 @@ def _try(
             else:
                 easy.rests[c] = stamp
         return way, then
-    first, last = ways_now(sim, of, c, job, now)
+    first, last = ways_now(sim, passes, of, c, job, now)
     if of.rule == DRAWN:
         way = drawn_way(sim, passes, of, resources, first, last)
         if way < 0 and late:
@@ -217,7 +238,7 @@ def _next(sim: Sim, passes: Passes, easy: Easy, c: int, job: int, now: float) ->
         if not (late and easy.rests_late[c] == stamp):
             if of.rule == CHEAPEST or of.rule == DRAWN:
                 return job
-            first, last = ways_now(sim, of, c, job, now)
+            first, last = ways_now(sim, passes, of, c, job, now)
             for way in range(first, last):
                 shape = of.ways.shape[way]
                 if failed[shape] != stamp and not (late and failed_late[shape] == stamp):
@@ -236,33 +257,23 @@ def _all_failed(failed: Ints, of: Placing, c: int, stamp: int) -> bool:
 
 
 @jit
-def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, could: int, then: float) -> float:
+def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, then: float) -> float:
     """When the first job that does not start can, by the limits of what runs; keeps its nodes for it.
 
-    ``could``: the way in which it fits now and waits until ``then``, or -1.
+    ``then``: from when on it would take what is free.
     """
     rule = RACK if of.rule == CHEAPEST else TRY[of.rule]
-    first, last = ways_now(sim, of, c, job, now)
-    if could >= 0:
-        first, last = could, could + 1
+    first, last = ways_now(sim, passes, of, c, job, now)
     best, chosen, tried = np.inf, first, -1
     for way in range(first, last):
-        shadow = _reserve_way(sim, passes, of, job, way, rule, _from(sim, of, way, job, now, then, could))
+        shadow = _reserve_way(sim, passes, of, job, way, rule, then)
         tried = way
         if shadow < best:
             best, chosen = shadow, way
     if chosen != tried:
-        _reserve_way(sim, passes, of, job, chosen, rule, _from(sim, of, chosen, job, now, then, could))
+        _reserve_way(sim, passes, of, job, chosen, rule, then)
     protect(sim.resources, shape_request(sim.shapes, of.ways.shape[chosen]), best < np.inf, passes.scratch)
     return best
-
-
-@jit
-def _from(sim: Sim, of: Placing, way: int, job: int, now: float, then: float, could: int) -> float:
-    """When it takes such a place, were there one: by the model the later the more it costs alone."""
-    if of.rule != CHEAPEST or could >= 0 or of.ways.excess[way] <= HARMLESS:
-        return then
-    return float(max(now, sim.jobs[job]["submit"] + of.ways.excess[way] ** 2 * of.patience_s))
 
 
 @jit

@@ -16,7 +16,7 @@ from gpusched.sched.backfill import attempt, protect, refresh_late, reserve, tak
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.releases import add
-from gpusched.sched.state import EASY, NONE, OK, RANDOM, STARTED, Records, Request
+from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, Records, Request
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.nodeindex import enough, pick
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
@@ -130,7 +130,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
     head, reserved, shadow = last["head"], last["reserved"] != 0, last["shadow"]
-    seen = reserved
+    seen, moves = reserved, False
     while shapes.size[0] > 0:
         rank = int(shapes.key[0])
         shape = pop(shapes)
@@ -159,6 +159,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
             occupy(sim, log, job, request, 0.0)
             if backfill == EASY:
                 note_release(sim, passes, request, job, now + expected, reserved, late)
+                moves = moves or (late and rule != FIRST_FIT)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
         if not seen:
@@ -166,7 +167,8 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
             seen = True
         elif late and scratch.failed[shape] != stamp:
             _next(sim, waitlist, shape, job, now, shadow)
-    last["head"], last["reserved"], last["shadow"] = head, reserved, shadow
+    # Beside a job that outlasts the shadow other nodes may be the head's tightest: its reservation is made anew then.
+    last["head"], last["reserved"], last["shadow"] = head, reserved, -np.inf if moves else shadow
 
 
 @jit

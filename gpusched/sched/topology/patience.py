@@ -1,0 +1,23 @@
+"""How long a job waits for a better place than the best that it could have now: one rule, live and in replays."""
+
+from __future__ import annotations
+
+from gpusched.compiled import jit
+
+PATIENCE_S = 1_555_200.0
+"""So long a job waits that would be twice as long where it could go now, a quarter of it if half of that, and so on."""
+HARMLESS = 0.05  # what costs no more is taken at once
+WAIT_S, HOLD_S = 86_400.0, 604_800.0
+"""In replays: how long jobs wait for one rack; how long the first of all is passed over by those behind it."""
+
+
+@jit
+def waits_until(since: float, cost: float, patience_s: float, wait_s: float) -> float:
+    """When a job takes a place that costs so much; it waits for a good one ``since`` then, at most ``wait_s``."""
+    return float(since + min(cost * cost * patience_s, wait_s))
+
+
+@jit
+def is_waiting(cost: float, until: float, now: float) -> bool:
+    """Whether a job rather waits than taking a place that costs so much, which it would take ``until`` then."""
+    return bool(cost > HARMLESS and now < until)

@@ -1,0 +1,142 @@
+"""Replays with placement costs by the live controller's own passes, `sched.kernel`, which walk the whole queue.
+
+What `placing` and `placing_easy` decide with an index is held to this, start by start. A job's ways are a chain of
+requests (`Requests.looser`), as live; one that waits for its rack asks for the first of them alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.state import OK, POLICY, SKIP, Ints, Outcome
+from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, Placing, look_again, wait_on
+from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
+from gpusched.sim.engine.state import DECIDE, READY, RUNNING, Log, Passes, Sim
+
+
+class Walk(NamedTuple):
+    """What is kept between decisions.
+
+    Attributes:
+        placing: Rule, ways and classes. Of a class ``head`` is the first job that waits; its other lists stay empty.
+        costs: Of the jobs, on the engine's own links.
+        alone: ``int64[ways]``: the request of a way without the looser ones behind it.
+        waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
+        outcome: Where the pass writes.
+        backfill: SKIP or EASY.
+    """
+
+    placing: Placing
+    costs: Costs
+    alone: Ints
+    waiting: Ints
+    size: Ints
+    outcome: Outcome
+    backfill: int
+
+
+@jit
+def decide_walk(sim: Sim, log: Log, passes: Passes, walk: Walk) -> int:
+    """Every partition's pass."""
+    of = walk.placing
+    for i in range(sim.counter[READY]):
+        enter(sim, walk.waiting, walk.size, sim.ready[i])
+    _set_heads(walk)
+    look_again(sim, of)
+    for queue in range(of.oldest.size):
+        _decide(sim, log, passes, walk, queue)
+    leave_started(sim, walk.waiting, walk.size)
+    _set_heads(walk)
+    wait_on(sim, of)
+    return DECIDE
+
+
+run_walk = looped(decide_walk)
+
+
+@jit
+def _set_heads(walk: Walk) -> None:
+    """The first of each class that waits."""
+    of = walk.placing
+    of.head[:] = -1
+    for i in range(walk.size[0] - 1, -1, -1):
+        of.head[of.of[walk.waiting[i]]] = walk.waiting[i]
+
+
+@jit
+def _decide(sim: Sim, log: Log, passes: Passes, walk: Walk, queue: int) -> None:
+    """One partition's pass; where the first of all has been passed over for so long, none behind it without it."""
+    of, now = walk.placing, sim.clock[0]
+    waiting = _ordered(sim, walk, queue)
+    held = -1
+    for i in range(waiting.size):
+        job = waiting[i]
+        rank = sim.jobs[job]["rank"]
+        holds = rank == of.oldest[queue] and now >= of.since[queue] + of.hold_s
+        walk.costs.wait_s[job] = 0.0 if holds else of.most_wait_s
+        passes.jobs.shape[job] = _asks(sim, passes, walk, job)
+        if (holds or rank == of.held[queue]) and walk.backfill == SKIP:
+            held = i
+    _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
+    rest, count = waiting[held + 1 :], 0
+    if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
+        of.held[queue] = sim.jobs[waiting[held]]["rank"]
+        for job in rest:
+            if sim.jobs[job]["rank"] < of.held[queue]:
+                rest[count] = job
+                count += 1
+        rest = rest[:count]
+    _pass(sim, log, passes, walk, rest, walk.backfill)
+
+
+@jit
+def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
+    """The partition's waiting jobs, first to last."""
+    of, count = walk.placing, 0
+    own, keys = np.empty(walk.size[0], np.int64), np.empty(walk.size[0], np.int64)
+    for i in range(walk.size[0]):
+        job = walk.waiting[i]
+        if of.queue[of.of[job]] == queue and sim.jobs[job]["rank"] <= of.held[queue]:
+            own[count], keys[count] = job, -of.size[of.of[job]]
+            count += 1
+    return own[:count] if of.rule != ALIGNED else own[:count][np.argsort(keys[:count], kind="mergesort")]
+
+
+@jit
+def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
+    """The request of a job now; notes when it asks for more."""
+    of = walk.placing
+    first, last = of.ways.first[of.of[job]], of.ways.first[of.of[job] + 1]
+    until = sim.jobs[job]["submit"] + of.wait_s
+    if of.rule == RACK_WAIT and sim.clock[0] < until:
+        of.wake[0] = min(of.wake[0], until)
+        for way in range(first, last):
+            if passes.jobs.feasibility[walk.alone[way]] == OK:
+                return int(walk.alone[way])
+    return int(of.ways.shape[first])
+
+
+@jit
+def _pass(sim: Sim, log: Log, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
+    """Starts whoever may start of these."""
+    of, outcome = walk.placing, walk.outcome
+    outcome.total[:] = 0
+    state = state_of(sim, passes, outcome)
+    if of.rule != CHEAPEST:
+        pass_by_rule(state, waiting, backfill, Rule(TRY[of.rule], passes.rng))
+    else:
+        pass_by_cost(state, waiting, backfill, Priced(walk.costs, 0))
+        for job in waiting:
+            if outcome.code[job] == POLICY:
+                cost = walk.costs.told[job, 0] + walk.costs.told[job, 1]
+                of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
+    for i in range(outcome.total[0]):
+        job = outcome.started[i]
+        sim.jobs[job]["shape"] = passes.jobs.shape[job] = outcome.shape[job]
+    begin_started(sim, log, outcome)
