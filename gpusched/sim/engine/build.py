@@ -31,6 +31,7 @@ from gpusched.sim.engine.ledger import Ledger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
     COUNTERS,
@@ -61,7 +62,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.quotas import QuotaSet, ledger_of
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
@@ -197,7 +198,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
-    ledger, unlimited = None, ()
+    ledger: Ledger | None = None
+    unlimited: tuple[str, ...] = ()
     if options.quotas is not None and options.network is not None:
         unlimited = (_UNLIMITED,)
     elif options.quotas is not None:
