@@ -62,7 +62,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.quotas import QuotaSet
+from gpusched.sim.quotas import UNLIMITED, QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
@@ -201,7 +201,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     ledger: Ledger | None = None
     unlimited: tuple[str, ...] = ()
     if options.quotas is not None and options.network is not None:
-        unlimited = (_UNLIMITED,)
+        unlimited = (UNLIMITED,)
     elif options.quotas is not None:
         demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
@@ -232,9 +232,6 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
-
-
-_UNLIMITED = "with placement costs (--topology) replays apply no limits of users, groups or classes"
 
 
 def _limited(
