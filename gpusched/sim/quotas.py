@@ -7,9 +7,6 @@ from typing import NamedTuple
 from gpusched.model.limits import Quotas
 
 
-UNLIMITED = "with placement costs (--topology) replays apply no limits of users, groups or classes"
-
-
 class Use(NamedTuple):
     """GPUs that a user had, for a group and in a class ("": none), from ``begin`` to ``end`` (the trace's clock)."""
 

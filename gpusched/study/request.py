@@ -22,7 +22,6 @@ from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.policies import ReplayPolicy, look_up, of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model, read_power
-from gpusched.sim.quotas import UNLIMITED
 from gpusched.sim.sharing import share_for
 from gpusched.study.study import (
     DEFAULT_GPUS_PER_NODE,
@@ -424,8 +423,6 @@ def _limited(request: Request, scenario: Scenario, reader: Reader | None) -> Sce
         return scenario
     if request.quotas is False:
         return scenario if request.traces else scenario._replace(notes=(*scenario.notes, WITHOUT))
-    if request.topology is not None:
-        return scenario._replace(notes=(*scenario.notes, UNLIMITED))
     return with_quotas(scenario, inventory, reader)
 
 

@@ -392,15 +392,6 @@ def test_a_trace_is_replayed_under_limits_where_that_is_asked_for(place: Place) 
     assert any("limit of user" in note and "at most 4 GPUs at once; this job needs 8" in note for note in row["notes"])
 
 
-def test_placement_costs_and_limits_do_not_go_together_and_it_says_so(place: Place) -> None:
-    _record(place, BLOCKED)
-    _limit(place, "{each_user: {gpus: 8}}")
-    (place.folder / "topology.yaml").write_text("r1: {nodes: [n1], uplink: 100G}\n")
-    (row,) = place.rows("--since", "30d", "--vc", "A", "-P", "fifo-skip", "--topology", "topology.yaml")
-    assert any("replays apply no limits" in note for note in row["notes"])
-    assert not any("applies the inventory's limits" in note for note in row["notes"])
-
-
 def test_no_history_is_said(place: Place) -> None:
     _, err = place.run("--since", "30d", "-P", "fifo", code=1)
     assert "no history yet" in err

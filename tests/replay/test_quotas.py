@@ -56,8 +56,9 @@ class Work(NamedTuple):
 WORK = [
     Work(0.0, 2, 2.1, 3, "physics"), Work(0.02, 2, 1.3, 2, "lasers"), Work(0.05, 4, 2, 2.5, "physics"),
     Work(0.1, 2, 0.6, 1, "lasers"), Work(0.2, 4, 1.9, 2, "chemistry"), Work(0.3, 2, 0.3, 0.5, "physics"),
-    Work(0.4, 1, 0.9, 1, "lasers", "short"), Work(0.5, 1, 0.7, 1, "physics", "short"), Work(0.6, 4, 2.2, 3, "chemistry"),
-    Work(0.7, 4, 1.7, 2.1, "chemistry"), Work(0.9, 1, 4.3, 5, "physics"), Work(1.1, 1, 2.6, 3, "physics"),
+    Work(0.4, 1, 0.9, 1, "lasers", "short"), Work(0.5, 1, 0.7, 1, "physics", "short"),
+    Work(0.6, 4, 2.2, 3, "chemistry"), Work(0.7, 4, 1.7, 2.1, "chemistry"), Work(0.9, 1, 4.3, 5, "physics"),
+    Work(1.1, 1, 2.6, 3, "physics"),
     Work(1.2, 1, 1.8, 2, "lasers"), Work(1.4, 8, 1.1, 1.5, "chemistry"), Work(1.5, 1, 0.4, 1, "physics"),
     Work(9.0, 2, 6.0, 7, "chemistry"),
 ]  # fmt: skip

@@ -11,12 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
-from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.quotas import QuotaSet, Use
+from gpusched.model.topology import Topology
+from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.tree import tree_of
+from gpusched.sim.engine.build import Elastic
+from gpusched.sim.engine.placing import Network
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
+from tests.sim import recorded
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
-from tests.sim.worlds import assert_as_reference, engine_inputs, trace_of, workloads
+from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
 
 MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
 USERS, GROUPS, CLASSES = ("ann", "bob", "cat"), ("physics", "lasers"), ("rush",)
@@ -132,3 +138,67 @@ def test_conservative_backfill_and_srtf_go_as_the_reference(kind, name, world, p
     reference = kind(paced, places, speeds, place=place, away=outages, bounds=bounds_of(of)).run()
     result = replay(trace, pool, name, placement=place, failures=failures, quotas=QuotaSet(of))
     assert_as_reference(result, reference)
+
+
+@pytest.mark.parametrize("mode", ["skip", "easy"])
+@given(bounded(), st.sampled_from(["best-fit", "rack"]))
+@settings(max_examples=40, deadline=None)
+def test_where_placement_costs_nothing_jobs_start_as_without_costs(mode, world, place):
+    """The run that knows costs has queues of its own, by request and limits."""
+    jobs, nodes, _, of = world
+    trace, pool, _ = inputs(jobs, nodes, [])
+    trace = replace(trace, nodes=np.array([j.parts for j in BoundedReference(jobs, nodes).jobs], np.int64))
+    model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model.kinds["compute"] = 1.0
+    names = tuple(f"n{i}" for i in range(len(nodes)))
+    free = Network(tree_of(Topology(), names), model, np.zeros(len(jobs), np.int64), hold_s=np.inf)
+    name, options = "fifo" + MODES[mode], {"placement": place, "quotas": QuotaSet(of)}
+    plain, costly = replay(trace, pool, name, **options), replay(trace, pool, name, network=free, **options)
+    np.testing.assert_array_equal(plain.start, costly.start)
+    np.testing.assert_array_equal(plain.end, costly.end)
+
+
+def runs_of(result):
+    """(job, begin, end, GPUs) of every run, the cut ones, too."""
+    parts = np.diff(result.part_offsets)
+    yield from (
+        (job, result.last_start[job], result.end[job], int(parts[job] * result.part_gpus[job]))
+        for job in np.flatnonzero(np.isfinite(result.end)).tolist()
+    )
+    for i, job in enumerate(result.cut.job.tolist()):
+        span = slice(*result.cut.part_offsets[i : i + 2].tolist())
+        each = result.part_gpus[job] if result.cut.part_gpus is None else result.cut.part_gpus[i]
+        yield job, result.cut.start[i], result.cut.end[i], int(len(result.cut.part_nodes[span]) * each)
+
+
+def most_at_once(result):
+    """The most GPUs, and jobs, that a user had at one time."""
+    found = [0, 0]
+    events = sorted(
+        (time, sign, job, gpus * sign)
+        for job, begin, end, gpus in runs_of(result) if end > begin
+        for time, sign in ((begin, 1), (end, -1))
+    )  # fmt: skip
+    has = np.zeros((result.trace.user.max() + 1, 2), np.int64)
+    for _, sign, job, gpus in events:
+        has[result.trace.user[job]] += gpus, sign
+        found = [max(found[0], has[:, 0].max()), max(found[1], has[:, 1].max())]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", ["fairshare", "las", "elastic", "gist", "rltune", "stopper"])
+def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
+    trace, pool = recorded.workload("mixed")
+    recorded.agent_files(tmp_path)
+    policy = policy_by_name(str(tmp_path / f"{name}.yaml") if name in recorded.WITH_WEIGHTS else name, sizes=True)
+    options = {"restart_s": 2.5, "seed": 7}
+    if policy.chooses_sizes:
+        least, most = np.ones(len(trace), np.int64), np.maximum(trace.gpus, 8)
+        options["elastic"] = Elastic(least=least, most=most, linear=True)
+    free = replay(trace, pool, policy, **options)
+    limits = QuotaSet(Quotas(each=Limits(gpus=16, jobs=3)))
+    bound = replay(trace, pool, policy, quotas=limits, **options)
+    assert most_at_once(free)[0] > 16
+    assert most_at_once(free)[1] > 3
+    assert most_at_once(bound) == (16, 3)
+    assert np.isfinite(bound.end).sum() == np.isfinite(free.end).sum()

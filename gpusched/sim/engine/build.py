@@ -62,7 +62,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.quotas import UNLIMITED, QuotaSet
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
@@ -113,7 +113,7 @@ class Options:
         limits: Whether a time limit kills its job.
         failures: When nodes fail or are drained.
         reservations: When nodes are reserved, and for which jobs.
-        quotas: The limits of users, groups and classes; None: none. Replays with placement costs apply none.
+        quotas: The limits of users, groups and classes; None: none.
         generic: Only the passes of the live controller, without indices: slower, the same result.
         backfill_every_s: Jobs start out of order only at times so many seconds apart, once something has happened, as
             in Slurm (``bf_interval``); 0: at any decision. Of orders with EASY or conservative backfill.
@@ -199,10 +199,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
     ledger: Ledger | None = None
-    unlimited: tuple[str, ...] = ()
-    if options.quotas is not None and options.network is not None:
-        unlimited = (UNLIMITED,)
-    elif options.quotas is not None:
+    if options.quotas is not None:
         demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.told is not None:  # as measured of each job
@@ -211,7 +208,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     # Who is told run times is told those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
-    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind, *unlimited))
+    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"

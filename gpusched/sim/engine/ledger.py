@@ -27,7 +27,7 @@ class Ledger(NamedTuple):
         row: ``int64[bounds]``: row of ``used`` of a bound of GPU seconds, else -1.
         used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
         hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
-        kept: ``int64[1]``: sum of ``used``.
+        kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days.
         epoch: ``float64[1]``: Unix seconds of time 0.
         limit: ``float64[jobs]``: time limits, at most seven days; seconds.
     """
@@ -128,10 +128,16 @@ def turn_hours(ledger: Ledger | None, now: float, dirty: Ints) -> None:
                 gone += ledger.used[row, new % HOURS]
                 ledger.room[bound] += ledger.used[row, new % HOURS]
                 ledger.used[row, new % HOURS] = 0
-    ledger.hour[0] = max(hour, ledger.hour[0])
+    ledger.hour[0], ledger.kept[1] = max(hour, ledger.hour[0]), int(gone > 0)
     if gone > 0:
         ledger.kept[0] -= gone
         dirty[:] = 1
+
+
+@jit
+def just_turned(ledger: Ledger | None) -> bool:
+    """Whether at this instant something has left the seven days."""
+    return ledger is not None and ledger.kept[1] > 0
 
 
 @jit
