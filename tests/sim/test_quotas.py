@@ -5,20 +5,26 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
+from gpusched.model.limits import WEEK_S, Group, Groups, Limits, Qos, Quotas
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.topology import Topology
+from gpusched.sched.decide import decide
 from gpusched.sched.topology.slowdown import KIND, Model
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import Elastic
 from gpusched.sim.engine.placing import Network
-from gpusched.sim.policies import policy_by_name
+from gpusched.sim.policies import of_spec, policy_by_name
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
+from tests.sched.limited import with_bounds
+from tests.sched.worlds import node, pending
 from tests.sim import recorded
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
@@ -202,3 +208,78 @@ def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
     assert most_at_once(free)[1] > 3
     assert most_at_once(bound) == (16, 3)
     assert np.isfinite(bound.end).sum() == np.isfinite(free.end).sum()
+
+
+class Live:
+    """The controller's decision, from instant to instant: snapshots of what is there, and nothing of the engine."""
+
+    def __init__(self, jobs, nodes, known, spec):
+        self.jobs, self.known, self.spec = jobs, known, spec
+        self.nodes = [node(f"n{i}", n.gpus, n.cores, n.memory) for i, n in enumerate(nodes)]
+        self.start, self.where = {}, {}
+
+    def view(self, i):
+        job = self.jobs[i]
+        user = USERS[job.user]
+        group = self.known.groups.for_job(user, GROUPS[job.group] if job.group >= 0 else "")
+        found = pending(
+            f"{i:06}", job.gpus // job.parts, job.parts, int(job.limit), job.submit, user=user, group=group,
+            cores_per_node=-(-job.cores // job.parts), memory_mib_per_node=-(-job.memory // job.parts),
+        )  # fmt: skip
+        return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, qos="rush" * (job.qos == 0)))
+
+    def end(self, i):
+        return self.start[i] + self.jobs[i].duration
+
+    def run(self, able):
+        while times := self.instants(able):
+            self.decide(min(times), able)
+
+    def instants(self, able):
+        self.now = getattr(self, "now", -1.0)
+        times = [self.jobs[i].submit for i in able] + [self.end(i) for i in self.start]
+        waits = any(self.jobs[i].submit <= self.now and i not in self.start for i in able)
+        if waits and any(self.now < self.end(i) + WEEK_S + HOUR for i in self.start):
+            times.append((self.now // HOUR + 1) * HOUR)
+        return [t for t in times if t > self.now]
+
+    def decide(self, now, able):
+        self.now, first = now, now // HOUR * HOUR - WEEK_S
+        views = {i: self.view(i) for i in able if self.jobs[i].submit <= now}
+        over = [i for i in self.start if self.end(i) <= now]
+        used = ((i, int(self.jobs[i].gpus * max(0.0, self.end(i) - max(self.start[i], first)))) for i in over)
+        past = tuple((views[i].user, views[i].group, views[i].spec.qos, now, gpu_s) for i, gpu_s in used)
+        busy = tuple(
+            RunningView(
+                id=v.id, user=v.user, group=v.group, spec=v.spec, allocation=self.where[i], start_time=self.start[i],
+                expected_end=self.start[i] + self.jobs[i].limit,
+            )
+            for i, v in views.items() if i in self.start and i not in over
+        )  # fmt: skip
+        snap = Snapshot(
+            now=now, nodes=tuple(self.nodes), running=busy, policies={"p": self.spec}, groups=self.known.groups,
+            pending=tuple(v for i, v in views.items() if i not in self.start),
+        )  # fmt: skip
+        charged = {v.id: float(self.jobs[i].limit) for i, v in views.items()}
+        for action in decide(with_bounds(snap, self.known, past, charged)).actions:
+            self.start[int(action.job_id)], self.where[int(action.job_id)] = now, action.allocation
+
+
+@pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
+@given(bounded(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
+@settings(max_examples=25, deadline=None)
+def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place):
+    jobs, nodes, _, of = world
+    for job in jobs:
+        job.limit, job.after, job.submit = max(1.0, float(np.ceil(job.limit))), -1, float(np.ceil(job.submit))
+        job.duration = min(job.duration, job.limit)
+    never = BoundedReference(jobs, nodes, bounds=bounds_of(of)).never
+    trace, pool, _ = inputs(jobs, nodes, [])
+    spec = PolicySpec(name="t", order=order, place=place, backfill=backfill)
+    result = replay(trace, pool, of_spec(spec), quotas=QuotaSet(of))
+    live = Live(jobs, nodes, of, spec)
+    live.run([i for i in range(len(jobs)) if i not in never])
+    assert result.infeasible.tolist() == never
+    assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start
+    for i, where in live.where.items():
+        assert [int(part.node[1:]) for part in where.parts] == result.nodes_of(i).tolist()
