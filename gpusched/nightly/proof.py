@@ -92,12 +92,12 @@ def scenario_for(
 ) -> Scenario:
     """The trace on the partition's nodes, with these notes besides its own.
 
-    It is under the inventory's limits, and has what ``reader`` says was reserved.
+    ``reader``: of the store whose jobs these are: they ran under the inventory's limits, beside what was reserved.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    scenario = with_own_quotas(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
-    return with_own_reservations(scenario, reader)
+    scenario = scenario._replace(notes=(*scenario.notes, *notes))
+    return with_own_reservations(with_own_quotas(scenario, inventory, reader), reader)
 
 
 def judge(

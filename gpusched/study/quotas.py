@@ -38,4 +38,4 @@ def with_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None 
 
 def with_own_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
     """Return the scenario, of jobs of this inventory's store, under the limits under which they ran."""
-    return with_quotas(scenario, inventory, reader) if limited(inventory) else scenario
+    return with_quotas(scenario, inventory, reader) if reader is not None and limited(inventory) else scenario

@@ -369,6 +369,17 @@ def test_the_own_history_is_replayed_under_the_inventory_s_limits(place: Place) 
     assert any(without in note for note in row["notes"])
 
 
+def test_nightly_replays_are_under_the_limits_too(place: Place) -> None:
+    _record(place, [("a", 9000.0, 9000.0, 8000.0, 4), ("b", 8990.0, 8990.0, 7990.0, 4)])
+    _limit(place, "{each_user: {gpus: 4}}")
+    out, _ = place.run("--since", "1d", "--nightly", "--json")
+    (partition,) = json.loads(out)["partitions"]
+    assert partition["replayed_mean_wait_s"] == pytest.approx(495, abs=0.1)
+    assert {row["jobs"] for row in partition["runs"]} == {2}
+    assert all(any("applies the inventory's limits" in note for note in row["notes"]) for row in partition["runs"])
+    assert all(row["mean_wait_s"] >= 490 for row in partition["runs"] if not row["policy"].startswith("srtf"))
+
+
 def test_hours_used_before_the_history_begins_count(place: Place) -> None:
     """All 2 GPU hours were used an hour before it: nothing starts for a week, less the hour, to the full hour."""
     _record(place, [("a", 11000.0, 11000.0, 7400.0, 2), ("b", 3600.0, 3600.0, 3500.0, 1)])
