@@ -104,7 +104,10 @@ class Replays:
     def run(self, *words: str, code: int = 0) -> tuple[dict[str, Any], dict[str, float]]:
         """The row, and when each job started (Unix seconds)."""
         out = self.folder / "schedule.csv"
-        env = os.environ | {"GPUSCHED_STATE": str(self.folder / "state"), "GPUSCHED_INVENTORY": str(self.inventory)}
+        env = os.environ | {
+            "GPUSCHED_STATE": str(self.folder / "state"), "GPUSCHED_INVENTORY": str(self.inventory),
+            "NUMBA_DISABLE_JIT": "1",
+        }  # fmt: skip
         done = commands.run(
             "replay", "--since", "all", "-P", "easy", "--schedule-out", str(out), "--json", *words, env=env,
             cwd=self.folder,
