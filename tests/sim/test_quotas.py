@@ -283,3 +283,18 @@ def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, o
     assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start
     for i, where in live.where.items():
         assert [int(part.node[1:]) for part in where.parts] == result.nodes_of(i).tolist()
+
+
+@given(bounded())
+@settings(max_examples=15, deadline=None)
+def test_a_policy_in_python_is_held_to_limits(world):
+    jobs, nodes, outages, of = world
+    trace, pool, failures = inputs(jobs, nodes, outages)
+
+    def whoever_fits(stepper):
+        for job in stepper.waiting():
+            stepper.start(job)
+
+    options = {"failures": failures, "quotas": QuotaSet(of), "placement": "best-fit"}
+    result, rule = replay(trace, pool, whoever_fits, **options), replay(trace, pool, "fifo-skip", **options)
+    np.testing.assert_array_equal(result.start, rule.start)
