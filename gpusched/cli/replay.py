@@ -88,6 +88,12 @@ def replay(
         str | None,
         typer.Option("--reservations", help="CSV node,start,end of planned maintenance, replacing recorded ones."),
     ] = None,
+    quotas: Annotated[
+        bool | None,
+        typer.Option(
+            "--quotas/--no-quotas", help="Apply the inventory's user, group and class limits; default: own history."
+        ),
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", help="Random seed; several: one replay each.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: automatic.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
@@ -139,7 +145,7 @@ def replay(
         seeds=tuple(seed or (0,)), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
         resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,
-        backfill_every_s=seconds("--backfill-every", backfill_every),
+        backfill_every_s=seconds("--backfill-every", backfill_every), quotas=quotas,
     )  # fmt: skip
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)

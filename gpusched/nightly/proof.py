@@ -18,6 +18,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
+from gpusched.study.quotas import with_own_quotas
 from gpusched.study.reserved import with_own_reservations
 from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.own import own_jobs
@@ -89,10 +90,14 @@ def scenario_for(
     notes: Sequence[str] = (FROM_EMPTY,),
     reader: Reader | None = None,
 ) -> Scenario:
-    """The trace on the partition's nodes, with these notes besides its own, and what ``reader`` says was reserved."""
+    """The trace on the partition's nodes, with these notes besides its own.
+
+    ``reader``: of the store whose jobs these are: they ran under the inventory's limits, beside what was reserved.
+    """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    return with_own_reservations(scenario._replace(notes=(*scenario.notes, *notes)), reader)
+    scenario = scenario._replace(notes=(*scenario.notes, *notes))
+    return with_own_reservations(with_own_quotas(scenario, inventory, reader), reader)
 
 
 def judge(

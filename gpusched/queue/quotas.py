@@ -75,6 +75,15 @@ class QuotaReads(JobReads):
         )
         return [Used(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
 
+    def runs_of_week(self, until: float) -> list[tuple[str, str, str, int, float, float]]:
+        """Return user, group, class, GPUs, begin and end of what ran in the seven days before ``until``, up to it."""
+        account, qos = self._group_column(), self._group_column("qos")
+        return self._db.execute(
+            f"SELECT user, {account}, {qos}, gpus, start_time, min(coalesce(end_time, :until), :until) FROM runs "
+            "WHERE start_time < :until AND (end_time IS NULL OR end_time > :since)",
+            {"until": until, "since": until - WEEK_S - HOUR_S},
+        ).fetchall()
+
     def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
         """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
         columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"

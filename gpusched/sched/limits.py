@@ -95,7 +95,7 @@ class LimitReasons:
         if key not in self._known:
             bound = self._snapshot.bounds[at]
             when = None if cost > bound.rule.most else frees_at(self._releases[at], cost - room)
-            message = _message(bound, cost, bound.rule.most - room)
+            message = limit_message(bound, cost, bound.rule.most - room)
             if when is not None:
                 message += f"; quota frees within {format_duration(max(0.0, when - self._snapshot.now))}"
             self._known[key] = Reason(code=ReasonCode(bound.rule.reason), message=message)
@@ -130,7 +130,8 @@ def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
     return None
 
 
-def _message(bound: Bound, cost: int, used: int) -> str:
+def limit_message(bound: Bound, cost: int, used: int) -> str:
+    """Say why a job that takes ``cost`` of a bound waits, where running jobs take ``used``."""
     rule = bound.rule
     if rule.unit == "jobs":
         return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'job')} running"

@@ -89,7 +89,7 @@ class Requests(NamedTuple):
 class Jobs(NamedTuple):
     """The queue's jobs.
 
-    Replays know no bounds: ``account``, ``room`` and ``links`` are None there, and nothing of them is compiled.
+    In replays without limits ``account``, ``room`` and ``links`` are None, and nothing of them is compiled.
 
     Attributes:
         shape: ``int64[jobs]``: index into `Requests`: of what the job would rather have than any looser one.

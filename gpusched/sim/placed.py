@@ -108,9 +108,9 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
     runs = np.flatnonzero(demand.shape >= 0)
-    columns = np.column_stack((demand.shape, network.kind, trace.nodes > 0))[runs]
+    columns = np.column_stack((demand.shape, network.kind, trace.nodes > 0, *_limits(world)))[runs]
     found, index = np.unique(columns, axis=0, return_inverse=True)
-    distinct: Ints = found.astype(np.int64)
+    distinct: Ints = found[:, :3].astype(np.int64)
     of = np.full(len(trace), -1, np.int64)
     of[runs] = index.reshape(-1) * parts + runs % parts
     distinct = np.column_stack((np.repeat(distinct, parts, axis=0), np.tile(np.arange(parts), len(distinct))))
@@ -149,6 +149,14 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
         since=np.zeros(queues), wake=np.full(1, np.inf), at=np.zeros(1, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
     )  # fmt: skip
+
+
+def _limits(world: World) -> tuple[Ints, ...]:
+    """``int64[jobs]`` each: the limits that a job counts for, and GPU seconds that it takes of them; if any."""
+    ledger = world.sim.ledger
+    if ledger is None:
+        return ()
+    return ledger.account[:, 0], ledger.account[:, 2] * bool((ledger.row >= 0).any())
 
 
 def _racks(tree: Tree) -> Ints:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpusched.compiled import kept_on_disk
+from gpusched.model.limits import Limits, Quotas
 from gpusched.sched.state import filled
 from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
@@ -30,6 +31,7 @@ from gpusched.sim.placed import is_placed, one_node, walked, walks, with_ways
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import Result
@@ -151,6 +153,7 @@ def _compile_for(world: World) -> None:
     known += " mapped" if kind == "agent" and is_mapped(world) else ""
     known += "" if world.sim.pace is None else " paced"
     known += "" if forecast_for(world) is None else " forecast"
+    known += "" if world.sim.ledger is None else " limits"
     if known in _warm:
         return
     _warm.add(known)
@@ -166,7 +169,11 @@ def _compile_for(world: World) -> None:
         options = replace(options, network=one_node(), generic=kind == "placed walk")
     elif world.sim.pace is not None:
         options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
-    tiny = world_of(one_job(), Pool.uniform(1, 1), world.policy, options)
+    job = one_job()
+    if world.sim.ledger is not None:
+        job = replace(job, user=np.zeros(1, np.int64), users=("ann",))
+        options = replace(options, quotas=QuotaSet(Quotas(each=Limits(jobs=1))))
+    tiny = world_of(job, Pool.uniform(1, 1), world.policy, options)
     tiny, sizer = _made_ready(tiny)
     _run(tiny, log_of(tiny), kind, sizer)
 

@@ -25,6 +25,7 @@ from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_releases
 from gpusched.sched.tally import at_size
 from gpusched.sim.engine.build import Elastic, World
+from gpusched.sim.engine.ledger import planned
 from gpusched.sim.engine.sized import ANSWER, ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.sized import RULES as BY_RULE
 from gpusched.sim.engine.state import Log
@@ -92,6 +93,7 @@ def with_sizes(world: World) -> tuple[World, Sizer]:
         min_run_s=spec.resize.min_run_s,
         gain=spec.resize.gain,
         restart_s=world.restart_s,
+        ledger=planned(world.sim.ledger),
     )
     return world, sizer
 

@@ -24,6 +24,7 @@ from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import OK, STARTED, Ints, Request, Resources, copied
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
+from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
 from gpusched.sim.engine.share import part_fits, place_shared
@@ -78,9 +79,9 @@ class Stepper:
         return True
 
     def waiting(self) -> list[int]:
-        """Jobs that wait and could run on the nodes that are available, by (submit, id)."""
+        """Jobs that wait and could run on the nodes that are available, by (submit, id); none that a limit holds."""
         sim, feasibility = self._world.sim, self._world.passes.jobs.feasibility
-        return [j for j in sorted(self._waiting) if feasibility[sim.jobs[j]["shape"]] == OK]
+        return [j for j in sorted(self._waiting) if feasibility[sim.jobs[j]["shape"]] == OK and not self._held(j)]
 
     def running(self) -> list[int]:
         """Jobs that run, by (submit, id)."""
@@ -119,6 +120,8 @@ class Stepper:
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
         """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
         sim = self._world.sim
+        if self._held(job):
+            return None
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         return self._nodes_for(job, request, sim.resources, placement)
 
@@ -133,6 +136,11 @@ class Stepper:
         else:
             found = attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch) == STARTED
         return tuple(int(n) for n in scratch.chosen[: request.parts]) if found else None
+
+    def _held(self, job: int) -> bool:
+        """Whether a limit leaves too little for a waiting job."""
+        ledger = self._world.sim.ledger
+        return ledger is not None and bool(exceeds_limit(ledger, job))
 
     def _milli(self, job: int) -> int:
         """Thousandths of its one GPU, where GPUs are shared."""
@@ -162,6 +170,8 @@ class Stepper:
         nodes = self.fits(job) if nodes is None else nodes
         if nodes is None:
             return False
+        if self._held(job):
+            raise UsageError(f"job {job} cannot start: a limit leaves too little for it")
         if not self._fit(job, request, sim.resources, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
@@ -213,6 +223,9 @@ class Stepper:
         if not runs:
             self._set_size(job, shape, row)
             return True
+        (parts, each), ledger = self.parts(job), world.sim.ledger
+        if ledger is not None and exceeds_at(ledger, job, request.parts * request.gpus, parts * each, np.inf):
+            return False
         resources = self._resources_without(job)
         chosen = self._nodes_for(job, request, resources) if nodes is None else tuple(nodes)
         if chosen is None:
@@ -261,6 +274,7 @@ class Stepper:
         if shape != sim.jobs[job]["shape"]:
             self._resized[row] += 1
         sim.jobs[job]["shape"] = shape
+        set_gpus(sim.ledger, job, int(sim.shapes[shape]["gpus"]) * parts)
         sim.pace.runs[job]["row"] = row
         sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
     from gpusched.model.topology import Topology
+    from gpusched.queue.store import Reader
     from gpusched.sim.engine.build import Elastic
     from gpusched.sim.engine.placing import Network
     from gpusched.sim.rates import Rates
@@ -85,6 +86,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     restart_costs: str | None = None
     backfill_every_s: float = 0.0
     topology: str | None = None
+    quotas: bool | None = None
 
 
 def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
@@ -312,7 +314,7 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, inve
     from gpusched.traces.own import own_jobs
     from gpusched.traces.slicing import slice_trace
 
-    now, folder, own = time.time(), state_folder(), _own_inventory(inventory)
+    now, folder, own = time.time(), state_folder(), own_inventory(inventory)
     reader = Reader.open(folder)
     if reader is None and (own is None or own.engine != "slurm"):
         raise NoHistory(f"{folder}: no history yet", "name a trace, or start the controller")
@@ -328,7 +330,7 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, inve
     return trace if vc is None else slice_trace(trace, vc=vc)
 
 
-def _own_inventory(named: str | None) -> Inventory | None:
+def own_inventory(named: str | None) -> Inventory | None:
     """The inventory that says who runs the jobs; None where there is none to be read: the controller."""
     from gpusched.config.paths import state_folder
     from gpusched.queue.lastgood import inventory_or_kept
@@ -378,27 +380,51 @@ def _scenario(request: Request, trace: Trace, topology: Topology | None = None) 
         listed=listed,
         power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
     )
-    return _reserved(request, scenario)
+    from gpusched.config.paths import state_folder
+    from gpusched.queue.store import Reader
+
+    reader = Reader.open(state_folder()) if not request.traces else None
+    try:
+        return _limited(request, _reserved(request, scenario, reader), reader)
+    finally:
+        if reader is not None:
+            reader.close()
 
 
-def _reserved(request: Request, scenario: Scenario) -> Scenario:
+def _reserved(request: Request, scenario: Scenario, reader: Reader | None) -> Scenario:
     """With what was reserved while the own history happened, or what the file says."""
     if request.reservations is not None:
         from gpusched.sim.outages import read_reservations
 
         return scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
-    if request.traces or request.load is not None:
+    if request.load is not None:
         return scenario
-    from gpusched.config.paths import state_folder
-    from gpusched.queue.store import Reader
     from gpusched.study.reserved import with_own_reservations
 
-    reader = Reader.open(state_folder())
-    try:
-        return with_own_reservations(scenario, reader)
-    finally:
-        if reader is not None:
-            reader.close()
+    return with_own_reservations(scenario, reader)
+
+
+def _limited(request: Request, scenario: Scenario, reader: Reader | None) -> Scenario:
+    """Under the limits of the inventory: where they are asked for, and where the own history was made under them.
+
+    Raises:
+        UsageError: They are asked for, and there are none.
+    """
+    if request.quotas is None and request.traces:
+        return scenario
+    from gpusched.study.quotas import WITHOUT, limited, with_quotas
+
+    inventory = own_inventory(request.inventory)
+    if request.quotas and (inventory is None or not inventory.quotas):
+        raise UsageError(
+            f"--quotas: {request.inventory or 'the inventory'} has no limits of users, groups or classes",
+            "name one that has: --inventory FILE",
+        )
+    if inventory is None or not (request.quotas or limited(inventory)):
+        return scenario
+    if request.quotas is False:
+        return scenario if request.traces else scenario._replace(notes=(*scenario.notes, WITHOUT))
+    return with_quotas(scenario, inventory, reader)
 
 
 def _predictor(request: Request, named: Named) -> Predictor | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpusched.model.resources import Inventory
     from gpusched.sim.engine.build import Elastic
     from gpusched.sim.engine.placing import Network
+    from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.sim.reserving import Booking
@@ -43,6 +44,7 @@ class Scenario(NamedTuple):
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
     ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
+    ``quotas``: the limits of users, groups and classes that apply.
     """
 
     trace: Trace
@@ -52,6 +54,7 @@ class Scenario(NamedTuple):
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
     reserved: tuple[Booking, ...] = ()
+    quotas: QuotaSet | None = None
 
 
 class Outcome(NamedTuple):
@@ -198,7 +201,8 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         limits=run.limits,
         restart_s=run.restart_s,
         failures=run.failures,
-        reservations=run.scenario.reserved,
+        reservations=scenario.reserved,
+        quotas=scenario.quotas,
         half_life_s=scenario.half_life_s,
         predictor=run.predictor,
         rates=run.rates,

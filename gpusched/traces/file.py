@@ -32,6 +32,8 @@ INTS = (
     "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "user", "group", "model", "gpu_type", "depends_on", "status",
 )  # fmt: skip
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
+SOME = ("preemptible", "account", "qos")  # columns that most sources do not have
+_SOME_NAMES = {"account": "accounts", "qos": "classes"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
 _TOLD_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
@@ -51,8 +53,12 @@ def write(path: Path, trace: Trace) -> None:
     arrays: _Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for column in (*FLOATS, *INTS):
         arrays[column] = _compact(getattr(trace, column))
-    if trace.preemptible is not None:  # most sources do not say
+    if trace.preemptible is not None:
         arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
+    for column, plural in _SOME_NAMES.items():
+        if getattr(trace, column) is not None:
+            arrays[column] = _compact(getattr(trace, column))
+            _put_texts(arrays, plural, getattr(trace, plural))
     if trace.told is not None:
         arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(Told)}
     for column in ("ids", *NAMES.values()):
@@ -102,6 +108,9 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
     if "preemptible" in arrays:
         columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
+    for column, plural in _SOME_NAMES.items():
+        if column in arrays:
+            columns |= {column: _spread(arrays[column], count, np.int64), plural: _texts(arrays, plural)}
     if "told.steps" in arrays:
         columns["told"] = Told(**{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(Told)})
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
@@ -132,6 +141,10 @@ def check(trace: Trace) -> None:
             raise ValueError(f"{column} out of range")
     for column, plural in NAMES.items():
         if np.any(getattr(trace, column) >= len(getattr(trace, plural))):
+            raise ValueError(f"{column} out of range")
+    for column, plural in _SOME_NAMES.items():
+        rows = getattr(trace, column)
+        if rows is not None and np.any((rows < -1) | (rows >= len(getattr(trace, plural)))):
             raise ValueError(f"{column} out of range")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):
         raise ValueError("gpu_milli or depends_on out of range")

@@ -15,10 +15,6 @@ from gpusched.traces.readers import history, sacct
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
-WITHOUT_LIMITS = (
-    "the record was made under limits of users, groups or classes; replays apply none, so recorded and replayed waits "
-    "are not comparable"
-)
 _EARLIEST_S = 86400.0  # Unix seconds: a date in 1970 in every zone
 
 
@@ -37,14 +33,7 @@ def own_jobs(
         return _of_slurm(inventory, reader, name, since, until, carry=False)[0]
     if reader is None:
         raise NoHistory(f"{name}: no store", "start the controller")
-    return _noted(inventory, history.trace_of(reader, name=name, since=since, until=until))
-
-
-def _noted(inventory: Inventory | None, trace: Trace) -> Trace:
-    """The trace, with a note where those who made it had limits, which replays do not know."""
-    if inventory is None or not inventory.quotas:
-        return trace
-    return replace(trace, notes=(WITHOUT_LIMITS, *trace.notes))
+    return history.trace_of(reader, name=name, since=since, until=until)
 
 
 def own_window(
@@ -53,8 +42,7 @@ def own_window(
     """As `own_jobs`, with the jobs before it that ran or waited when the window began: see `history.window_of`."""
     if inventory.engine == "slurm":
         return _of_slurm(inventory, reader, name, since, until, carry=True)
-    trace, carried = history.window_of(reader, name=name, since=since, until=until)
-    return _noted(inventory, trace), carried
+    return history.window_of(reader, name=name, since=since, until=until)
 
 
 def _of_slurm(

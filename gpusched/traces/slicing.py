@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, in_calendar, parse_duration
-from gpusched.traces.file import FLOATS, INTS, NAMES
+from gpusched.traces.file import FLOATS, INTS, NAMES, SOME
 from gpusched.traces.readers.draft import moved
 from gpusched.traces.trace import Ints, Told, Trace
 
@@ -30,10 +30,9 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
-    may = trace.preemptible
+    columns |= {name: None if getattr(trace, name) is None else getattr(trace, name)[order] for name in SOME}
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
-        preemptible=None if may is None else may[order],
         told=None if trace.told is None else _told_of(trace.told, order),
         notes=trace.notes + ((note,) if note else ()), **columns,
     )  # fmt: skip

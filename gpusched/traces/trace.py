@@ -74,6 +74,8 @@ class Trace:
         status: Index into ``statuses`` (how it ended in the source), -1 unknown.
         wait: What it really waited in the source, seconds (NaN unknown).
         preemptible: Which jobs a policy may stop for others; None: any.
+        account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
+            none; None: of no job.
         told: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
@@ -102,7 +104,11 @@ class Trace:
     models: tuple[str, ...] = ()
     gpu_types: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     preemptible: Flags | None = None
+    account: Ints | None = None
+    qos: Ints | None = None
     told: Told | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)

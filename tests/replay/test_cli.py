@@ -350,16 +350,57 @@ def test_without_a_trace_the_own_history_on_the_own_nodes(place: Place) -> None:
     place.run("--since", "1h", "-P", "fifo", code=1)
 
 
-def test_a_record_made_under_limits_is_said_to_be_replayed_without_any(place: Place) -> None:
-    _record(place, BLOCKED)
-    said = "The record was made under limits of users, groups or classes; replays apply none"
-    assert said not in place.run("--since", "30d", "-P", "fifo")[0]
+def _limit(place: Place, text: str) -> None:
     inventory = place.folder / "inventory.yaml"
-    inventory.write_text(inventory.read_text() + "\nlimits: {each_user: {gpus: 4}}\n")
-    out, _ = place.run("--since", "30d", "-P", "fifo")
-    assert [line for line in out.splitlines() if line.startswith(said)]
+    inventory.write_text(inventory.read_text() + f"\nlimits: {text}\n")
+
+
+def test_the_own_history_is_replayed_under_the_inventory_s_limits(place: Place) -> None:
+    _record(place, [("a", 9000.0, 9000.0, 8000.0, 4), ("b", 8990.0, 8990.0, 7990.0, 4)])
+    applied, without = "applies the inventory's limits", "this replay applies none"
     (row,) = place.rows("--since", "30d", "-P", "fifo")
-    assert any(note.capitalize().startswith(said.capitalize()) for note in row["notes"])
+    assert not any(applied in note or without in note for note in row["notes"])
+    _limit(place, "{each_user: {gpus: 4}}")
+    (row,) = place.rows("--since", "30d", "-P", "fifo")
+    assert (row["mean_jct_s"], row["jobs"]) == (pytest.approx((1000 + 1990) / 2, abs=0.1), 2)
+    assert any(applied in note for note in row["notes"])
+    (row,) = place.rows("--since", "30d", "-P", "fifo", "--no-quotas")
+    assert row["mean_jct_s"] == pytest.approx(1000, abs=0.1)
+    assert any(without in note for note in row["notes"])
+
+
+def test_nightly_replays_are_under_the_limits_too(place: Place) -> None:
+    _record(place, [("a", 9000.0, 9000.0, 8000.0, 4), ("b", 8990.0, 8990.0, 7990.0, 4)])
+    _limit(place, "{each_user: {gpus: 4}}")
+    out, _ = place.run("--since", "1d", "--nightly", "--json")
+    (partition,) = json.loads(out)["partitions"]
+    assert partition["replayed_mean_wait_s"] == pytest.approx(495, abs=0.1)
+    assert {row["jobs"] for row in partition["runs"]} == {2}
+    assert all(any("applies the inventory's limits" in note for note in row["notes"]) for row in partition["runs"])
+    assert all(row["mean_wait_s"] >= 490 for row in partition["runs"] if not row["policy"].startswith("srtf"))
+
+
+def test_hours_used_before_the_history_begins_count(place: Place) -> None:
+    """All 2 GPU hours were used an hour before it: nothing starts for a week, less the hour, to the full hour."""
+    _record(place, [("a", 11000.0, 11000.0, 7400.0, 2), ("b", 3600.0, 3600.0, 3500.0, 1)])
+    _limit(place, "{each_user: {gpu_hours: 2}}")
+    (row,) = place.rows("--since", "2h", "-P", "fifo")
+    assert (row["jobs"], row["mean_wait_s"]) == (1, pytest.approx(7 * 86400 - 5600, abs=3700))
+    (row,) = place.rows("--since", "2h", "-P", "fifo", "--no-quotas")
+    assert row["mean_wait_s"] == 0
+
+
+def test_a_trace_is_replayed_under_limits_where_that_is_asked_for(place: Place) -> None:
+    words = (*ONE, "-P", "fifo")
+    (before,) = place.rows(*words)
+    _, err = place.run(*words, "--quotas", code=2)
+    assert "--quotas: the inventory has no limits" in err
+    assert err.count("\n") == 1
+    _limit(place, "{each_user: {gpus: 4}}")
+    assert place.rows(*words)[0]["mean_jct_s"] == before["mean_jct_s"]
+    (row,) = place.rows(*words, "--quotas")
+    assert (row["jobs"], row["infeasible"]) == (3, 1)
+    assert any("limit of user" in note and "at most 4 GPUs at once; this job needs 8" in note for note in row["notes"])
 
 
 def test_no_history_is_said(place: Place) -> None:

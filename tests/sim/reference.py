@@ -109,6 +109,10 @@ class Reference:
         times += [j.last_start + j.duration for j in self.jobs if j.running]
         return [t for t in times if self.now < t < math.inf]
 
+    def turns(self):
+        """Whether something that is no event of a job or node changes what may start."""
+        return False
+
     def run(self):
         while times := self.instants():
             self.now = min(times)

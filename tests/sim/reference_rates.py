@@ -116,7 +116,7 @@ class PacedReference(Reference):
                 job.end, job.killed = self.now, job.left > 0
                 self.leave(job)
             self.change_nodes()
-            happened = bool(ending) or any(self.now in (a.start, a.end) for a in self.away)
+            happened = bool(ending) or self.turns() or any(self.now in (a.start, a.end) for a in self.away)
             for i, job in enumerate(self.jobs):
                 if i not in self.never and job.submit <= self.now and not job.arrived:
                     job.arrived = True

@@ -111,6 +111,7 @@ def one(sim: Sim, c: int) -> Sim:
         sim.dirty,
         sim.chosen,
         sim.pace,
+        sim.ledger,
     )
 
 

@@ -174,14 +174,20 @@ def _generated(request: TrainRequest, workload: Workload, partition: Partition |
     return Material(DEFAULT if partition is None else partition.name, partition, scenario, held_out, workload)
 
 
+_WITHOUT_LIMITS = "the record was made under limits of users, groups or classes; training applies none"
+
+
 def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> Material:
     """This cluster's own jobs; where there are none yet, its flavors, drawn."""
-    from gpusched.study.request import history
+    from gpusched.study.quotas import limited
+    from gpusched.study.request import history, own_inventory
 
     if partition is None:
         raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
     try:
         trace = history(request.since or "30d", request.until, inventory=request.inventory)
+        if limited(own_inventory(request.inventory)):
+            trace = replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes))
         if partition.name in trace.groups:
             return _recorded(request, slice_trace(trace, vc=partition.name), partition)
     except NoHistory:

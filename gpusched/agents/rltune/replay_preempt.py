@@ -26,6 +26,7 @@ from gpusched.sim.engine.pace import time_had, time_run
 from gpusched.sim.engine.preempt import (
     Plan,
     apply_plan,
+    exceeds,
     new_plan,
     refresh_active,
     reset,
@@ -130,6 +131,8 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
         shape, runs = sim.jobs[job]["shape"], sim.state[job]["status"] == RUNNING
         if plan.kept[job] == sim.counter[DECISIONS]:
             continue  # it is protected
+        if exceeds(sim, plan, job):
+            continue
         if full[shape] == sim.counter[DECISIONS] and not runs:
             continue  # within a decision nodes only become fewer
         if not _give(sim, passes, plan, guard.holders, running, at, job, of.rule):

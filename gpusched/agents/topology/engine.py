@@ -16,6 +16,7 @@ from gpusched.compiled import jit
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.state import Flags, Floats, Ints
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
+from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import Network, Placing, append, holds, look_again, wait_on
 from gpusched.sim.engine.state import DECIDE, GROW, READY, Links, Log, Passes, Sim, grown, shape_request
@@ -78,6 +79,9 @@ def decide_agents(sim: Sim, log: Log, passes: Passes, acting: Acting) -> int:
         job = of.head[c]
         rank = sim.jobs[job]["rank"]
         if rank > of.held[of.queue[c]]:
+            continue
+        if exceeds_limit(sim.ledger, job):
+            of.tried[c] = 1
             continue
         done, to = _act(sim, log, passes, acting, links, c, job, now)
         if done == _WAITS:

@@ -27,9 +27,11 @@ from gpusched.sched.state import (
     new_scratch,
     seed_words,
 )
+from gpusched.sim.engine.ledger import Ledger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
     COUNTERS,
@@ -60,6 +62,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
@@ -110,6 +113,7 @@ class Options:
         limits: Whether a time limit kills its job.
         failures: When nodes fail or are drained.
         reservations: When nodes are reserved, and for which jobs.
+        quotas: The limits of users, groups and classes; None: none.
         generic: Only the passes of the live controller, without indices: slower, the same result.
         backfill_every_s: Jobs start out of order only at times so many seconds apart, once something has happened, as
             in Slurm (``bf_interval``); 0: at any decision. Of orders with EASY or conservative backfill.
@@ -134,6 +138,7 @@ class Options:
     limits: bool = False
     failures: Sequence[Outage] = ()
     reservations: Sequence[Booking] = ()
+    quotas: QuotaSet | None = None
     generic: bool = False
     backfill_every_s: float = 0.0
     restart_s: float = 0.0
@@ -193,6 +198,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    ledger: Ledger | None = None
+    if options.quotas is not None:
+        demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.told is not None:  # as measured of each job
         restart_s = np.where(np.isnan(trace.told.cost_s), restart_s, trace.told.cost_s)
@@ -204,7 +212,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
-    generic = generic or options.network is not None or options.backfill_every_s > 0
+    generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None
     if generic:
         demand = demand._replace(gpus_only=False)
     calendar = None
@@ -215,12 +223,25 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar)
     changes = _changes(options.failures, options.reservations, len(pool))
-    sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)
+    sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)._replace(ledger=ledger)
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
-    passes = _passes(demand, knowledge, scratch, slots, options.seed)
+    passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
+
+
+def _limited(
+    demand: Demand, trace: Trace, quotas: QuotaSet, elastic: Elastic | None
+) -> tuple[Demand, Ledger | None]:  # fmt: skip
+    """The limits, and the demand without the jobs that exceed one alone."""
+    least = trace.gpus if elastic is None else np.minimum(elastic.least, trace.gpus)
+    ledger, never = ledger_of(trace, limits_of(trace, trace.duration), least, quotas)
+    if not never:
+        return demand, ledger
+    shape, parts = demand.shape.copy(), demand.parts.copy()
+    shape[list(never)], parts[list(never)] = -1, 0
+    return demand._replace(shape=shape, parts=parts, infeasible={**never, **demand.infeasible}), ledger
 
 
 def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
@@ -318,12 +339,15 @@ def _sim(
     )
 
 
-def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
+def _passes(
+    demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: Ledger | None
+) -> Passes:  # fmt: skip
     """What the live passes take."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
+    account, room, links = (None,) * 3 if ledger is None else (ledger.account, ledger.room, ledger.links)
     passes = Passes(
         requests=demand.requests,
-        jobs=Jobs(demand.shape, limit, None, None, feasibility, demand.masks),  # type: ignore[arg-type]
+        jobs=Jobs(demand.shape, limit, account, room, feasibility, demand.masks, links),  # type: ignore[arg-type]
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),

@@ -16,6 +16,7 @@ from gpusched.compiled import jit
 from gpusched.sched.place import choose
 from gpusched.sched.releases import add, settle
 from gpusched.sched.state import FIRST_FIT, NAIVE, OK, Flags, Floats, Ints, Releases, Request, Resources, Scratch
+from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.state import Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 
@@ -49,7 +50,7 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
     not_before, at_least = np.full(sim.shapes.size, now), np.full(sim.shapes.size, np.inf)
     for job in ordered:
         shape = sim.jobs[job]["shape"]
-        if passes.jobs.feasibility[shape] != OK:
+        if passes.jobs.feasibility[shape] != OK or exceeds_limit(sim.ledger, job):
             continue
         request, expected = shape_request(sim.shapes, shape), sim.jobs[job]["expected"]
         first = not_before[shape] if expected >= at_least[shape] else now

@@ -1,9 +1,9 @@
 """Replays in which it matters where a job runs: jobs that may be laid out in several ways, and may wait for a better.
 
-Jobs of one class ask for the same and are of one kind; they wait in their order. At every instant the first of each
-class is looked at, in order: whoever fits goes. Where the first of a class does not start, none behind it of that class
-would. One that has been the first of all for ``hold_s`` and fits nowhere holds up all behind it, so that nobody
-starves.
+Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order. At
+every instant the first of each class is looked at, in order: whoever fits goes. Where the first of a class does not
+start, none behind it of that class would. One that has been the first of all for ``hold_s`` and fits nowhere holds up
+all behind it, so that nobody starves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpusched.sched.topology.contention import Search, Ways, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
+from gpusched.sim.engine.ledger import exceeds_limit, just_turned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
@@ -112,6 +113,9 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
         rank = sim.jobs[job]["rank"]
         if rank > of.held[of.queue[c]]:
             continue
+        if exceeds_limit(sim.ledger, job):
+            of.tried[c] = 1
+            continue
         way = _chosen_way(sim, passes, of, c, job, now) if of.size[c] <= free else -1
         if way >= 0:
             start(sim, log, passes, of, job, way)
@@ -137,7 +141,8 @@ run_placed = looped(decide_placed)
 @jit
 def look_again(sim: Sim, of: Placing) -> None:
     """Where something changed for those that were looked at before, or it is time, all are looked at again."""
-    if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or of.wake[0] <= sim.clock[0]:
+    changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
+    if changed or of.wake[0] <= sim.clock[0]:
         of.tried[:] = 0
         of.held[:] = sim.jobs.size
         of.wake[0] = np.inf
@@ -182,7 +187,7 @@ def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
     for queue in range(of.oldest.size):
         oldest = sim.jobs.size
         for c in range(of.head.size):
-            if of.head[c] >= 0 and of.queue[c] == queue:
+            if of.head[c] >= 0 and of.queue[c] == queue and not exceeds_limit(sim.ledger, of.head[c]):
                 oldest = min(oldest, sim.jobs[of.head[c]]["rank"])
         if oldest != of.oldest[queue]:
             of.oldest[queue], of.since[queue] = oldest, now

@@ -17,6 +17,7 @@ from gpusched.sched.backfill import protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import RACK, Floats, Ints, Resources
+from gpusched.sim.engine.ledger import exceeds_limit, just_turned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -93,6 +94,8 @@ def decide_placed_easy(sim: Sim, log: Log, passes: Passes, easy: Easy) -> int:
     while order.size[0] > 0:
         c = pop(order)
         job, queue = easy.at[c], of.queue[c]
+        if exceeds_limit(sim.ledger, job):  # so do all of its class
+            continue
         guarded = easy.first[queue] >= 0
         late = guarded and now + sim.jobs[job]["expected"] > easy.shadow[queue]
         following = of.next[job]
@@ -146,7 +149,7 @@ def _only_behind(sim: Sim, easy: Easy, now: float) -> bool:
     of = easy.placing
     if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or of.wake[0] <= now or of.rule == ALIGNED:
         return False
-    if easy.moves[0] != 0:
+    if easy.moves[0] != 0 or just_turned(sim.ledger):
         return False
     for i in range(sim.counter[READY]):
         job = sim.ready[i]

@@ -3,7 +3,8 @@
 At every decision all jobs in the system, running or waiting, are taken in the policy's order, and each is given nodes
 out of the whole pool: a running job keeps its own where those before it left them; another gets nodes that nobody
 runs on, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
-(checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on.
+(checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on. A limit that leaves too
+little for a job keeps it waiting; what a stopped job took of limits others may take from the next decision on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gpusched.compiled import jit
 from gpusched.sched.reclaim import finds, keeps, retain
 from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resources, new_resources
 from gpusched.sim.engine.build import World
+from gpusched.sim.engine.ledger import Ledger, charge_limits, exceeds_limit, plan_anew, planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.queue import enter
@@ -38,6 +40,7 @@ class Plan(NamedTuple):
         order: ``int64[jobs]``: jobs to be started; ``size[1]`` of them. nodes: their nodes; ``size[2]`` of them.
         whole, idle: Resources: what is left of the pool; what is left of what nobody runs on.
         shares: ``float64[users + 1]``: dominant shares.
+        ledger: What is left of limits.
     """
 
     active: Ints
@@ -48,6 +51,7 @@ class Plan(NamedTuple):
     whole: Resources
     idle: Resources
     shares: Floats
+    ledger: Ledger | None
 
 
 def new_plan(world: World) -> Plan:
@@ -62,6 +66,7 @@ def new_plan(world: World) -> Plan:
         whole=new_resources(nodes),
         idle=new_resources(nodes),
         shares=np.zeros(world.users + 1),
+        ledger=planned(world.sim.ledger),
     )
 
 
@@ -170,6 +175,7 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
     whole, idle = plan.whole, plan.idle
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
+    plan_anew(plan.ledger, sim.ledger)
 
 
 @jit
@@ -178,7 +184,7 @@ def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> boo
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
     if stays(sim, passes, plan, request, job):
         return True
-    if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
+    if exceeds(sim, plan, job) or not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
         return False
     to_start(sim, plan, request, job)
     return True
@@ -195,8 +201,16 @@ def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> b
 
 
 @jit
+def exceeds(sim: Sim, plan: Plan, job: int) -> bool:
+    """Whether a limit leaves too little for a job that waits."""
+    return sim.state[job]["status"] == WAITING and exceeds_limit(plan.ledger, job)
+
+
+@jit
 def to_start(sim: Sim, plan: Plan, request: Request, job: int) -> None:
     """The job is to start on ``sim.chosen``."""
+    if sim.state[job]["status"] == WAITING:
+        charge_limits(plan.ledger, job)
     for part in range(request.parts):
         plan.nodes[plan.size[2]] = sim.chosen[part]
         plan.size[2] += 1

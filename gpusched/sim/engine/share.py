@@ -19,6 +19,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.place import choose, draw_fitting, next_random, node_fits, sort_key
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, OK, Flags, Ints, Records, Request, Resources
+from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.pace import WHOLE, best_slot, with_gpus
 from gpusched.sim.engine.state import Log, Pace, Passes, Sim, shape_request
 from gpusched.sim.engine.step import note, occupy
@@ -37,7 +38,7 @@ def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: I
     stamp = scratch.stamp[0]
     for job in ordered:
         shape = sim.jobs[job]["shape"]
-        if passes.jobs.feasibility[shape] != OK:
+        if passes.jobs.feasibility[shape] != OK or exceeds_limit(sim.ledger, job):
             continue
         if head >= 0 and backfill == NONE:
             break

@@ -20,6 +20,7 @@ from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
+from gpusched.sim.engine.ledger import Ledger, charge_at, exceeds_at, plan_anew, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.queue import enter, leave_started, state_of
@@ -60,6 +61,7 @@ class Sizer(NamedTuple):
         asks: Whether an agent chooses.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
         restart_s: ``float64[jobs]``: what a restart costs.
+        ledger: What is left of limits, while sizes are looked at and stops are planned.
     """
 
     jobs: Records
@@ -79,6 +81,7 @@ class Sizer(NamedTuple):
     min_run_s: float
     gain: float
     restart_s: Floats
+    ledger: Ledger | None
 
 
 @jit
@@ -142,10 +145,16 @@ def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
         pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, Rule(of.place, passes.rng))
         _begin_started(sim, log, of)
     stops = 0
+    plan_anew(of.ledger, sim.ledger)
     for j in range(of.claims.number[COUNT]):
         claim = of.claims.jobs[j]
         if claim["held"] > 0 and claim["wished"] != claim["held"]:
-            _stop(sim, log, passes, of, scene.rows[claim["row"]]["job"], claim["wished"])
+            job = scene.rows[claim["row"]]["job"]
+            left_s = _left_of_limit(sim, of, job)
+            if exceeds_at(of.ledger, job, claim["wished"], claim["held"], left_s):
+                continue
+            charge_at(of.ledger, job, claim["wished"], claim["held"], left_s)
+            _stop(sim, log, passes, of, job, claim["wished"])
             stops += 1
     return stops
 
@@ -200,6 +209,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
         if pace is not None and own["tells"]:
             told[job, k] = pace.runs[job]["rate"]
         _fill_both(row, own, job, now, jobs[job]["submit"], totals, of.restart_s[job])
+        _set_unusable(sim.ledger, sim, of, job, gpus)
         row["held"], row["left_s"] = gpus, max(1.0, ends - now)
         begun, oldest = state[job]["start"], stopped[job, own["stops"] % stopped.shape[1]]
         row["may"] = now > begun and now >= begun + max(of.min_run_s, own["cooldown_s"]) and not now < oldest + HOUR_S
@@ -211,6 +221,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             parts += 1
         count += 1
     of.at[RUN] = count
+    plan_anew(of.ledger, sim.ledger)
     for resumed in (True, False):
         for i in range(of.size[0]):
             job = of.waiting[i]
@@ -218,6 +229,10 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             if shapes[jobs[job]["shape"]]["queue"] != partition or (own["resume"] > 0) != resumed:
                 continue
             _among_latest(times, jobs[job]["submit"])
+            if exceeds_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0):
+                continue
+            charge_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0)
+            _set_unusable(sim.ledger, sim, of, job, 0)
             _fill_both(rows[count], own, job, now, jobs[job]["submit"], totals, of.restart_s[job])
             rows[count]["resume"] = own["resume"]
             rows[count]["left_s"] = _left_waiting(told[job], sizes[own["menu"]], own, state[job]["left"])
@@ -227,6 +242,26 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
     horizon = (now - times[LATEST - known]) / known if known > 0 else USUAL_LEFT_S
     soon = soonest - now if soonest < np.inf else 0.0
     return Rules(soon, horizon, of.gain, of.backfill == NONE, lo, hi)
+
+
+@jit
+def _left_of_limit(sim: Sim, of: Sizer, job: int) -> float:
+    """Return for how long a running job may hold its GPUs yet, by its limit; seconds."""
+    return float(max(0.0, sim.state[job]["start"] + of.jobs[job]["limit"] - sim.clock[0]))
+
+
+@jit
+def _set_unusable(ledger: Ledger | None, sim: Sim, of: Sizer, job: int, held: int) -> None:
+    """Mark the sizes for which limits leave too little; where that is all of them, the job's own is left, as live."""
+    if ledger is None:
+        return
+    sizes, unusable, usable = of.scene.menus.sizes[of.jobs[job]["menu"]], of.scene.unusable[job], 0
+    left_s = _left_of_limit(sim, of, job) if held > 0 else 0.0
+    for k in range(sizes.size):
+        unusable[k] = sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
+        usable += sizes[k] >= 0 and not unusable[k]
+    for k in range(sizes.size if usable == 0 else 0):
+        unusable[k] = sizes[k] != (held if held > 0 else of.jobs[job]["base"])
 
 
 @jit
@@ -305,6 +340,7 @@ def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
     shape = of.scene.menus.shape[own["menu"], k]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
+    set_gpus(sim.ledger, job, gpus)
     pace = sim.pace
     if pace is not None:
         pace.runs[job]["row"] = of.rows[own["kind"], k]

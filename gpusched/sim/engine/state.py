@@ -28,6 +28,7 @@ from gpusched.sched.state import (
 from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree, Use
+from gpusched.sim.engine.ledger import Ledger
 from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
@@ -128,6 +129,7 @@ class Sim(NamedTuple):
         dirty: ``int64[queues]``: partitions in which something happened.
         chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
         pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.
+        ledger: None where there are no limits of users, groups or classes, likewise.
     """
 
     jobs: Records
@@ -146,6 +148,7 @@ class Sim(NamedTuple):
     dirty: Ints
     chosen: Ints
     pace: Pace | None
+    ledger: Ledger | None = None
 
 
 class Log(NamedTuple):

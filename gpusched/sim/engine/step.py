@@ -11,6 +11,7 @@ from gpusched.compiled import jit
 from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
 from gpusched.sched.state import Request
+from gpusched.sim.engine.ledger import charge_limits, give_back_limits, next_hour, turn_hours
 from gpusched.sim.engine.nodeindex import move
 from gpusched.sim.engine.pace import claim, ends_killed, interrupt, more_events, release, set_out
 from gpusched.sim.engine.state import (
@@ -71,12 +72,14 @@ def advance(sim: Sim, log: Log) -> int:
         now = min(now, ends.key[0])
     if counter[CHANGED] < sim.changes.size and (counter[ARRIVED] < jobs.size or counter[IN_SYSTEM] > 0):
         now = min(now, sim.changes[counter[CHANGED]]["time"])
+    now = min(now, next_hour(sim.ledger, counter[IN_SYSTEM] > counter[RUNS]))
     if now == np.inf:
         return OVER
     if wake <= now:
         sim.dirty[:] = 1
         sim.clock[1] = np.inf
     sim.clock[0] = now
+    turn_hours(sim.ledger, now, sim.dirty)
     counter[READY] = counter[ENDED] = 0
     while ends.size[0] > 0 and ends.key[0] == now:
         _finish(sim, log, pop(ends))
@@ -139,7 +142,8 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
 
 @jit
 def _leave(sim: Sim, job: int) -> None:
-    """Gives the nodes of a running job back."""
+    """Gives the nodes of a running job back, and what it took of limits."""
+    give_back_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
     request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
     for part in range(request.parts):
@@ -170,12 +174,13 @@ def occupy(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> N
         if sim.by_free.many.size:
             move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - request.gpus)
         take(sim.resources, request, node)
+    charge_limits(sim.ledger, job)
     begin(sim, log, job, request, overhead)
 
 
 @jit
 def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
-    """The part of a start that is left when its nodes are in ``sim.held`` and taken off ``sim.resources``."""
+    """The part of a start that is left when its nodes are in ``sim.held`` and it is charged for all that it takes."""
     state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
     for part in range(request.parts):
         sim.node[sim.held[offset + part]]["free"] -= request.gpus

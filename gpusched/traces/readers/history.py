@@ -130,7 +130,11 @@ def _assembled(
         },
         notes=(*more, *notes),
     )
-    return replace(trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_))
+    (account, accounts), (qos, classes) = (intern([getattr(job.spec, n) for job in jobs]) for n in ("group", "qos"))
+    return replace(
+        trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
+        accounts=accounts, classes=classes,
+    )  # fmt: skip
 
 
 def as_submitted(jobs: list[Job]) -> Trace:

@@ -1,0 +1,182 @@
+"""What a replay's running jobs take of limits, and what has been used of those of GPU hours; as `queue.quotas` live.
+
+A pass that starts a job charges `Jobs.room` (`sched.bounds`); here it comes back: at once when the job ends or is
+stopped, GPU seconds that it used when they leave the seven days, hour by hour of the calendar.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.model.limits import WEEK_S
+from gpusched.sched import bounds
+from gpusched.sched.state import Floats, Ints, Records
+
+HOUR_S = 3600.0
+HOURS = WEEK_S // 3600 + 1  # that the seven days before a time within an hour touch
+
+
+class Ledger(NamedTuple):
+    """The limits of a replay.
+
+    Attributes:
+        account, room, links: The same arrays as in `Jobs`.
+        row: ``int64[bounds]``: row of ``used`` of a bound of GPU seconds, else -1.
+        used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
+        hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
+        kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days.
+        epoch: ``float64[1]``: Unix seconds of time 0.
+        limit: ``float64[jobs]``: time limits, at most seven days; seconds.
+    """
+
+    account: Ints
+    room: Ints
+    links: Records
+    row: Ints
+    used: Ints
+    hour: Ints
+    kept: Ints
+    epoch: Floats
+    limit: Floats
+
+
+def planned(ledger: Ledger | None) -> Ledger | None:
+    """The same with a room of its own, for those who plan before they start anything (`plan_anew`)."""
+    return None if ledger is None else ledger._replace(room=ledger.room.copy())
+
+
+@jit
+def plan_anew(plan: Ledger | None, ledger: Ledger | None) -> None:
+    """Set the plan's room to what is left now."""
+    if plan is not None and ledger is not None:
+        plan.room[:] = ledger.room
+
+
+@jit
+def exceeds_limit(ledger: Ledger | None, job: int) -> bool:
+    """Whether a limit leaves too little for the job; for those who start jobs without `sched.kernel`."""
+    if ledger is None:
+        return False
+    return bounds.exceeds(ledger.links, ledger.room, ledger.account, job)
+
+
+@jit
+def charge_limits(ledger: Ledger | None, job: int) -> None:
+    """Take what a job takes that is started without `sched.kernel`."""
+    if ledger is not None:
+        bounds.charge(ledger.links, ledger.room, ledger.account, job)
+
+
+@jit
+def give_back_limits(ledger: Ledger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
+    """Give back what a job that ran from ``begun`` until ``now`` took, but for the GPU seconds that it used."""
+    if ledger is None:
+        return
+    account, room, links = ledger.account, ledger.room, ledger.links
+    at = account[job, 0]
+    if at >= 0:
+        dirty[:] = 1  # whom the limit holds may be of any partition
+    while at >= 0:
+        link = links[at]
+        bound, unit = link["bound"], link["unit"]
+        room[bound] += 1 if unit == 0 else account[job, unit]
+        if ledger.row[bound] >= 0:
+            room[bound] -= note_used(ledger, ledger.row[bound], account[job, 1], begun, now)
+        at = link["next"]
+
+
+@jit
+def note_used(ledger: Ledger, row: int, gpus: int, begin: float, end: float) -> int:
+    """Note GPUs that were used from ``begin`` to ``end``; return the GPU seconds of them that count yet."""
+    epoch, first = ledger.epoch[0], ledger.hour[0] - HOURS + 1
+    at = max(begin + epoch, first * HOUR_S)
+    total, hour = 0, int(at // HOUR_S)
+    seconds = 0.0  # rounded in all, not hour by hour
+    while at < end + epoch:
+        until = min((hour + 1) * HOUR_S, end + epoch)
+        seconds += until - at
+        more = int(np.round(gpus * seconds)) - total
+        ledger.used[row, hour % HOURS] += more
+        total += more
+        at = until
+        hour += 1
+    ledger.kept[0] += total
+    return total
+
+
+@jit
+def next_hour(ledger: Ledger | None, waits: bool) -> float:
+    """Return when GPU seconds may leave the seven days that somebody waits for; infinite: never."""
+    if ledger is None:
+        return np.inf
+    return float((ledger.hour[0] + 1) * HOUR_S - ledger.epoch[0]) if waits and ledger.kept[0] > 0 else np.inf
+
+
+@jit
+def turn_hours(ledger: Ledger | None, now: float, dirty: Ints) -> None:
+    """Bring the seven days up to now."""
+    if ledger is None:
+        return
+    hour, gone = int((now + ledger.epoch[0]) // HOUR_S), 0
+    for new in range(max(ledger.hour[0], hour - HOURS) + 1, hour + 1):  # it takes the place of the hour HOURS before it
+        for bound in range(ledger.row.size):
+            row = ledger.row[bound]
+            if row >= 0 and ledger.used[row, new % HOURS] > 0:
+                gone += ledger.used[row, new % HOURS]
+                ledger.room[bound] += ledger.used[row, new % HOURS]
+                ledger.used[row, new % HOURS] = 0
+    ledger.hour[0], ledger.kept[1] = max(hour, ledger.hour[0]), int(gone > 0)
+    if gone > 0:
+        ledger.kept[0] -= gone
+        dirty[:] = 1
+
+
+@jit
+def just_turned(ledger: Ledger | None) -> bool:
+    """Whether at this instant something has left the seven days."""
+    return ledger is not None and ledger.kept[1] > 0
+
+
+@jit
+def set_gpus(ledger: Ledger | None, job: int, gpus: int) -> None:
+    """Set what a waiting job would take, when it is to have so many GPUs."""
+    if ledger is not None:
+        ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * ledger.limit[job])
+
+
+@jit
+def exceeds_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: float) -> bool:
+    """Whether a limit leaves too little for the job with so many GPUs, of which it has ``held`` for ``left_s`` yet."""
+    if ledger is None or 0 < held >= gpus:
+        return False
+    at = ledger.account[job, 0]
+    while at >= 0:
+        link = ledger.links[at]
+        if _cost_at(ledger, link["unit"], job, gpus, held, left_s) > max(ledger.room[link["bound"]], 0):
+            return True
+        at = link["next"]
+    return False
+
+
+@jit
+def charge_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: float) -> None:
+    """Take what `exceeds_at` asks about."""
+    if ledger is None or 0 < held >= gpus:
+        return
+    at = ledger.account[job, 0]
+    while at >= 0:
+        link = ledger.links[at]
+        ledger.room[link["bound"]] -= _cost_at(ledger, link["unit"], job, gpus, held, left_s)
+        at = link["next"]
+
+
+@jit
+def _cost_at(ledger: Ledger, unit: int, job: int, gpus: int, held: int, left_s: float) -> int:
+    """What a waiting job takes (``held`` 0), or what one that runs takes more: it is the same one job."""
+    if unit == 0:
+        return 0 if held > 0 else 1
+    seconds = min(left_s, ledger.limit[job]) if held > 0 else ledger.limit[job]
+    return gpus - held if unit == 1 else int((gpus - held) * seconds)

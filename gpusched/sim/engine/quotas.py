@@ -1,0 +1,88 @@
+"""Limits of users, groups and classes in replays: which of them each job of a trace counts for, as arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule
+from gpusched.sched.accounts import COLUMNS, chain
+from gpusched.sched.limits import limit_message
+from gpusched.sched.state import LINK, Floats, Ints, ints
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, Ledger, note_used
+from gpusched.sim.quotas import QuotaSet
+from gpusched.traces.trace import Trace
+
+
+class _Bounds:
+    """The bounds of a trace's jobs; each kind of job (user, group, class) is looked up once."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._row: dict[tuple[tuple[str, str, str], str], int] = {}
+        self.rules: list[Rule] = []
+        self.links: list[tuple[int, int, int]] = []
+
+    def of(self, user: str | None, group: str, qos: str) -> list[int]:
+        """Return the bounds of such a job; None: of no known user, who counts for no limit of users."""
+        group = self._quotas.groups.for_job(user or "", group)
+        rules = [r for r in self._quotas.rules(user or "", group, qos) if r.unit in COLUMNS]
+        return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]
+
+    def _enter(self, rule: Rule) -> int:
+        row = self._row.setdefault((rule.key, rule.unit), len(self.rules))
+        if row == len(self.rules):
+            self.rules.append(rule)
+        return row
+
+    def chain(self, bounds: list[int]) -> int:
+        """Return the first link of a new chain of these bounds; -1 without any."""
+        first = len(self.links)
+        self.links += chain([(at, COLUMNS[self.rules[at].unit]) for at in bounds], first)
+        return first if bounds else -1
+
+
+def ledger_of(
+    trace: Trace, limit: Floats, least: Ints, applied: QuotaSet
+) -> tuple[Ledger | None, dict[int, str]]:  # fmt: skip
+    """Return the limits that the trace's jobs count for (None: none), and which jobs exceed one alone, with why.
+
+    ``limit: float64[jobs]``: time limits, seconds; ``least: int64[jobs]``: the fewest GPUs that each may have.
+    """
+    bounds, never = _Bounds(applied.quotas), dict[int, str]()
+    unknown = np.full(len(trace), -1, np.int64)
+    account, qos = (unknown if column is None else column for column in (trace.account, trace.qos))
+    kinds, of = np.unique(np.column_stack((trace.user, account, qos)), axis=0, return_inverse=True)
+    of, first = of.reshape(-1), np.full(len(kinds), -1, np.int64)
+    rows, week = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]), np.minimum(limit, WEEK_S)
+    costs = {"jobs": np.ones(len(trace), np.int64), "gpus": least, "gpu_s": (least * week).astype(np.int64)}
+    for i, (user, group, name) in enumerate(kinds.astype(np.int64).tolist()):
+        found = bounds.of(
+            trace.users[user] if 0 <= user < len(trace.users) else None if user < 0 else str(user),
+            trace.accounts[group] if group >= 0 else "", trace.classes[name] if name >= 0 else "",
+        )  # fmt: skip
+        first[i] = bounds.chain(found)
+        for rule in (bounds.rules[at] for at in found):
+            cost = costs[rule.unit]
+            for job in rows[i][cost[rows[i]] > rule.most].tolist():
+                never.setdefault(job, limit_message(Bound(rule), int(cost[job]), 0))
+    if not bounds.links:
+        return None, never
+    hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules])
+    epoch = trace.epoch or 0.0
+    ledger = Ledger(
+        account=np.column_stack((first[of], trace.gpus, (trace.gpus * week).astype(np.int64))),
+        room=ints([rule.most for rule in bounds.rules]),
+        links=np.array(bounds.links, LINK),
+        row=np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64),
+        used=np.zeros((int(hourly.sum()), HOURS), np.int64),
+        hour=ints([int((float(trace.submit.min(initial=0.0)) + epoch) // HOUR_S)]),
+        kept=np.zeros(2, np.int64),
+        epoch=np.array([epoch]),
+        limit=week,
+    )
+    known = len(bounds.rules)
+    for use in applied.used:
+        for at in bounds.of(use.user, use.group, use.qos):
+            if at < known and hourly[at]:
+                ledger.room[at] -= note_used(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
+    return ledger, never

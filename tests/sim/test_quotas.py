@@ -1,0 +1,300 @@
+"""Replays under limits of users, groups and classes, against the reference in plain Python."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.model.limits import WEEK_S, Group, Groups, Limits, Qos, Quotas
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import RunningView, Snapshot
+from gpusched.model.topology import Topology
+from gpusched.sched.decide import decide
+from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.tree import tree_of
+from gpusched.sim.engine.build import Elastic
+from gpusched.sim.engine.placing import Network
+from gpusched.sim.policies import of_spec, policy_by_name
+from gpusched.sim.quotas import QuotaSet
+from gpusched.sim.replay import Outage, replay
+from tests.sched.limited import with_bounds
+from tests.sched.worlds import node, pending
+from tests.sim import recorded
+from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
+from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
+from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
+
+MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
+USERS, GROUPS, CLASSES = ("ann", "bob", "cat"), ("physics", "lasers"), ("rush",)
+PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
+
+
+@st.composite
+def amounts(draw):
+    """Limits; most have none of a kind."""
+    gpus = draw(st.sampled_from([None, None, None, 2, 4, 8, 12]))
+    hours = draw(st.sampled_from([None, None, None, 8.0, 20.0, 60.0]))
+    return Limits(gpus=gpus, jobs=draw(st.sampled_from([None, None, 1, 2])), gpu_hours=hours)
+
+
+@st.composite
+def quotas(draw):
+    """Of all, of ann, of a group and one below it, of a class."""
+    physics = Group(name="physics", members={"bob": 1}, limits=draw(amounts()))
+    lasers = Group(name="lasers", parent="physics", members={"bob": 1, "cat": 1}, limits=draw(amounts()))
+    rush = Qos(name="rush", limits=draw(amounts()), per_user=draw(amounts()), exempt=draw(st.booleans()))
+    users = {"ann": draw(amounts())} if draw(st.booleans()) else {}
+    return Quotas(each=draw(amounts()), users=users, groups=Groups(groups=(physics, lasers)), qos=(rush,))
+
+
+@st.composite
+def bounded(draw):
+    """(jobs, nodes, outages, quotas); jobs of users, some for groups and in a class, over minutes or over weeks."""
+    jobs, nodes, outages = draw(workloads())
+    scale, later = draw(st.sampled_from([(1.0, 0.0), (3600.0, 0.0), (1800.0, 500_000.0)])), 0.0
+    for job in jobs:
+        later += scale[1] * draw(st.sampled_from([0, 0, 0, 1]))
+        job.submit = job.submit * scale[0] + later
+        job.duration, job.limit = job.duration * scale[0], job.limit * scale[0]
+        job.user, job.group = draw(st.integers(0, 2)), draw(st.sampled_from([-1, -1, 0, 1]))
+        job.qos = draw(st.sampled_from([-1, -1, 0]))
+        if job.user == 0:
+            job.group = -1
+    for away in outages:
+        away.start, away.end = away.start * scale[0], away.end * scale[0]
+    return jobs, nodes, outages, draw(quotas())
+
+
+def bounds_of(of: Quotas):
+    """Who counts for what, said once more."""
+    members = {"ann": "", "bob": "physics", "cat": "lasers"}
+    rush = of.qos[0]
+
+    def counts_outside(job):
+        return job.qos < 0 or not rush.exempt
+
+    def group_of(job):
+        return GROUPS[job.group] if job.group >= 0 else members[USERS[job.user]]
+
+    found = []
+
+    def add(limits, counts):
+        found.extend(
+            Bound(unit, int(most * (HOUR if unit == "gpu_s" else 1)), counts)
+            for unit, most in (("gpus", limits.gpus), ("jobs", limits.jobs), ("gpu_s", limits.gpu_hours))
+            if most is not None
+        )
+
+    for at, name in enumerate(USERS):
+        add(of.users.get(name, of.each), lambda job, at=at: job.user == at and counts_outside(job))
+        add(rush.per_user, lambda job, at=at: job.user == at and job.qos == 0)
+    physics, lasers = of.groups.groups
+    add(physics.limits, lambda job: group_of(job) in GROUPS and counts_outside(job))
+    add(lasers.limits, lambda job: group_of(job) == "lasers" and counts_outside(job))
+    add(rush.limits, lambda job: job.qos == 0)
+    return found
+
+
+def inputs(jobs, nodes, outages):
+    trace, pool = engine_inputs(jobs, nodes)
+    user, account, qos = (np.array([getattr(j, n) for j in jobs], np.int64) for n in ("user", "group", "qos"))
+    trace = replace(
+        trace, epoch=7200.0, user=user, users=USERS, account=account, accounts=GROUPS, qos=qos, classes=CLASSES
+    )
+    return trace, pool, [Outage(o.node, o.start, o.end, o.drain) for o in outages]
+
+
+@pytest.mark.parametrize("mode", ["none", "skip", "easy"])
+@pytest.mark.parametrize(("order", "name"), [("fifo", "fifo"), ("sjf", "sjf-oracle"), ("smallest", "smallest")])
+@given(bounded(), PLACES)
+@settings(max_examples=40, deadline=None)
+def test_orders_go_as_the_reference(order, name, mode, world, place):
+    jobs, nodes, outages, of = world
+    trace, pool, failures = inputs(jobs, nodes, outages)
+    reference = BoundedReference(copy.deepcopy(jobs), nodes, order, mode, place, outages, bounds=bounds_of(of))
+    if order == "sjf":  # limits of GPU hours count time limits all the same
+        trace = replace(trace, limit=trace.duration)
+        for job in reference.jobs:
+            job.limit = job.duration
+        reference.never = [j for j, job in enumerate(reference.jobs) if reference.hopeless(job)]
+    result = replay(
+        trace, pool, name + MODES[mode], placement=place, failures=failures, quotas=QuotaSet(of)
+    )  # fmt: skip
+    assert_as_reference(result, reference.run())
+
+
+@pytest.mark.parametrize(("kind", "name"), [(BoundedConservative, "fifo+conservative"), (BoundedSrtf, "srtf")])
+@given(bounded(), PLACES)
+@settings(max_examples=40, deadline=None)
+def test_conservative_backfill_and_srtf_go_as_the_reference(kind, name, world, place):
+    jobs, nodes, outages, of = world
+    outages = [] if kind is BoundedConservative else outages
+    trace, pool, failures = inputs(jobs, nodes, outages)
+    paced = [PacedJob(j.submit, j.duration, j.limit, j.gpus, j.cores, j.memory, j.after) for j in jobs]
+    for job, old in zip(paced, jobs, strict=True):
+        job.user, job.group, job.qos = old.user, old.group, old.qos
+    places = [PacedNode(n.gpus, n.cores, n.memory) for n in nodes]
+    speeds = Speeds([[1.0] * 3], 1.0, {})
+    reference = kind(paced, places, speeds, place=place, away=outages, bounds=bounds_of(of)).run()
+    result = replay(trace, pool, name, placement=place, failures=failures, quotas=QuotaSet(of))
+    assert_as_reference(result, reference)
+
+
+@pytest.mark.parametrize("mode", ["skip", "easy"])
+@given(bounded(), st.sampled_from(["best-fit", "rack"]))
+@settings(max_examples=40, deadline=None)
+def test_where_placement_costs_nothing_jobs_start_as_without_costs(mode, world, place):
+    """The run that knows costs has queues of its own, by request and limits."""
+    jobs, nodes, _, of = world
+    trace, pool, _ = inputs(jobs, nodes, [])
+    trace = replace(trace, nodes=np.array([j.parts for j in BoundedReference(jobs, nodes).jobs], np.int64))
+    model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model.kinds["compute"] = 1.0
+    names = tuple(f"n{i}" for i in range(len(nodes)))
+    free = Network(tree_of(Topology(), names), model, np.zeros(len(jobs), np.int64), hold_s=np.inf)
+    name, options = "fifo" + MODES[mode], {"placement": place, "quotas": QuotaSet(of)}
+    plain, costly = replay(trace, pool, name, **options), replay(trace, pool, name, network=free, **options)
+    np.testing.assert_array_equal(plain.start, costly.start)
+    np.testing.assert_array_equal(plain.end, costly.end)
+
+
+def runs_of(result):
+    """(job, begin, end, GPUs) of every run, the cut ones, too."""
+    parts = np.diff(result.part_offsets)
+    yield from (
+        (job, result.last_start[job], result.end[job], int(parts[job] * result.part_gpus[job]))
+        for job in np.flatnonzero(np.isfinite(result.end)).tolist()
+    )
+    for i, job in enumerate(result.cut.job.tolist()):
+        span = slice(*result.cut.part_offsets[i : i + 2].tolist())
+        each = result.part_gpus[job] if result.cut.part_gpus is None else result.cut.part_gpus[i]
+        yield job, result.cut.start[i], result.cut.end[i], int(len(result.cut.part_nodes[span]) * each)
+
+
+def most_at_once(result):
+    """The most GPUs, and jobs, that a user had at one time."""
+    found = [0, 0]
+    events = sorted(
+        (time, sign, job, gpus * sign)
+        for job, begin, end, gpus in runs_of(result) if end > begin
+        for time, sign in ((begin, 1), (end, -1))
+    )  # fmt: skip
+    has = np.zeros((result.trace.user.max() + 1, 2), np.int64)
+    for _, sign, job, gpus in events:
+        has[result.trace.user[job]] += gpus, sign
+        found = [max(found[0], has[:, 0].max()), max(found[1], has[:, 1].max())]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", ["fairshare", "las", "elastic", "gist", "rltune", "stopper"])
+def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
+    trace, pool = recorded.workload("mixed")
+    recorded.agent_files(tmp_path)
+    policy = policy_by_name(str(tmp_path / f"{name}.yaml") if name in recorded.WITH_WEIGHTS else name, sizes=True)
+    options = {"restart_s": 2.5, "seed": 7}
+    if policy.chooses_sizes:
+        least, most = np.ones(len(trace), np.int64), np.maximum(trace.gpus, 8)
+        options["elastic"] = Elastic(least=least, most=most, linear=True)
+    free = replay(trace, pool, policy, **options)
+    limits = QuotaSet(Quotas(each=Limits(gpus=16, jobs=3)))
+    bound = replay(trace, pool, policy, quotas=limits, **options)
+    assert most_at_once(free)[0] > 16
+    assert most_at_once(free)[1] > 3
+    assert most_at_once(bound) == (16, 3)
+    assert np.isfinite(bound.end).sum() == np.isfinite(free.end).sum()
+
+
+class Live:
+    """The controller's decision, from instant to instant: snapshots of what is there, and nothing of the engine."""
+
+    def __init__(self, jobs, nodes, known, spec):
+        self.jobs, self.known, self.spec = jobs, known, spec
+        self.nodes = [node(f"n{i}", n.gpus, n.cores, n.memory) for i, n in enumerate(nodes)]
+        self.start, self.where = {}, {}
+
+    def view(self, i):
+        job = self.jobs[i]
+        user = USERS[job.user]
+        group = self.known.groups.for_job(user, GROUPS[job.group] if job.group >= 0 else "")
+        found = pending(
+            f"{i:06}", job.gpus // job.parts, job.parts, int(job.limit), job.submit, user=user, group=group,
+            cores_per_node=-(-job.cores // job.parts), memory_mib_per_node=-(-job.memory // job.parts),
+        )  # fmt: skip
+        return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, qos="rush" * (job.qos == 0)))
+
+    def end(self, i):
+        return self.start[i] + self.jobs[i].duration
+
+    def run(self, able):
+        while times := self.instants(able):
+            self.decide(min(times), able)
+
+    def instants(self, able):
+        self.now = getattr(self, "now", -1.0)
+        times = [self.jobs[i].submit for i in able] + [self.end(i) for i in self.start]
+        waits = any(self.jobs[i].submit <= self.now and i not in self.start for i in able)
+        if waits and any(self.now < self.end(i) + WEEK_S + HOUR for i in self.start):
+            times.append((self.now // HOUR + 1) * HOUR)
+        return [t for t in times if t > self.now]
+
+    def decide(self, now, able):
+        self.now, first = now, now // HOUR * HOUR - WEEK_S
+        views = {i: self.view(i) for i in able if self.jobs[i].submit <= now}
+        over = [i for i in self.start if self.end(i) <= now]
+        used = ((i, int(self.jobs[i].gpus * max(0.0, self.end(i) - max(self.start[i], first)))) for i in over)
+        past = tuple((views[i].user, views[i].group, views[i].spec.qos, now, gpu_s) for i, gpu_s in used)
+        busy = tuple(
+            RunningView(
+                id=v.id, user=v.user, group=v.group, spec=v.spec, allocation=self.where[i], start_time=self.start[i],
+                expected_end=self.start[i] + self.jobs[i].limit,
+            )
+            for i, v in views.items() if i in self.start and i not in over
+        )  # fmt: skip
+        snap = Snapshot(
+            now=now, nodes=tuple(self.nodes), running=busy, policies={"p": self.spec}, groups=self.known.groups,
+            pending=tuple(v for i, v in views.items() if i not in self.start),
+        )  # fmt: skip
+        charged = {v.id: float(self.jobs[i].limit) for i, v in views.items()}
+        for action in decide(with_bounds(snap, self.known, past, charged)).actions:
+            self.start[int(action.job_id)], self.where[int(action.job_id)] = now, action.allocation
+
+
+@pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
+@given(bounded(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
+@settings(max_examples=25, deadline=None)
+def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place):
+    jobs, nodes, _, of = world
+    for job in jobs:
+        job.limit, job.after, job.submit = max(1.0, float(np.ceil(job.limit))), -1, float(np.ceil(job.submit))
+        job.duration = min(job.duration, job.limit)
+    never = BoundedReference(jobs, nodes, bounds=bounds_of(of)).never
+    trace, pool, _ = inputs(jobs, nodes, [])
+    spec = PolicySpec(name="t", order=order, place=place, backfill=backfill)
+    result = replay(trace, pool, of_spec(spec), quotas=QuotaSet(of))
+    live = Live(jobs, nodes, of, spec)
+    live.run([i for i in range(len(jobs)) if i not in never])
+    assert result.infeasible.tolist() == never
+    assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start
+    for i, where in live.where.items():
+        assert [int(part.node[1:]) for part in where.parts] == result.nodes_of(i).tolist()
+
+
+@given(bounded())
+@settings(max_examples=15, deadline=None)
+def test_a_policy_in_python_is_held_to_limits(world):
+    jobs, nodes, outages, of = world
+    trace, pool, failures = inputs(jobs, nodes, outages)
+
+    def whoever_fits(stepper):
+        for job in stepper.waiting():
+            stepper.start(job)
+
+    options = {"failures": failures, "quotas": QuotaSet(of), "placement": "best-fit"}
+    result, rule = replay(trace, pool, whoever_fits, **options), replay(trace, pool, "fifo-skip", **options)
+    np.testing.assert_array_equal(result.start, rule.start)
