@@ -156,7 +156,7 @@ def _kinds(jobs: Records, queues: Records, waiting: Waiting) -> Records:
     same = [account[:, 2], _numbered(waiting.jobs.limit)]
     users = [np.where(fair, jobs["user"], 0), np.where(fair, jobs["level"], 0)]
     rows = [
-        np.stack([partition, *(np.where(drawn, 0, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
+        np.stack([partition, *(np.where(drawn, -1, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
         for shape in (waiting.jobs.shape, jobs["settles"])
     ]
     every = np.concatenate(rows, axis=1)
@@ -165,6 +165,7 @@ def _kinds(jobs: Records, queues: Records, waiting: Waiting) -> Records:
     jobs["kind"], jobs["settled"] = number[: len(jobs)], number[len(jobs) :]
     of_account, _ = _groups(every[:2, first])
     kinds["first"] = kinds["last"] = -1
+    kinds["account"], kinds["gpus"] = every[1:3, first]
     kinds["past"] = np.searchsorted(of_account, of_account, side="right")
     queues["kind"] = np.searchsorted(every[0, first], np.arange(len(queues)))
     queues["kind_stop"] = np.searchsorted(every[0, first], np.arange(len(queues)), side="right")

@@ -113,6 +113,7 @@ class QueueForecast:
             kinds=initial.kinds.copy(),
             entering=self._entering,
             open=np.zeros(len(initial.kinds), np.int64),
+            place=np.zeros(len(initial.kinds)),
             late=LateRoom(
                 room=new_resources(len(self._world.nodes)),
                 fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
@@ -126,7 +127,8 @@ class QueueForecast:
             hourly=initial.hourly,
             frees=initial.frees,
             tree=initial.tree,
-            least=np.zeros((len(initial.links), 3), np.int64),
+            least=np.zeros((len(self._waiting.jobs.links), 3), np.int64),
+            barren=np.zeros((len(initial.kinds), 3), np.int64),
             turns=np.full(len(self._calendar.base), -np.inf),
             strict=self._strict,
             usable=self._world.usable,
@@ -200,7 +202,7 @@ class QueueForecast:
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
         line.jobs["lasts"][:jobs], line.kinds[:] = times.lasts * self._one_after_the_other, initial.kinds
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
-        line.counter[:], line.turns[:] = 0, -np.inf
+        line.counter[:], line.turns[:], line.barren[:] = 0, -np.inf, -1
         line.late.room.gpus[:], line.late.fit[:], line.late.fits[:] = -1, 0, 0  # as of nodes that take no jobs
         line.counter[JOBS], line.counter[ALLOWED] = jobs, work
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap

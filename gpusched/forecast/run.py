@@ -69,8 +69,9 @@ PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
 QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "kind", "kind_stop", "waiting", "dirty")])
 # Jobs between which only their ranks decide: of one partition, account, request and limit (where nodes are drawn, of
 # one partition), and where usage decides the order, of one user and priority. first, last: of those that wait; -1:
-# nobody. past: the first kind behind those of its account. at: its next one in a pass.
-KIND = np.dtype([(n, _I8) for n in ("first", "last", "past", "at")])
+# nobody. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
+# at: its next one in a pass.
+KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
 # From when on so many GPU seconds more may be used of a bound; time: seconds.
 FREE = np.dtype([("bound", _I8), ("amount", _I8), ("time", _F8)])
 # used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
@@ -97,7 +98,8 @@ class QueueArrays(NamedTuple):
         queues: ``QUEUE[partitions]``. users: ``USER[users]``.
         kinds: ``KIND[kinds]``: the waiting jobs; by partition, account and GPUs.
         entering: ``int64[J]``: all by place in the order.
-        open: ``int64[kinds]``: in a pass, the kinds that may be of account in it.
+        open, place: ``int64[kinds]``, ``float64[kinds]``: in a pass, the kinds whose next job may be of account in it,
+            and its place in the order.
         late: Where jobs fit that outlast the head's wait, as known of the last pass.
         fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
         fits: ``int64[shapes]``: on how many nodes.
@@ -110,7 +112,9 @@ class QueueArrays(NamedTuple):
             then: a reservation is over.
         hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
         tree: Of users.
-        least: ``int64[links, 3]``: see `bounds.room_along`; set anew for each pass.
+        least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; set anew for each pass.
+        barren: ``int64[kinds, 3]``: as that was when of an account, by its last kind, nobody could start whatever is
+            free; -1: not known.
         turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
             were free, as nodes are reserved. usable: The nodes, empty of jobs.
@@ -124,6 +128,7 @@ class QueueArrays(NamedTuple):
     kinds: Records
     entering: Ints
     open: Ints
+    place: Floats
     late: LateRoom
     fit: Flags
     fits: Ints
@@ -134,6 +139,7 @@ class QueueArrays(NamedTuple):
     frees: Records
     tree: Tree
     least: Ints
+    barren: Ints
     turns: Floats
     strict: Flags
     usable: Resources
@@ -185,12 +191,11 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
         _turn(passes.scratch.calendar, line, passes)
         partition = 0
         while partition < queues.size:
-            if queues[partition]["dirty"] == 0:
-                partition += 1
-                continue
+            asked = queues[partition]["dirty"] != 0 and queues[partition]["waiting"] > 0
             queues[partition]["dirty"] = 0
-            _decide(line, passes, partition)
-            partition = 0  # a start may let in a job of an earlier one
+            if asked:
+                _decide(line, passes, partition)
+            partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
         if (target >= 0 and not np.isnan(jobs[target]["start"])) or heap.size[0] == 0 or heap.key[0] > until:
             return True
         if counter[WORK] > counter[ALLOWED]:
@@ -304,8 +309,9 @@ def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
             if line.strict[shape] != 0:
                 could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
                 feasibility[shape] = OK if could else RESERVED
-    for partition in range(line.queues.size if turned else 0):
-        line.queues[partition]["dirty"] = 1
+    if turned:
+        line.barren[:] = -1
+        _stir_all(line)
 
 
 @jit
@@ -369,6 +375,7 @@ def _enter_when_due(line: QueueArrays, job: int) -> None:
 def _enter(line: QueueArrays, job: int) -> None:
     jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
     before, after = kind["last"], -1
+    line.barren[kind["past"] - 1] = -1
     if before >= 0 and jobs[before]["rank"] > jobs[job]["rank"]:
         before, after = -1, kind["first"]
         while jobs[after]["rank"] < jobs[job]["rank"]:
@@ -436,12 +443,12 @@ def _account(line: QueueArrays, user: int) -> None:
 @jit
 def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
-    now, of = line.clock[NOW], line.queues[partition]
-    resources, releases, requests, jobs, rng, scratch, outcome = passes
-    line.counter[WORK] += of["kind_stop"] - of["kind"] + _PASS_WORK
-    if of["waiting"] == 0 or not _anybody(line, jobs, requests, partition):
+    of = line.queues[partition]
+    line.counter[WORK] += _PASS_WORK
+    if not _anybody(line, passes.jobs, passes.requests, partition):
         return
-    before, line.counter[ASKED] = outcome.total[0], -1
+    resources, releases, requests, jobs, rng, scratch, outcome = passes
+    before, now, line.counter[ASKED] = outcome.total[0], line.clock[NOW], -1
     state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
     pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"], rng))
     for i in range(before, outcome.total[0]):
@@ -462,30 +469,50 @@ def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) 
 
     Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
     """
-    of, kinds, least, account_of = line.queues[partition], line.kinds, line.least, jobs.account
-    count, kind, hopeful = 0, of["kind"], of["rule"] == NAIVE
+    of, kinds, opened, least, barren = line.queues[partition], line.kinds, line.open, line.least, line.barren
+    shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, line.fits
+    parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
+    kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
+    count, hopeful, work = 0, draws, 0
     if of["fair"] != 0:
         _place_users(line)
     room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
-    while kind < of["kind_stop"]:
-        job = kinds[kind]["first"]
-        account = account_of[job, 0]
-        if job < 0:
+    while kind < stop:
+        account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
+        work += 1
+        if account >= 0 and _no_more(least[account], barren[past - 1]):
+            kind = past
+        while kind < past:
+            work += 1
+            job = kinds[kind]["first"]
+            if account >= 0 and least[account, 1] < kinds[kind]["gpus"]:
+                break  # nor is there room for any behind it
             kind += 1
-            continue
-        if of["rule"] != NAIVE:
-            if account >= 0 and (least[account, 0] < 1 or least[account, 1] < account_of[job, 1]):
-                kind = kinds[kind]["past"]  # no room for so many GPUs, and who is behind takes no fewer
+            if job < 0:
                 continue
-            if jobs.feasibility[jobs.shape[job]] != OK or not within_bounds(least, account_of, job):
-                kind += 1
-                continue
-            hopeful |= _fits(line.fits, requests, jobs.shape[job])
-        line.open[count], kinds[kind]["at"] = kind, job
-        count += 1
-        kind += 1
+            if not draws:
+                if feasibility[shape_of[job]] != OK or not within_bounds(least, account_of, job):
+                    continue
+                hopeful |= _fits(fits, parts, looser, shape_of[job])
+            opened[count], kinds[kind - 1]["at"] = kind - 1, job
+            line.place[count] = _place(of_jobs, users, of["fair"], job)
+            count += 1
+        if account >= 0 and count == before:
+            for unit in range(3):
+                barren[past - 1, unit] = least[account, unit]
+        kind = past
     line.counter[OPEN] = count
+    line.counter[WORK] += work
     return bool(hopeful)
+
+
+@jit
+def _no_more(least: Ints, barren: Ints) -> bool:
+    """Whether an account has no more room than when last nobody of it could start."""
+    more = False
+    for unit in range(3):
+        more |= least[unit] > barren[unit]
+    return not more
 
 
 @jit
@@ -494,32 +521,47 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> 
 
     Where one of a kind does not start, none behind it does in this pass, for room only shrinks; but for draws.
     """
-    line, jobs, requests, fits, late_fits = more.line, state.jobs, state.requests, more.line.fits, more.line.late.fits
-    kinds, asked, count, opened = line.kinds, line.counter[ASKED], line.counter[OPEN], line.open
-    if asked >= 0:
-        kind = kinds[opened[asked]]
-        started = state.outcome.code[kind["at"]] == STARTED
-        kind["at"] = line.jobs[kind["at"]]["next"] if started or more.place == NAIVE else -1
+    line, draws, fair = more.line, more.place == NAIVE, more.fair
+    kinds, counter, opened, place_of, jobs = line.kinds, line.counter, line.open, line.place, line.jobs
+    if counter[ASKED] >= 0:
+        kind = opened[counter[ASKED]]
+        asked = kinds[kind]["at"]
+        started = state.outcome.code[asked] == STARTED
+        after = jobs[asked]["next"] if draws or started else -1
+        kinds[kind]["at"] = after
+        if after >= 0:
+            place_of[counter[ASKED]] = _place(jobs, line.users, fair, after)
+        if started and kinds[kind]["account"] >= 0:
+            room_along(state.jobs.links, state.jobs.room, line.least)
     if head >= 0 and more.backfill == NONE:
         return -1
-    best, place, shadow, i = -1, np.inf, line.clock[SHADOW] if head >= 0 else np.inf, 0
+    # the loop's own arrays, as in the walk
+    least, fits, late_fits, parts, looser = (
+        line.least,
+        line.fits,
+        line.late.fits,
+        state.requests.parts,
+        state.requests.looser,
+    )
+    shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
+    count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, line.clock[SHADOW], 0
     while i < count:
         job = kinds[opened[i]]["at"]
-        could = job >= 0
-        if could and head >= 0 and more.place != NAIVE:
-            shape = jobs.shape[job]
-            could = _fits(fits, requests, shape)
-            could &= state.now + jobs.limit[job] <= shadow or _fits(late_fits, requests, shape)
+        could = job >= 0 and (draws or within_bounds(least, account_of, job))
+        if could and head >= 0 and not draws:
+            shape = shape_of[job]
+            could = _fits(fits, parts, looser, shape)
+            if could and now + limit_of[job] > shadow:
+                could = _fits(late_fits, parts, looser, shape)
         if not could:
             count -= 1
-            opened[i] = opened[count]
+            opened[i], place_of[i] = opened[count], place_of[count]
             continue
-        own = _place(line.jobs, line.users, more.fair, job)
-        if own < place:
-            best, place = i, own
+        if place_of[i] < place:
+            best, first, place = i, job, place_of[i]
         i += 1
-    line.counter[OPEN], line.counter[ASKED] = count, best
-    return int(kinds[opened[best]]["at"]) if best >= 0 else -1
+    counter[OPEN], counter[ASKED] = count, best
+    return int(first)
 
 
 @jit
@@ -568,10 +610,10 @@ pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
 
 
 @jit
-def _fits(fits: Ints, requests: Requests, shape: int) -> bool:
-    """Whether a request, or a looser one, fits now."""
-    while fits[shape] < requests.parts[shape]:
-        shape = entry(requests.looser, shape, -1)
+def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
+    """Whether a request, or a looser one, has nodes enough on which it fits."""
+    while fits[shape] < parts[shape]:
+        shape = entry(looser, shape, -1)
         if shape < 0:
             return False
     return True
