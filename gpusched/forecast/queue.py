@@ -208,7 +208,7 @@ class QueueForecast:
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
         line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
         line.heap.size[0] = len(order)
-        for end in np.unique(self._calendar.end).tolist():
+        for end in sorted(set(self._calendar.end.tolist())):
             push(line.heap, end, 2 * (len(initial.jobs) + jobs) + 1 + len(initial.frees))
         return line
 

@@ -119,16 +119,16 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     views, reasons = waiting.views, dict[str, Reason]()
     of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
     queue, block = of.get(partition, ([], Block(PolicySpec(name=""), -1, float("inf"))))
-    verdicts.add(queue, block, reasons)
+    at = next((job for job in queue if views[job].id == job_id), -1)
+    verdicts.add(queue, block, reasons, only=at)
     counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
-    at = next((job for job in queue if views[job].id == job_id), None)
     return Answer(
         reason=(reasons | effects.reasons).get(job_id),
         ordered=[views[job] for job in queue],
         queue=[views[job] for job in counted],
         head=(views[block.head], block.shadow) if block.head >= 0 else None,
-        better=at is not None and outcome.code[at] == POLICY and job_id in effects.reasons,
-        exceeded=verdicts.exceeded(at) if at is not None and outcome.code[at] == LIMIT else [],
+        better=at >= 0 and outcome.code[at] == POLICY and job_id in effects.reasons,
+        exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
     )
 
 

@@ -78,8 +78,8 @@ class Verdicts:
         self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
 
-    def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
-        """Writes the reasons of one partition's queue."""
+    def add(self, queue: list[int], block: Block, reasons: dict[str, Reason], only: int | None = None) -> None:
+        """Writes the reasons of one partition's queue; ``only``: of that job alone."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
             BACKFILL: self._delayed(block),
@@ -90,6 +90,9 @@ class Verdicts:
         for job in queue:
             code = codes[job]
             if code == STARTED:
+                continue
+            if only is not None and job != only:
+                ahead += 1 + views[job].behind if holds_back(code) else 0
                 continue
             if code == PRIORITY:
                 reason = self._before(ahead)
