@@ -15,14 +15,17 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
-from gpusched.sched.tally import counts_of, covers, earliest, queue_of
+from gpusched.sched.explain import Explanation
+from gpusched.sched.tally import covers
 from gpusched.sched.topology.spread import knows_racks, splits
 
 _SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
 _MOST_LIMITS = 4
 
 
-def alternatives_of(inventory: Inventory, snapshot: Snapshot, job: PendingView) -> list[Alternative]:
+def alternatives_of(
+    inventory: Inventory, snapshot: Snapshot, job: PendingView, explanation: Explanation
+) -> list[Alternative]:
     """What might start sooner than the job as it stands; whether it does is for `StartForecast` to say.
 
     A job that is held comes first as it would be if it were released.
@@ -35,7 +38,7 @@ def alternatives_of(inventory: Inventory, snapshot: Snapshot, job: PendingView) 
     for kind, options in (
         ("partition", _elsewhere(inventory, job.spec)),
         ("gpus", _fewer(inventory, job.spec)),
-        ("limit", _shorter(snapshot, job)),
+        ("limit", _shorter(snapshot, job, explanation)),
         ("nodes", _spread(job.spec)),
     ):
         for what, how, spec in options:
@@ -124,14 +127,12 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
         return None
 
 
-def _shorter(snapshot: Snapshot, job: PendingView) -> Iterator[tuple[str, str, JobSpec]]:
+def _shorter(snapshot: Snapshot, job: PendingView, explanation: Explanation) -> Iterator[tuple[str, str, JobSpec]]:
     """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
     limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
-    if snapshot.policies[job.spec.partition].backfill == "easy":
-        counts = counts_of(snapshot)
-        queue = queue_of(snapshot, job.spec.partition, counts.values())
-        head = earliest(snapshot, queue[0], counts) if queue and queue[0].id != job.id else None
-        if head is not None and 0 < (wait := int(head[0] - snapshot.now)) < job.spec.time_limit_s:
+    if snapshot.policies[job.spec.partition].backfill == "easy" and explanation.head not in ("", job.id):
+        wait = int(min(explanation.head_at - snapshot.now, job.spec.time_limit_s))
+        if 0 < wait < job.spec.time_limit_s:
             limits = {wait, *(s for s in limits if s < wait)}
     begins = {one.begin for node in snapshot.nodes for one in node.reservations if node.partition == job.spec.partition}
     before = {int(begin - snapshot.now) for begin in begins} if job.reserved is None else set()

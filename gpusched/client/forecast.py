@@ -40,7 +40,7 @@ def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explan
 
     view = next(j for j in snapshot.pending if j.id == explanation.job_id)
     habits = LimitUse(client.reader.past_runs() if client.reader else [])
-    alternatives = alternatives_of(client.inventory, snapshot, view)
+    alternatives = alternatives_of(client.inventory, snapshot, view, explanation)
     settings = client.inventory.settings
     foresight = StartForecast(
         snapshot, view, habits, alternatives, spreads_of(snapshot, view),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import FREE, JOB, PART, QUEUE, USER
+from gpusched.forecast.run import FREE, JOB, KIND, PART, QUEUE, USER
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import leaf_of, split_leaf
@@ -19,7 +19,7 @@ from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import Tree, tree_of
-from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, PLACES, Floats, Ints, Records
+from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, NAIVE, PLACES, Floats, Ints, Records
 from gpusched.sched.topology.spread import knows_racks, waits_until
 
 
@@ -31,7 +31,7 @@ class InitialState(NamedTuple):
     child: Ints
     queues: Records
     users: Records
-    levels: int
+    kinds: Records
     links: Records
     hourly: Ints
     frees: Records
@@ -85,11 +85,17 @@ def waiting_and_settling(
 
 
 def initial_state_of(
-    snapshot: Snapshot, views: Sequence[PendingView], own: int, world: NodeArrays, waiting: Waiting
+    snapshot: Snapshot,
+    views: Sequence[PendingView],
+    own: int,
+    world: NodeArrays,
+    waiting: Waiting,
+    settling: dict[str, Ints | Floats],
 ) -> InitialState:
     """Everything that does not depend on run times.
 
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
+    ``settling``: as `waiting_and_settling` says.
     """
     running, count = snapshot.running, len(views)
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
@@ -105,12 +111,14 @@ def initial_state_of(
     jobs["gpu_s"][:count], jobs["gpu_s"][count:] = waiting.jobs.account[:, 2], jobs["gpus"][count:] * left
     jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
     jobs["start"], jobs["eligible"] = np.nan, -np.inf
-    level = np.unique(-waiting.keys.priority, return_inverse=True)[1].reshape(-1)
-    jobs["level"][:count] = level
+    jobs["level"][:count] = _numbered(-waiting.keys.priority)
+    for name, column in settling.items():
+        jobs[name][:count] = column
     jobs["eligible"][:count] = [_eligible(view) for view in views]
     parts = _held_parts(jobs[count:], running, world)
     child = _dependents(jobs, snapshot, views, own)
     queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
+    kinds = _kinds(jobs[:count], queues, waiting)
     users = np.zeros(len(names), USER)
     users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
     users["since"] = snapshot.now
@@ -119,8 +127,7 @@ def initial_state_of(
     hourly[: len(snapshot.bounds)] = [bound.rule.unit == "gpu_s" for bound in snapshot.bounds]
     frees = [(at, amount, time) for at, bound in enumerate(snapshot.bounds) for time, amount in bound.frees]
     tree = tree_of(snapshot.groups, [split_leaf(name) for name in names])
-    levels = int(level.max(initial=0)) + 1
-    return InitialState(jobs, parts, child, queues, users, levels, links, hourly, np.array(frees, FREE), tree)
+    return InitialState(jobs, parts, child, queues, users, kinds, links, hourly, np.array(frees, FREE), tree)
 
 
 def _eligible(view: PendingView) -> float:
@@ -132,16 +139,52 @@ def _eligible(view: PendingView) -> float:
 def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
     """The partitions' queues, all empty; sets each job's place in its partition's order."""
     queues = np.zeros(len(policies), QUEUE)
-    low = 0
     for queue, (name, policy) in zip(queues, policies.items(), strict=True):
         queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
-        queue["fair"], queue["low"] = policy.order == "fairshare", low
+        queue["fair"] = policy.order == "fairshare"
         if name in waiting.queues:
             # Fair share is sorted by usage on the way; where users are equal it goes by submission.
             ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order)
             jobs["rank"][ordered] = np.arange(len(ordered))
-            low += len(ordered)
     return queues
+
+
+def _kinds(jobs: Records, queues: Records, waiting: Waiting) -> Records:
+    """The kinds of the waiting jobs (``run.KIND``); sets each job's, and what they become once it has settled."""
+    account, partition = waiting.jobs.account, jobs["partition"]
+    drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0
+    same = [account[:, 2], _numbered(waiting.jobs.limit)]
+    users = [np.where(fair, jobs["user"], 0), np.where(fair, jobs["level"], 0)]
+    rows = [
+        np.stack([partition, *(np.where(drawn, -1, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
+        for shape in (waiting.jobs.shape, jobs["settles"])
+    ]
+    every = np.concatenate(rows, axis=1)
+    number, first = _groups(every)
+    kinds = np.zeros(len(first), KIND)
+    jobs["kind"], jobs["settled"] = number[: len(jobs)], number[len(jobs) :]
+    of_account, _ = _groups(every[:2, first])
+    kinds["first"] = kinds["last"] = -1
+    kinds["account"], kinds["gpus"] = every[1:3, first]
+    kinds["past"] = np.searchsorted(of_account, of_account, side="right")
+    queues["kind"] = np.searchsorted(every[0, first], np.arange(len(queues)))
+    queues["kind_stop"] = np.searchsorted(every[0, first], np.arange(len(queues)), side="right")
+    return kinds
+
+
+def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
+    """Of ``rows: [columns, n]`` the number of each in their order, equal ones alike, and one of each number."""
+    order = np.lexsort(rows[::-1])
+    differs = np.ones(len(order), bool)
+    differs[1:] = (np.diff(rows[:, order], axis=1) != 0).any(axis=0)
+    number = np.zeros(len(order), np.int64)
+    number[order] = np.cumsum(differs) - 1
+    return number, order[differs]
+
+
+def _numbered(values: Ints | Floats) -> Ints:
+    """Their places in order, equal ones alike."""
+    return _groups(values[None])[0]
 
 
 def _partitions(

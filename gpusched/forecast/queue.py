@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
-from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
+from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, waiting_of
 from gpusched.sched.fit import set_feasibility
@@ -27,6 +27,7 @@ from gpusched.sched.state import (
     Releases,
     Resources,
     new_outcome,
+    new_resources,
     new_scratch,
     seed_words,
 )
@@ -86,13 +87,11 @@ class QueueForecast:
         self._strict = self._block_all()
         jobs.feasibility[(jobs.feasibility == RESERVED) & (self._strict == 0)] = OK  # they may be the head
         self._masks, self._feasibility = jobs.masks.copy(), jobs.feasibility.copy()
-        self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
-        for name in ("settles", "gives_up"):
-            self._initial.jobs[name][: len(self.views)] = settling[name]
+        self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting, settling)
         eligible = self._initial.jobs["eligible"]
         for job, until in later.items():
             eligible[job] = max(eligible[job], until)
-        self._clock = np.array([snapshot.now, half_life_s, tick_s])
+        self._clock = np.array([snapshot.now, half_life_s, tick_s, np.inf])
         self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
 
@@ -111,9 +110,15 @@ class QueueForecast:
             child=initial.child,
             queues=initial.queues.copy(),
             users=initial.users.copy(),
-            line=np.zeros(jobs, np.int64),
-            sorted=np.zeros(jobs, np.int64),
-            likely=np.zeros(jobs, np.int64),
+            kinds=initial.kinds.copy(),
+            entering=self._entering,
+            open=np.zeros(len(initial.kinds), np.int64),
+            place=np.zeros(len(initial.kinds)),
+            late=LateRoom(
+                room=new_resources(len(self._world.nodes)),
+                fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
+                fits=np.zeros(shapes, np.int64),
+            ),
             fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
             fits=np.zeros(shapes, np.int64),
             clock=self._clock.copy(),
@@ -122,7 +127,8 @@ class QueueForecast:
             hourly=initial.hourly,
             frees=initial.frees,
             tree=initial.tree,
-            least=np.zeros((len(initial.links), 3), np.int64),
+            least=np.zeros((len(self._waiting.jobs.links), 3), np.int64),
+            barren=np.zeros((len(initial.kinds), 3), np.int64),
             turns=np.full(len(self._calendar.base), -np.inf),
             strict=self._strict,
             usable=self._world.usable,
@@ -194,14 +200,15 @@ class QueueForecast:
         self._jobs.masks[:], self._jobs.feasibility[:] = self._masks, self._feasibility
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
-        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts * self._one_after_the_other, self._entering
+        line.jobs["lasts"][:jobs], line.kinds[:] = times.lasts * self._one_after_the_other, initial.kinds
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
-        line.counter[:], line.turns[:] = 0, -np.inf
-        line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, initial.levels, work
+        line.counter[:], line.turns[:], line.barren[:] = 0, -np.inf, -1
+        line.late.room.gpus[:], line.late.fit[:], line.late.fits[:] = -1, 0, 0  # as of nodes that take no jobs
+        line.counter[JOBS], line.counter[ALLOWED] = jobs, work
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
         line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
         line.heap.size[0] = len(order)
-        for end in np.unique(self._calendar.end).tolist():
+        for end in sorted(set(self._calendar.end.tolist())):
             push(line.heap, end, 2 * (len(initial.jobs) + jobs) + 1 + len(initial.frees))
         return line
 

@@ -13,21 +13,25 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
+from gpusched.sched.backfill import attempt_any
 from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import Tree, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import keep_for
+from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
 from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    EASY,
     FIRST_FIT,
     NAIVE,
     NONE,
     OK,
     POLICY,
     RESERVED,
+    STARTED,
     Calendar,
     ClusterState,
     Flags,
@@ -37,6 +41,7 @@ from gpusched.sched.state import (
     Outcome,
     Records,
     Releases,
+    Request,
     Requests,
     Resources,
     Scratch,
@@ -51,24 +56,38 @@ _I8, _F8 = np.int64, np.float64
 # it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
 # child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. settles: what it
 # asks for (index into `Requests`) once it has waited for better nodes long enough, from ``gives_up`` on; infinite: it
-# waits for none. eligible: not before it. lasts: how long it runs. start: NaN until then. limit: when it would
+# waits for none. kind, settled: index into KIND, of what it asks for now, and then. next: the next of its kind that
+# waits, or -1. eligible: not before it. lasts: how long it runs. start: NaN until then. limit: when it would
 # end by its limit, once it runs.
 JOB = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "account", "user", "gpus", "gpu_s", "needs", "part", "part_stop")]
-    + [(n, _I8) for n in ("child", "child_begun", "child_stop", "settles")]
+    + [(n, _I8) for n in ("child", "child_begun", "child_stop", "settles", "kind", "settled", "next")]
     + [(n, _F8) for n in ("gives_up", "eligible", "lasts", "start", "limit")]
 )
 PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
-# low: where its part of the line begins. fair: ordered by users' usage. dirty: something has happened.
-QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "low", "waiting", "dirty")])
+# kind, kind_stop: rows of KIND. fair: ordered by users' usage. dirty: something has happened.
+QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "kind", "kind_stop", "waiting", "dirty")])
+# Jobs between which only their ranks decide: of one partition, account, request and limit (where nodes are drawn, of
+# one partition), and where usage decides the order, of one user and priority. first, last: of those that wait; -1:
+# nobody. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
+# at: its next one in a pass.
+KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
 # From when on so many GPU seconds more may be used of a bound; time: seconds.
 FREE = np.dtype([("bound", _I8), ("amount", _I8), ("time", _F8)])
 # used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
 USER = np.dtype([(n, _F8) for n in ("used", "since", "usage")] + [(n, _I8) for n in ("held", "place")])
 
-NOW, HALF_LIFE, TICK, CLOCKS = range(4)
-JOBS, LEVELS, WORK, ALLOWED, AWAKE, COUNTERS = range(6)
+NOW, HALF_LIFE, TICK, SHADOW, CLOCKS = range(5)
+JOBS, WORK, ALLOWED, AWAKE, OPEN, ASKED, COUNTERS = range(7)
 _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
+
+
+class LateRoom(NamedTuple):
+    """What was left to jobs that outlast the head's wait, and ``fit``, ``fits`` of it, as in `QueueArrays`."""
+
+    room: Resources
+    fit: Flags
+    fits: Ints
 
 
 class QueueArrays(NamedTuple):
@@ -77,20 +96,25 @@ class QueueArrays(NamedTuple):
     Attributes:
         jobs: ``JOB[J+R]``. parts: ``PART[...]``. child: ``int64[...]``.
         queues: ``QUEUE[partitions]``. users: ``USER[users]``.
-        line: ``int64[J]``: the waiting jobs, partition by partition, in order.
-        sorted: ``int64[J]``: all by place in the order, at the beginning; then to work in, as ``likely``: ``int64[J]``.
+        kinds: ``KIND[kinds]``: the waiting jobs; by partition, account and GPUs.
+        entering: ``int64[J]``: all by place in the order.
+        open, place: ``int64[kinds]``, ``float64[kinds]``: in a pass, the kinds whose next job may be of account in it,
+            and its place in the order.
+        late: Where jobs fit that outlast the head's wait, as known of the last pass.
         fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
         fits: ``int64[shapes]``: on how many nodes.
-        clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; seconds.
-        counter: ``int64[COUNTERS]``: J; classes of priority; queue entries looked at, and how many are allowed; whether
-            an unlucky draw is to be drawn again.
+        clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; when the head can start; seconds.
+        counter: ``int64[COUNTERS]``: J; queue entries looked at, and how many are allowed; whether
+            an unlucky draw is to be drawn again; in a pass, how many kinds are open, and which was asked last.
         heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
             next J: job j gives up waiting for better nodes, the next J+R: what job k used leaves the seven days for
             which a limit of GPU hours counts, then: row of ``frees``;
             then: a reservation is over.
         hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
         tree: Of users.
-        least: ``int64[links, 3]``: see `bounds.room_along`; set anew for each pass.
+        least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; set anew for each pass.
+        barren: ``int64[kinds, 3]``: as that was when of an account, by its last kind, nobody could start whatever is
+            free; -1: not known.
         turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
             were free, as nodes are reserved. usable: The nodes, empty of jobs.
@@ -101,9 +125,11 @@ class QueueArrays(NamedTuple):
     child: Ints
     queues: Records
     users: Records
-    line: Ints
-    sorted: Ints
-    likely: Ints
+    kinds: Records
+    entering: Ints
+    open: Ints
+    place: Floats
+    late: LateRoom
     fit: Flags
     fits: Ints
     clock: Floats
@@ -113,6 +139,7 @@ class QueueArrays(NamedTuple):
     frees: Records
     tree: Tree
     least: Ints
+    barren: Ints
     turns: Floats
     strict: Flags
     usable: Resources
@@ -130,6 +157,16 @@ class Passes(NamedTuple):
     outcome: Outcome
 
 
+class Ahead(NamedTuple):
+    """Of one partition's pass: how it places, orders and backfills; see QUEUE."""
+
+    line: QueueArrays
+    place: int
+    fair: int
+    backfill: int
+    rng: Words
+
+
 @jit
 def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) -> bool:
     """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
@@ -140,7 +177,7 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
         Whether it came that far; False where the allowed work was used up.
     """
     jobs, queues, clock, counter, heap = line.jobs, line.queues, line.clock, line.counter, line.heap
-    for job in line.sorted[: counter[JOBS]]:  # by place in the order: each enters at the end of its line
+    for job in line.entering:  # by place in the order: each enters at the end of its kind
         if jobs[job]["needs"] == 0:
             _enter_when_due(line, job)
         if jobs[job]["needs"] >= 0 and jobs[job]["gives_up"] < np.inf:
@@ -154,12 +191,11 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
         _turn(passes.scratch.calendar, line, passes)
         partition = 0
         while partition < queues.size:
-            if queues[partition]["dirty"] == 0:
-                partition += 1
-                continue
+            asked = queues[partition]["dirty"] != 0 and queues[partition]["waiting"] > 0
             queues[partition]["dirty"] = 0
-            _decide(line, passes, partition)
-            partition = 0  # a start may let in a job of an earlier one
+            if asked:
+                _decide(line, passes, partition)
+            partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
         if (target >= 0 and not np.isnan(jobs[target]["start"])) or heap.size[0] == 0 or heap.key[0] > until:
             return True
         if counter[WORK] > counter[ALLOWED]:
@@ -267,20 +303,27 @@ def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
             for node in range(request.lo, request.hi):
                 line.fit[shape, node] = node_fits(passes.resources, jobs.masks, request, node)
                 line.fits[shape] += line.fit[shape, node]
+                line.late.fits[shape] -= line.late.fit[shape, node]
+                line.late.fit[shape, node] = node_fits(line.late.room, jobs.masks, request, node)
+                line.late.fits[shape] += line.late.fit[shape, node]
             if line.strict[shape] != 0:
                 could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
                 feasibility[shape] = OK if could else RESERVED
-    for partition in range(line.queues.size if turned else 0):
-        line.queues[partition]["dirty"] = 1
+    if turned:
+        line.barren[:] = -1
+        _stir_all(line)
 
 
 @jit
 def _give_up(line: QueueArrays, jobs: Jobs, job: int) -> None:
     """From now on it takes what there is."""
     of = line.jobs[job]
-    jobs.shape[job] = of["settles"]
-    if np.isnan(of["start"]) and of["needs"] == 0 and of["eligible"] <= line.clock[NOW]:
-        _stir(line, of["partition"])
+    waits = np.isnan(of["start"]) and of["needs"] == 0 and of["eligible"] <= line.clock[NOW]
+    if waits:
+        _leave(line, job)
+    jobs.shape[job], of["kind"] = of["settles"], of["settled"]
+    if waits:
+        _enter(line, job)
 
 
 @jit
@@ -330,15 +373,37 @@ def _enter_when_due(line: QueueArrays, job: int) -> None:
 
 @jit
 def _enter(line: QueueArrays, job: int) -> None:
-    jobs, order = line.jobs, line.line
-    queue = line.queues[jobs[job]["partition"]]
-    at = queue["low"] + queue["waiting"]
-    while at > queue["low"] and jobs[order[at - 1]]["rank"] > jobs[job]["rank"]:
-        order[at] = order[at - 1]
-        at -= 1
-    order[at] = job
-    queue["waiting"] += 1
+    jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
+    before, after = kind["last"], -1
+    line.barren[kind["past"] - 1] = -1
+    if before >= 0 and jobs[before]["rank"] > jobs[job]["rank"]:
+        before, after = -1, kind["first"]
+        while jobs[after]["rank"] < jobs[job]["rank"]:
+            before, after = after, jobs[after]["next"]
+    jobs[job]["next"] = after
+    if before < 0:
+        kind["first"] = job
+    else:
+        jobs[before]["next"] = job
+    if after < 0:
+        kind["last"] = job
+    line.queues[jobs[job]["partition"]]["waiting"] += 1
     _stir(line, jobs[job]["partition"])
+
+
+@jit
+def _leave(line: QueueArrays, job: int) -> None:
+    jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
+    before, at = -1, kind["first"]
+    while at != job:
+        before, at = at, jobs[at]["next"]
+    if before < 0:
+        kind["first"] = jobs[job]["next"]
+    else:
+        jobs[before]["next"] = jobs[job]["next"]
+    if kind["last"] == job:
+        kind["last"] = before
+    line.queues[jobs[job]["partition"]]["waiting"] -= 1
 
 
 @jit
@@ -378,113 +443,197 @@ def _account(line: QueueArrays, user: int) -> None:
 @jit
 def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
-    now = line.clock[NOW]
-    resources, releases, requests, jobs, rng, scratch, outcome = passes
-    rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
-    queue = _queue(line, requests.parts, requests.looser, jobs, partition)
-    line.counter[WORK] += queue.size + _PASS_WORK
-    if queue.size == 0:
+    of = line.queues[partition]
+    line.counter[WORK] += _PASS_WORK
+    if not _anybody(line, passes.jobs, passes.requests, partition):
         return
-    before = outcome.total[0]
+    resources, releases, requests, jobs, rng, scratch, outcome = passes
+    before, now, line.counter[ASKED] = outcome.total[0], line.clock[NOW], -1
     state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
-    pass_by_rule(state, queue, backfill, Rule(rule, rng))
+    pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"], rng))
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now
         line.jobs[job]["limit"] = now + jobs.limit[job]
         push(line.heap, now + line.jobs[job]["lasts"], job)
         _hold(line, job, 1)
-        for part in range(requests.parts[outcome.shape[job]]):
-            node = outcome.nodes[outcome.offset[job] + part]
-            fit_anew(line.fit, line.fits, resources, requests, jobs.masks, node)
-    _close_up(line, outcome.started[before : outcome.total[0]], outcome.code, partition, rule == NAIVE)
+        _leave(line, job)
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         _tell(line, line.jobs[job]["child_begun"], line.jobs[job]["child_stop"])
 
 
 @jit
-def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, partition: int) -> Ints:
-    """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
+def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) -> bool:
+    """Whether any job may start now; sets ``line.open`` to the kinds whose next job could be the head, or start.
 
-    What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
-    never run block nobody, and those for which a limit leaves no room do not either. The naive placement draws for all.
+    Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
     """
-    of = line.queues[partition]
-    queue = line.line[of["low"] : of["low"] + of["waiting"]]
-    line.counter[WORK] += queue.size // 8
+    of, kinds, opened, least, barren = line.queues[partition], line.kinds, line.open, line.least, line.barren
+    shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, line.fits
+    parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
+    kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
+    count, hopeful, work = 0, draws, 0
     if of["fair"] != 0:
-        queue = _by_usage(line, queue)
-    if of["rule"] == NAIVE:
-        return queue
-    count = hopeful = takers = 0  # takers: those of the hopeful that may leave others less of a limit
-    headed = False
-    shape_of, account_of, feasibility, fits, likely = jobs.shape, jobs.account, jobs.feasibility, line.fits, line.likely
-    least = line.least
+        _place_users(line)
     room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
-    for job in queue:
-        shape, bounded = shape_of[job], account_of[job, 0] >= 0
-        if feasibility[shape] != OK or not within_bounds(least, account_of, job):
-            continue
-        while fits[shape] < parts[shape] and entry(looser, shape, -1) >= 0:
-            shape = entry(looser, shape, -1)
-        if fits[shape] >= parts[shape]:
-            hopeful += 1
-            takers += bounded
-        elif headed:
-            continue
-        else:
-            headed = not bounded or takers == 0
-        likely[count] = job
-        count += 1
-        if headed and of["backfill"] == NONE:
-            break
-    return likely[: count if hopeful > 0 else 0]
+    while kind < stop:
+        account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
+        work += 1
+        if account >= 0 and _no_more(least[account], barren[past - 1]):
+            kind = past
+        while kind < past:
+            work += 1
+            job = kinds[kind]["first"]
+            if account >= 0 and least[account, 1] < kinds[kind]["gpus"]:
+                break  # nor is there room for any behind it
+            kind += 1
+            if job < 0:
+                continue
+            if not draws:
+                if feasibility[shape_of[job]] != OK or not within_bounds(least, account_of, job):
+                    continue
+                hopeful |= _fits(fits, parts, looser, shape_of[job])
+            opened[count], kinds[kind - 1]["at"] = kind - 1, job
+            line.place[count] = _place(of_jobs, users, of["fair"], job)
+            count += 1
+        if account >= 0 and count == before:
+            for unit in range(3):
+                barren[past - 1, unit] = least[account, unit]
+        kind = past
+    line.counter[OPEN] = count
+    line.counter[WORK] += work
+    return bool(hopeful)
 
 
 @jit
-def _close_up(line: QueueArrays, started: Ints, codes: Ints, partition: int, draws: bool) -> None:
-    """Takes what has started out of the queue; after an unlucky draw the next cycle draws again."""
-    of, order, jobs = line.queues[partition], line.line, line.jobs
-    if started.size == 0 and not draws:
-        return
-    kept = of["low"]
-    if started.size == 1 and not draws:  # as most passes do: nothing has to be looked up of the others
-        while order[kept] != started[0]:
-            kept += 1
-        of["waiting"] -= 1
-        for at in range(kept, of["low"] + of["waiting"]):
-            order[at] = order[at + 1]
-        return
-    for at in range(kept, kept + of["waiting"]):
-        job = order[at]
-        if np.isnan(jobs[job]["start"]):
-            order[kept] = job
-            kept += 1
-            if draws and codes[job] == POLICY and line.counter[AWAKE] == 0:
-                line.counter[AWAKE] = 1
-                push(line.heap, line.clock[NOW] + line.clock[TICK], jobs.size + line.counter[JOBS])
-    of["waiting"] = kept - of["low"]
+def _no_more(least: Ints, barren: Ints) -> bool:
+    """Whether an account has no more room than when last nobody of it could start."""
+    more = False
+    for unit in range(3):
+        more |= least[unit] > barren[unit]
+    return not more
 
 
 @jit
-def _by_usage(line: QueueArrays, queue: Ints) -> Ints:
-    """The queue by (priority, users' place by usage now, rank): buckets, as there are few users. See `order`."""
-    users, jobs, ordered = line.users, line.jobs, line.sorted
+def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> int:
+    """The first in order of those that could start, or be the head where there is none yet; -1: nobody.
+
+    Where one of a kind does not start, none behind it does in this pass, for room only shrinks; but for draws.
+    """
+    line, draws, fair = more.line, more.place == NAIVE, more.fair
+    kinds, counter, opened, place_of, jobs = line.kinds, line.counter, line.open, line.place, line.jobs
+    if counter[ASKED] >= 0:
+        kind = opened[counter[ASKED]]
+        asked = kinds[kind]["at"]
+        started = state.outcome.code[asked] == STARTED
+        after = jobs[asked]["next"] if draws or started else -1
+        kinds[kind]["at"] = after
+        if after >= 0:
+            place_of[counter[ASKED]] = _place(jobs, line.users, fair, after)
+        if started and kinds[kind]["account"] >= 0:
+            room_along(state.jobs.links, state.jobs.room, line.least)
+    if head >= 0 and more.backfill == NONE:
+        return -1
+    # the loop's own arrays, as in the walk
+    least, fits, late_fits, parts, looser = (
+        line.least,
+        line.fits,
+        line.late.fits,
+        state.requests.parts,
+        state.requests.looser,
+    )
+    shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
+    count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, line.clock[SHADOW], 0
+    while i < count:
+        job = kinds[opened[i]]["at"]
+        could = job >= 0 and (draws or within_bounds(least, account_of, job))
+        if could and head >= 0 and not draws:
+            shape = shape_of[job]
+            could = _fits(fits, parts, looser, shape)
+            if could and now + limit_of[job] > shadow:
+                could = _fits(late_fits, parts, looser, shape)
+        if not could:
+            count -= 1
+            opened[i], place_of[i] = opened[count], place_of[count]
+            continue
+        if place_of[i] < place:
+            best, first, place = i, job, place_of[i]
+        i += 1
+    counter[OPEN], counter[ASKED] = count, best
+    return int(first)
+
+
+@jit
+def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead) -> tuple[int, int]:
+    """By the rule; after an unlucky draw the next cycle draws again."""
+    line, jobs = more.line, state.jobs
+    code, given = attempt_any(
+        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, more.rng, state.scratch
+    )
+    if code == POLICY and line.counter[AWAKE] == 0:
+        line.counter[AWAKE] = 1
+        push(line.heap, state.now + line.clock[TICK], line.jobs.size + line.counter[JOBS])
+    return code, given
+
+
+@jit
+def _keep(state: ClusterState, job: int, code: int, more: Ahead) -> float:
+    """For the head; notes what the others fit on that outlast its wait."""
+    line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
+    shadow, known = keep_for(state, job, more.place), line.late.room
+    for node in range(state.requests.lo[shape], state.requests.hi[shape]):
+        gpus, cores, memory = late.gpus[node], late.cores[node], late.memory[node]
+        if gpus != known.gpus[node] or cores != known.cores[node] or memory != known.memory[node]:
+            _note_late(line.late, late, state.requests, state.jobs.masks, node)
+    line.clock[SHADOW] = shadow if more.backfill == EASY else np.inf
+    return shadow
+
+
+@jit
+def _note_late(of: LateRoom, late: Resources, requests: Requests, masks: Flags, node: int) -> None:
+    of.room.gpus[node], of.room.cores[node], of.room.memory[node] = late.gpus[node], late.cores[node], late.memory[node]
+    fit_anew(of.fit, of.fits, late, requests, masks, node)
+
+
+@jit
+def _started(state: ClusterState, job: int, request: Request, more: Ahead) -> None:
+    """The nodes that it takes have less."""
+    line, masks = more.line, state.jobs.masks
+    for part in range(request.parts):
+        node = state.scratch.chosen[part]
+        fit_anew(line.fit, line.fits, state.resources, state.requests, masks, node)
+        _note_late(line.late, state.scratch.late, state.requests, masks, node)
+
+
+pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
+
+
+@jit
+def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
+    """Whether a request, or a looser one, has nodes enough on which it fits."""
+    while fits[shape] < parts[shape]:
+        shape = entry(looser, shape, -1)
+        if shape < 0:
+            return False
+    return True
+
+
+@jit
+def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
+    """A job's place in its partition's order: by (priority, users' place by usage now, rank); see `order`."""
+    if fair == 0:
+        return float(jobs[job]["rank"])
+    level = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
+    return float(level * jobs.size + jobs[job]["rank"])
+
+
+@jit
+def _place_users(line: QueueArrays) -> None:
+    """By their usage now."""
+    users = line.users
     usage = np.empty(users.size)
     for user in range(users.size):
         _account(line, user)
         usage[user] = users[user]["usage"]
-    found = places(line.tree, usage)
-    for user in range(users.size):
-        users[user]["place"] = found[user]
-    begins = np.zeros(line.counter[LEVELS] * users.size + 1, np.int64)
-    for job in queue:
-        begins[jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"] + 1] += 1
-    for bucket in range(1, begins.size):
-        begins[bucket] += begins[bucket - 1]
-    for job in queue:
-        bucket = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
-        ordered[begins[bucket]] = job
-        begins[bucket] += 1
-    return ordered[: queue.size]
+    users["place"][:] = places(line.tree, usage)

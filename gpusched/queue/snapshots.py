@@ -467,8 +467,7 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
 
 def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
     """Nodes where earlier attempts failed are avoided while enough others are left."""
-    partition = inventory.partition(job.spec.partition)
-    if not job.excluded_nodes or partition is None:
+    if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
     if reserved is not None:

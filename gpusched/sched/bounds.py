@@ -23,11 +23,11 @@ def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
 
 @jit
 def room_along(links: Records, room: Ints, least: Ints) -> None:
-    """Set ``least: int64[links, 3]``: the least room from each link on to the end of its chain, by unit.
+    """Set ``least: int64[n, 3]``: the least room from each of the first n links to the end of its chain, by unit.
 
     With it `within_bounds` asks of a job what `exceeds` does, for many jobs of few chains; below 0 counts as 0.
     """
-    for at in range(links.size - 1, -1, -1):  # a chain only goes upwards
+    for at in range(len(least) - 1, -1, -1):  # a chain only goes upwards
         link = links[at]
         for unit in range(3):
             least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else PLENTY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,18 +17,28 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.keeping import kept_clear
-from gpusched.sched.reasons import Block, Verdicts
+from gpusched.sched.reasons import Block, Verdicts, holds_back
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
+from gpusched.sched.state import (
+    BACKFILLS,
+    LIMIT,
+    PLACES,
+    POLICY,
+    STARTED,
+    Outcome,
+    new_outcome,
+    new_scratch,
+    seed_words,
+)
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
+from gpusched.sched.topology.queue import waits_now
 
-__all__ = ["decide", "starts", "warm_up", "warm_up_agent"]
+__all__ = ["Answer", "ask", "decide", "starts", "warm_up", "warm_up_agent"]
 
 
 def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
@@ -72,6 +82,59 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     )
 
 
+class Answer(NamedTuple):
+    """What a decision by the stages of all policies says of one job that may start.
+
+    Attributes:
+        reason: Why it does not start; None: it does.
+        ordered: All jobs of its partition that may start, from first to last. queue: Those of them that could run and
+            that no limit holds.
+        head: The first of them that blocks, and when it can start at the latest, by limits (Unix seconds); None: nobody
+            does.
+        better: Whether it could start, and waits for a better place.
+        exceeded: The bounds that leave too little for it (index into `Snapshot.bounds`), each with its reason.
+    """
+
+    reason: Reason | None
+    ordered: list[PendingView]
+    queue: list[PendingView]
+    head: tuple[PendingView, float] | None
+    better: bool
+    exceeded: list[tuple[int, Reason]]
+
+
+def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
+    """What the passes answer for a job of the partition. Agents and solvers are not asked, nobody draws or sizes."""
+    policies = {
+        name: replace(policy, agent=None, sizes="base", place=_UNASKED.get(policy.place, policy.place))
+        for name, policy in snapshot.policies.items()
+    }
+    snapshot = replace(snapshot, policies=policies)
+    world = node_arrays_of(snapshot)
+    eligible = [job for job in snapshot.pending if ineligible(job, snapshot.now, policies) is None]
+    waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
+    effects = _Effects({}, {}, [], {})
+    waiting, outcome, blocks = _run(snapshot, world, waiting, {}, effects)
+    verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
+    views, reasons = waiting.views, dict[str, Reason]()
+    of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
+    queue, block = of.get(partition, ([], Block(PolicySpec(name=""), -1, float("inf"))))
+    at = next((job for job in queue if views[job].id == job_id), -1)
+    verdicts.add(queue, block, reasons, only=at)
+    counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
+    return Answer(
+        reason=(reasons | effects.reasons).get(job_id),
+        ordered=[views[job] for job in queue],
+        queue=[views[job] for job in counted],
+        head=(views[block.head], block.shadow) if block.head >= 0 else None,
+        better=at >= 0 and outcome.code[at] == POLICY and job_id in effects.reasons,
+        exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
+    )
+
+
+_UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "naive": "first-fit"}
+
+
 class _Effects(NamedTuple):
     """What partitions' decisions leave beside the arrays; see `Context`."""
 
@@ -93,7 +156,10 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
     if any(policy.by_beliefs for policy in asked):
         small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
-        waits_for_better(small, small.pending[0])
+        world = node_arrays_of(small)
+        waiting = waiting_of(list(small.pending), world, {}, small)
+        if (costs := costs_of(small, world, waiting, new_scratch(len(world.nodes), 0, world.rack))) is not None:
+            waits_now(costs, world.resources, waiting.requests, waiting.jobs, small.now)  # of forecasts
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:

@@ -30,18 +30,10 @@ class Rooms:
                 return self.reasons.of(at, cost, self._room[at])
         return None
 
-    def exceeded(self, job: PendingView) -> list[int]:
-        """All bounds that leave too little for the job, the first as `full` names it."""
-        return [at for at in job.bounds if self._cost(at, job, None) > max(self._room[at], 0)]
-
     def beyond(self, job: PendingView) -> Reason | None:
         """The limit that the job exceeds whoever ends: one that was lowered since; None: there is none."""
         at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.most), None)
-        return None if at is None else self.reason(at, job)
-
-    def reason(self, at: int, job: PendingView) -> Reason:
-        """Of a job that exceeds this bound."""
-        return self.reasons.of(at, self._cost(at, job, None), self._room[at])
+        return None if at is None else self.reasons.of(at, self._cost(at, job, None), self._room[at])
 
     def _array_is_full(self, job: PendingView) -> bool:
         return job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0

@@ -58,6 +58,11 @@ class Block(NamedTuple):
     shadow: float
 
 
+def holds_back(code: int) -> bool:
+    """Whether it is the reason of a job that is in others' way as it waits."""
+    return RESOURCES <= code < RESERVED
+
+
 class Verdicts:
     """Turns one snapshot's codes (``codes[job]``) into reasons."""
 
@@ -73,8 +78,8 @@ class Verdicts:
         self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
 
-    def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
-        """Writes the reasons of one partition's queue."""
+    def add(self, queue: list[int], block: Block, reasons: dict[str, Reason], only: int | None = None) -> None:
+        """Writes the reasons of one partition's queue; ``only``: of that job alone."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
             BACKFILL: self._delayed(block),
@@ -86,6 +91,9 @@ class Verdicts:
             code = codes[job]
             if code == STARTED:
                 continue
+            if only is not None and job != only:
+                ahead += 1 + views[job].behind if holds_back(code) else 0
+                continue
             if code == PRIORITY:
                 reason = self._before(ahead)
             elif code == LIMIT:
@@ -95,7 +103,7 @@ class Verdicts:
             else:
                 patient = self._is_patient(job, block.policy)  # of one that is, other things may be said
                 reason = self._by_shape.get((code, shapes[job], patient)) or self._short(code, patient, job, block)
-            ahead += 1 + views[job].behind if RESOURCES <= code < RESERVED else 0
+            ahead += 1 + views[job].behind if holds_back(code) else 0
             reasons[views[job].id] = reason
 
     def _limit(self, job: int) -> Reason:
@@ -103,17 +111,21 @@ class Verdicts:
         key = tuple(self._accounts[job])
         found = self._by_account.get(key)
         if found is None:
-            found = self._by_account[key] = self._exceeded(*key)
+            found = self._by_account[key] = self._exceeded(*key)[0][1]
         return found
 
-    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> Reason:
-        links, room = self._waiting.jobs.links, self._waiting.jobs.room
+    def exceeded(self, job: int) -> list[tuple[int, Reason]]:
+        """All bounds that leave too little for the job once all is started, with why."""
+        return self._exceeded(*self._accounts[job])
+
+    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> list[tuple[int, Reason]]:
+        links, room, found = self._waiting.jobs.links, self._waiting.jobs.room, []
         while at >= 0:
             bound, unit, at = links[at].tolist()
             cost, left = (1, gpus, gpu_s)[unit], int(room[bound])
-            if cost > max(left, 0) and bound < self._bounds:
-                return self._limits.of(bound, cost, left)
-        return ARRAY_FULL
+            if cost > max(left, 0):
+                found.append((bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL))
+        return found
 
     def _delayed(self, block: Block) -> Reason:
         if block.head < 0 or block.shadow == float("inf"):

@@ -16,7 +16,6 @@ from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_memory
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.limits import Rooms
 from gpusched.sched.reservations.rules import closed_by, closed_text
 from gpusched.sched.text import gpus_called, listed, listed_types
 from gpusched.sched.topology.spread import Ask, asks, racks_for, splits
@@ -210,46 +209,6 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
     jobs = (j for j in snapshot.pending if j.spec.partition == partition)
     return sorted((j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None), key=key)
-
-
-def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> list[PendingView]:
-    """Of `plain_order` those that count: not those for which a limit leaves no room, and none that cannot run."""
-    nodes = [c for c in counts if c.node.partition == partition]
-    reserved = any(c.node.reservations for c in nodes)
-    possible: dict[tuple[object, ...], bool] = {}
-    rooms = Rooms(snapshot)
-    queue = []
-    for job in plain_order(snapshot, partition):
-        spec = job.spec
-        nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive)
-        alike = (job.limit_s, spec.reservation) if reserved else ()
-        shape = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of, *alike)
-        if shape not in possible:
-            own = open_to(job, nodes, snapshot.now)
-            possible[shape] = fits(job, own, lambda c: c.usable, asks_of(snapshot, job, own))
-        if possible[shape] and rooms.full(job) is None:
-            queue.append(job)
-    return queue
-
-
-def waits_for_end(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> PendingView | None:
-    """The first of the partition's jobs that waits for the end of a reservation whatever else is free."""
-    nodes = [c for c in counts if c.node.partition == partition]
-    if not any(c.node.reservations for c in nodes):
-        return None
-    possible: dict[tuple[object, ...], bool] = {}
-    rooms = Rooms(snapshot)
-    for job in plain_order(snapshot, partition):
-        spec = job.spec
-        nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive, spec.reservation)
-        key = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of, job.limit_s)
-        if key not in possible:
-            own = open_to(job, nodes, snapshot.now)
-            possible[key] = fits(job, own, lambda c: c.usable, asks_of(snapshot, job, own))
-            possible[key] |= not fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
-        if not possible[key] and rooms.full(job) is None:
-            return job
-    return None
 
 
 def open_to(job: PendingView, counts: Iterable[NodeCount], now: float) -> list[NodeCount]:

@@ -31,11 +31,16 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule)
 
 @jit
 def _reserve(state: ClusterState, job: int, code: int, rule: Rule) -> float:
-    """For the head, on the nodes where it fits first."""
+    return keep_for(state, job, rule.place)
+
+
+@jit
+def keep_for(state: ClusterState, job: int, place: int) -> float:
+    """Keep for the head the nodes where it fits first; when that is, seconds."""
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     shadow, given = reserve_any(
-        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], rule.place, state.now,
-        jobs.limit[job], scratch,
+        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], place, state.now, jobs.limit[job],
+        scratch,
     )  # fmt: skip
     protect(state.resources, request_of(requests, given), shadow < np.inf, scratch)
     return shadow

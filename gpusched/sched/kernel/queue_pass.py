@@ -50,6 +50,8 @@ Started = Callable[[ClusterState, int, Request, More], None]
 """(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
+Following = Callable[[ClusterState, Ints, int, int, More], int]
+"""(state, queue, at, head, more): the job that is asked as number ``at`` of the pass; -1: nobody more."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
@@ -64,8 +66,18 @@ def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) 
     """Of a start."""
 
 
+@jit
+def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) -> int:
+    """As the queue stands."""
+    return int(queue[at]) if at < queue.size else -1
+
+
 def queue_pass(
-    place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits
+    place: Place[More],
+    hold: Hold[More],
+    started: Started[More] = nothing_follows,
+    may_head: MayHead = whoever_waits,
+    following: Following[More] = in_order,
 ) -> Pass[More]:
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -78,13 +90,16 @@ def queue_pass(
         What gives the first job that could not start (-1: none) and when it can at the latest, by the running jobs'
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
-    return filled_in(_walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head)
+    return filled_in(
+        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _following=following
+    )
 
 
-_place: Place[Any] = cast(Any, None)  # these four are filled in
+_place: Place[Any] = cast(Any, None)  # these five are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
+_following: Following[Any] = in_order
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
@@ -97,7 +112,8 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
     code_of, shape_of, limit_of, account_of = outcome.code, jobs.shape, jobs.limit, jobs.account
     feasibility, links, room = jobs.feasibility, jobs.links, jobs.room
     failed, failed_late, looser = scratch.failed, scratch.failed_late, requests.looser
-    for job in queue:
+    at, job = 0, _following(state, queue, 0, head, more)
+    while job >= 0:
         shape = shape_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
@@ -127,4 +143,6 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
             elif code == PRIORITY:
                 code = waits
             code_of[job] = code
+        at += 1
+        job = _following(state, queue, at, head, more)
     return head, shadow

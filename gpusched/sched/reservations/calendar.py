@@ -49,7 +49,7 @@ def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Re
     pairs = sorted((number[one.name], row) for row, here in enumerate(reservations) for one in here)
     return Reserved(
         now, found, number, ints([row for _, row in pairs]), ints([of for of, _ in pairs]),
-        np.unique(np.array([one.begin for one in found], np.float64)),
+        np.array(sorted({one.begin for one in found}), np.float64),
     )  # fmt: skip
 
 

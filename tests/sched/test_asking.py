@@ -1,0 +1,57 @@
+"""What a plan says of a waiting job is what the passes answer when that job is asked for alone, and what was in its way
+is gone: limits, GPUs that others have, reservations, racks.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpusched.model.plan import LIMITS, ReasonCode
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.decide import ask, decide
+from gpusched.sched.explain import explain
+from tests.sched.limited import limited
+from tests.sched.test_reservations import reserved_snapshots
+from tests.sched.worlds import snapshots
+
+WORLDS = st.one_of(
+    limited().map(lambda world: world[0]), limited(racked=True).map(lambda world: world[0]),
+    snapshots(racked=True), reserved_snapshots(racked=True),
+)  # fmt: skip
+IMPOSSIBLE = {ReasonCode.BAD_CONSTRAINTS, ReasonCode.REQ_NODE_NOT_AVAIL}
+IN_THE_WAY = {ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL}
+
+
+def alone(snap: Snapshot, job: PendingView, **more: object) -> ReasonCode | None:
+    """What the passes say of the job where nobody else waits; None: it starts."""
+    reason = ask(replace(snap, pending=(job,), **more), job.id, job.spec.partition).reason
+    return None if reason is None else reason.code
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(WORLDS)
+def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
+    drawn = {name: replace(p, place="first-fit") for name, p in snap.policies.items() if p.place == "naive"}
+    snap = replace(snap, policies=snap.policies | drawn)
+    plan = decide(snap)
+    if plan.actions:
+        return
+    for job in snap.pending:
+        said = plan.reasons[job.id]
+        told = explain(snap, job.id)
+        assert told.reason == said, "why and the plan"
+        if said.code in LIMITS:
+            free = replace(job, bounds=())
+            assert alone(snap, job) == said.code, "a limit holds whoever else waits"
+            assert alone(snap, free) not in LIMITS
+            assert alone(snap, free, running=()) is None, "nothing but the limit and what others have"
+        elif said.code in IN_THE_WAY:
+            assert alone(snap, job) in (None, ReasonCode.RESOURCES)
+            assert alone(snap, job, running=()) is None, "its GPUs are free, and nobody is before it"
+            if said.code is ReasonCode.RESOURCES:
+                assert alone(snap, job) is ReasonCode.RESOURCES
+        elif said.code in IMPOSSIBLE:
+            assert alone(snap, job, running=()) is said.code, "whatever is free"
+        assert (told.position is None) == (said.code not in IN_THE_WAY | {ReasonCode.POLICY})
