@@ -94,10 +94,12 @@ def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: ob
     """``template`` compiled with these of its module's names meaning something else.
 
     It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
-    refer to variables of a function around them numba compiles in every process.)
+    refer to variables of a function around them numba compiles in every process.) What is compiled of them becomes part
+    of the template's code: to hand some fifty arrays to a hook takes longer than most hooks do.
     """
     code = cast(FunctionType, template)
-    made = FunctionType(code.__code__, code.__globals__ | names, f"{by.__name__}.{template.__name__.strip('_')}")
+    meant = {name: _Pass(of._function, inlined=True) if isinstance(of, _Pass) else of for name, of in names.items()}
+    made = FunctionType(code.__code__, code.__globals__ | meant, f"{by.__name__}.{template.__name__.strip('_')}")
     made.__module__, made.__qualname__ = by.__module__, made.__name__
     return jit(cast(Callable[_P, _R], made))
 
@@ -115,8 +117,9 @@ class _Pass:
     a caller passes.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], inlined: bool = False) -> None:
         self._ready: dict[object, Callable[..., Any]] = {}
+        self._inlined = inlined
         update_wrapper(self, function)
         self._function = cast(FunctionType, function)
 
@@ -169,7 +172,7 @@ class _Pass:
         """numba's, to be called by compiled functions."""
         from gpusched.compiled.compiling import dispatcher
 
-        return dispatcher(self._function, inner=True)
+        return dispatcher(self._function, inner=True, inlined=self._inlined)
 
     @property
     def signatures(self) -> list[object]:

@@ -233,14 +233,19 @@ class _Kept(FunctionCache):
             cast(Any, super()).save_overload(sig, data)
 
 
-def dispatcher(function: FunctionType, inner: bool = False) -> Any:
-    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them."""
+def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = False) -> Any:
+    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them.
+
+    ``inlined``: into these, whatever LLVM thinks of its size.
+    """
     if inner:
         code, names = function.__code__, function.__globals__
         function = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-        function.__qualname__ = f"{function.__qualname__}_inner"  # its name in the cache
+        function.__qualname__ += "_inlined" if inlined else "_inner"  # its name in the cache
     wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
-    made = _njit(error_model="numpy", nogil=True, pipeline_class=_Pipeline, **wrappers)(function)
+    made = _njit(
+        error_model="numpy", nogil=True, pipeline_class=_Pipeline, forceinline=inlined, **wrappers
+    )(function)  # fmt: skip
     if inner and cache_folder(function.__module__) is not None:
         made._cache = cast(Any, _Kept)(function)
     return made

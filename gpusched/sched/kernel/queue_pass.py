@@ -41,11 +41,11 @@ Place = Callable[[ClusterState, int, bool, bool, More], tuple[int, int]]
 
 STARTED with ``scratch.chosen`` set, and which request was given; or why not: PRIORITY (does not fit), BACKFILL, POLICY
 (it waits though it fits), UNSOUND. ``late``: the job would outlast the head's reservation; ``first``: nobody before it
-waits. Who marks a shape as failed (``scratch.failed``) is not asked about it again in this pass.
+waits. Who marks a shape as failed (``scratch.failed``) is not asked about it again in this pass, nor to hold for it.
 """
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
-can start at the latest, seconds."""
+can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
 Started = Callable[[ClusterState, int, Request, More], None]
 """(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
@@ -65,26 +65,31 @@ def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) 
 
 
 def queue_pass(
-    place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits
-) -> Pass[More]:
+    place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
+    hold_behind: bool = False,
+) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
     blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. Started jobs are taken off
-    ``resources`` and noted in ``releases`` (end: now + limit), both in place.
+    ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
+    for which jobs nodes are kept, whatever the backfill.
 
     Returns:
         What gives the first job that could not start (-1: none) and when it can at the latest, by the running jobs'
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
-    return filled_in(_walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head)
+    return filled_in(
+        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _hold_behind=hold_behind
+    )  # fmt: skip
 
 
-_place: Place[Any] = cast(Any, None)  # these four are filled in
+_place: Place[Any] = cast(Any, None)  # these five are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
+_hold_behind = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
@@ -119,12 +124,12 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
                 outcome.shape[job] = given
                 _started(state, job, request, more)
-            elif head < 0 and _may_head(code):
-                head = job
-                code = RESOURCES if code == PRIORITY else code
-                if backfill != SKIP:
+            else:
+                heads = head < 0 and _may_head(code)
+                head = job if heads else head
+                if code == PRIORITY:
+                    code = RESOURCES if heads else waits
+                if _hold_behind or (heads and backfill != SKIP):
                     shadow = _hold(state, job, code, more)
-            elif code == PRIORITY:
-                code = waits
             code_of[job] = code
     return head, shadow
