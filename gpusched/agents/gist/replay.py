@@ -47,6 +47,11 @@ def new_queue(sim: Sim, agent: Agent) -> Queue:
     return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), submit, np.zeros(jobs, np.int64), outcome, agent)
 
 
+def maps(prepared: Agent) -> bool:
+    """It chooses servers itself."""
+    return False
+
+
 def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room.
 

@@ -17,8 +17,9 @@ from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, w
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import Queue, Scored, carry_out, known_of_trace, new_queue, remember
+from gpusched.agents.rltune.replay import Queue, Scored, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random

@@ -14,15 +14,16 @@ import numpy as np
 
 from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import check_shapes, net_of
-from gpusched.agents.rltune import preempt as rltune_preempt
+from gpusched.agents.rltune import live_preempt
 from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import FEATURES, Known
 from gpusched.agents.rltune.mapped import map_order
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
+from gpusched.agents.rltune.preempt import Preempting, prepare_ranks
 from gpusched.agents.rltune.snapshot import known_of_snapshot
 from gpusched.config.weights import Model
 from gpusched.model.policy import MAPPED
-from gpusched.sched.agent import PREEMPT, Context, Unusable
+from gpusched.sched.agent import Context, Unusable
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD
 
@@ -39,14 +40,14 @@ class Prepared(NamedTuple):
     backfill: int
 
 
-def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
+def prepare(model: Model) -> Prepared | Preempting:
     """The arrays of the weights, checked.
 
     Raises:
         ValueError: An array is missing or of another shape.
     """
-    if model.about.get(PREEMPT) == "yes":
-        return rltune_preempt.prepare(model)
+    if model.preempts:
+        return prepare_ranks(model)
     inputs = len(FEATURES)
     wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
               "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
@@ -66,12 +67,14 @@ def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
     return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
 
 
-def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block]:
-    """One partition's decision: by operators' priority first, then by score.
+def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[list[int], Block]:
+    """One partition's decision: by operators' priority first, then by score, or by rank where running jobs are stopped.
 
     Raises:
         Unusable: A score is no number.
     """
+    if isinstance(prepared, Preempting):
+        return live_preempt.decide_queue(prepared, context)
     waiting, world, snapshot = context.waiting, context.world, context.snapshot
     lo, hi = world.span.get(context.partition, (0, 0))
     queue = waiting.ordered(context.partition, "fifo")

@@ -8,24 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
-from gpusched.agents.rltune.history import (
-    DAY_S,
-    FACTS,
-    FEATURES,
-    Known,
-    Reals,
-    grouped,
-    known_of,
-    note_start,
-    note_stop,
-)
+from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_start, note_stop
 from gpusched.agents.rltune.live import NO_NUMBER, Prepared
 from gpusched.agents.rltune.mapped import keep_of
-from gpusched.agents.rltune.snapshot import KNOWS_LIMITS, LEARNS
+from gpusched.agents.rltune.preempt import Preempting
+from gpusched.agents.rltune.replay_preempt import ranked_runner
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.errors import GpuschedError
 from gpusched.sched.mapping.queue import Keep
-from gpusched.sched.state import Flags, Ints, Outcome, filled, new_outcome
+from gpusched.sched.state import Flags, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.loop import looped
@@ -33,10 +25,7 @@ from gpusched.sim.engine.mapped import MappedRun, Ordering, is_mapped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.sim.pool import Demand
-from gpusched.traces.trace import Trace
 
-MAPS = True
 UNSOUND = 3  # beside OVER, DECIDE and GROW
 
 
@@ -67,11 +56,18 @@ class Scored(NamedTuple):
     backfill: int
 
 
-def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
+def maps(prepared: Prepared | Preempting) -> bool:
+    """Who stops running jobs chooses nodes itself."""
+    return not isinstance(prepared, Preempting)
+
+
+def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room.
 
     The function returned raises `GpuschedError` where a network's answer is no number.
     """
+    if isinstance(prepared, Preempting):
+        return ranked_runner(world, prepared)
     if is_mapped(world):
         return MappedRun(world, ScoredOrder(world, prepared))
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
@@ -86,28 +82,6 @@ def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
         return code
 
     return run
-
-
-def known_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Known:
-    """What the agent is told of a trace's jobs; nothing has run yet."""
-    jobs, shape = len(trace), demand.shape
-    runs = shape >= 0
-    queue, gpus, cores, memory = (np.zeros(jobs, np.int64) for _ in range(4))
-    queue[runs] = demand.queue[shape[runs]]
-    asked = demand.requests
-    for column, of in ((gpus, asked.gpus), (cores, asked.cores), (memory, asked.memory)):
-        column[runs] = demand.parts[runs] * of[shape[runs]]
-    owner = trace.user if (trace.user >= 0).any() else trace.group
-    kind, burst = grouped(trace.submit, queue, owner, gpus, demand.parts, cores)
-    limited = np.isfinite(trace.limit) & (trace.limit > 0) & (knows in KNOWS_LIMITS)
-    truth = np.log(np.maximum(trace.duration, 1.0)) if knows == "oracle" else np.full(jobs, np.nan)
-    facts = filled(
-        FACTS, jobs, submit=trace.submit, gpus=gpus, cores=cores, memory=memory,
-        limit=np.where(limited, np.log(np.where(limited, trace.limit, 1.0)), np.nan), started=np.nan, truth=truth,
-        user=np.maximum(owner, 0), kind=kind, burst=burst, queue=queue,
-        clock=np.mod(trace.submit + (trace.epoch or 0.0), DAY_S),
-    )  # fmt: skip
-    return known_of(facts, queues, knows in LEARNS)
 
 
 def new_queue(sim: Sim, window: int) -> Queue:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.agents.rltune.odds import History, Records, note_passed
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.agents.rltune.replay import known_of_trace
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
@@ -82,7 +82,7 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
     return float(until if until > sim.clock[0] else -np.inf)
 
 
-def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
+def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
