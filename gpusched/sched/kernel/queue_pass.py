@@ -33,7 +33,8 @@ from gpusched.sched.state import (
 
 UNSOUND = -1
 """In place of a code: whoever decides answered what is no number, and nothing of the pass counts."""
-
+KEPT = 100
+"""In place of a code: the job runs, and keeps its nodes."""
 
 More = TypeVar("More")
 Place = Callable[[ClusterState, int, bool, bool, More], tuple[int, int]]
@@ -50,6 +51,8 @@ Started = Callable[[ClusterState, int, Request, More], None]
 """(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
+Keeps = Callable[[ClusterState, int, More], bool]
+"""(state, job, more): whether the job runs and keeps its nodes, whatever else is said of it."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
@@ -60,13 +63,25 @@ def whoever_waits(code: int) -> bool:
 
 
 @jit
+def nobody_runs(state: ClusterState, job: int, more: Any) -> bool:
+    """Of the queue."""
+    return False
+
+
+@jit
+def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
+    """For nobody."""
+    return np.inf
+
+
+@jit
 def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) -> None:
     """Of a start."""
 
 
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
-    hold_behind: bool = False,
+    keeps: Keeps[More] = nobody_runs, hold_behind: bool = False,
 ) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -74,21 +89,23 @@ def queue_pass(
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
     blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
-    for which jobs nodes are kept, whatever the backfill.
+    for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
 
     Returns:
         What gives the first job that could not start (-1: none) and when it can at the latest, by the running jobs'
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
     return filled_in(
-        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _hold_behind=hold_behind
+        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps,
+        _hold_behind=hold_behind,
     )  # fmt: skip
 
 
-_place: Place[Any] = cast(Any, None)  # these five are filled in
+_place: Place[Any] = cast(Any, None)  # these six are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
+_keeps: Keeps[Any] = nobody_runs
 _hold_behind = False
 
 
@@ -105,7 +122,9 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
     for job in queue:
         shape = shape_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
-        if feasibility[shape] != OK:
+        if _keeps(state, job, more):
+            code_of[job] = KEPT
+        elif feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
