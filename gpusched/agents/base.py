@@ -79,7 +79,7 @@ class Sizes(Protocol[P]):
 class Replay(Protocol[Taken]):
     """Runs replays."""
 
-    def maps(self, prepared: Taken) -> bool:
+    def maps(self, model: Model) -> bool:
         """Whether it leaves nodes to ``place: milp`` and ``fastest``."""
 
     def runner(self, world: World, prepared: Taken) -> Callable[[Log], int]:

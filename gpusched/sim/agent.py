@@ -24,12 +24,11 @@ def agent_runner(world: World) -> Callable[[Log], int]:
     assert model is not None
     replay = parts_of(model.agent).replay
     assert replay is not None
-    try:
-        weights = prepared(model)
-    except ValueError as error:
-        raise UsageError(f"{model.path}: {error}", "train it again") from None
-    if is_mapped(world) and not replay().maps(weights):
+    if is_mapped(world) and not replay().maps(model):
         raise UsageError(
             f"{world.policy.name} cannot be combined with --placement {world.rule}", "use another placement"
         )
-    return replay().runner(world, weights)
+    try:
+        return replay().runner(world, prepared(model))
+    except ValueError as error:
+        raise UsageError(f"{model.path}: {error}", "train it again") from None

@@ -15,6 +15,7 @@ from gpusched.agents.rltune.preempt import Preempting
 from gpusched.agents.rltune.replay_preempt import ranked_runner
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
+from gpusched.config.weights import Model
 from gpusched.errors import GpuschedError
 from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.state import Flags, Ints, Outcome, new_outcome
@@ -56,9 +57,9 @@ class Scored(NamedTuple):
     backfill: int
 
 
-def maps(prepared: Prepared | Preempting) -> bool:
+def maps(model: Model) -> bool:
     """Who stops running jobs chooses nodes itself."""
-    return not isinstance(prepared, Preempting)
+    return not model.preempts
 
 
 def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpusched.agents.topology.network import Agent
+from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.state import Log
 
 
-def maps(prepared: Agent) -> bool:
+def maps(model: Model) -> bool:
     """It chooses nodes itself."""
     return False
 
