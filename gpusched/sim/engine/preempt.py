@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.reclaim import finds, keeps, retain
-from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resources, new_resources
+from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Resources, new_resources
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
@@ -175,33 +175,18 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
 @jit
 def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
     """Gives a job its nodes, others, or none."""
-    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-    if stays(sim, passes, plan, request, job):
+    request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
+    if sim.state[job]["status"] == RUNNING and keeps(plan.whole, passes.usable, request, sim.held, offset):
+        plan.kept[job] = sim.counter[DECISIONS]
         return True
     if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
         return False
-    to_start(sim, plan, request, job)
-    return True
-
-
-@jit
-def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> bool:
-    """Whether the job runs and keeps its nodes, which those before it have left it."""
-    kept = sim.state[job]["status"] == RUNNING
-    kept = kept and keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"])
-    if kept:
-        plan.kept[job] = sim.counter[DECISIONS]
-    return kept
-
-
-@jit
-def to_start(sim: Sim, plan: Plan, request: Request, job: int) -> None:
-    """The job is to start on ``sim.chosen``."""
     for part in range(request.parts):
         plan.nodes[plan.size[2]] = sim.chosen[part]
         plan.size[2] += 1
     plan.order[plan.size[1]] = job
     plan.size[1] += 1
+    return True
 
 
 @jit
