@@ -94,14 +94,20 @@ def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: ob
     """``template`` compiled with these of its module's names meaning something else.
 
     It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
-    refer to variables of a function around them numba compiles in every process.) What is compiled of them becomes part
-    of the template's code: to hand some fifty arrays to a hook takes longer than most hooks do.
+    refer to variables of a function around them numba compiles in every process.)
     """
     code = cast(FunctionType, template)
-    meant = {name: _Pass(of._function, inlined=True) if isinstance(of, _Pass) else of for name, of in names.items()}
-    made = FunctionType(code.__code__, code.__globals__ | meant, f"{by.__name__}.{template.__name__.strip('_')}")
+    made = FunctionType(code.__code__, code.__globals__ | names, f"{by.__name__}.{template.__name__.strip('_')}")
     made.__module__, made.__qualname__ = by.__module__, made.__name__
     return jit(cast(Callable[_P, _R], made))
+
+
+def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same compiled function, to become part of the code of what calls it, whatever LLVM thinks of its size.
+
+    For small hooks: to hand some fifty arrays to one takes longer than most of them do.
+    """
+    return cast(Callable[_P, _R], _Pass(function._function, inlined=True)) if isinstance(function, _Pass) else function
 
 
 def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:

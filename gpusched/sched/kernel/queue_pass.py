@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gpusched.compiled import filled_in, jit
+from gpusched.compiled import filled_in, inlined, jit
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
@@ -96,8 +96,8 @@ def queue_pass(
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
     return filled_in(
-        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps,
-        _hold_behind=hold_behind,
+        _walk, place, _place=inlined(place), _hold=inlined(hold), _started=inlined(started),
+        _may_head=inlined(may_head), _keeps=inlined(keeps), _hold_behind=hold_behind,
     )  # fmt: skip
 
 
