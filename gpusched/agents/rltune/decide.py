@@ -233,13 +233,13 @@ def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
 @jit
 def due_slots(known: Known, state: ClusterState) -> tuple[Ints, Floats]:
     """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
-    releases, now = state.releases, state.now
+    releases, jobs, now = state.releases, state.jobs, state.now  # in the loop their arrays would be counted each time
     used = releases.used[0]
     due = np.empty(releases.end.size)
     ends = np.empty(used)
     for i in range(used):
         slot = releases.order[i]
-        due[slot] = ends[i] = now + left_s(known, _owner(releases, state.jobs, slot), now)
+        due[slot] = ends[i] = now + left_s(known, _owner(releases, jobs, slot), now)
     return releases.order[:used][np.argsort(ends, kind="mergesort")], due
 
 
@@ -340,16 +340,23 @@ def _started(state: ClusterState, job: int, request: Request, by: Holding) -> No
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, by: Holding) -> float:
-    """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
+    """For a job that does not start, if it is one of those; until when, in seconds."""
     if by.wanted[job] and by.held[0] < by.most:
-        request, late = request_of(state.requests, state.jobs.shape[job]), state.scratch.late
-        slots, due = due_slots(by.known, state)
-        by.until[0] = await_room(state, late, slots, due, request)
         by.held[0] += 1
-        if by.until[0] < np.inf:
-            for part in range(request.parts):
-                late.gpus[state.scratch.chosen[part]] = -1
+        by.until[0] = _keep_nodes(state, by.known, job)
     return float(by.until[0])
+
+
+@jit
+def _keep_nodes(state: ClusterState, known: Known, job: int) -> float:
+    """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
+    request, late = request_of(state.requests, state.jobs.shape[job]), state.scratch.late
+    slots, due = due_slots(known, state)
+    until = await_room(state, late, slots, due, request)
+    if until < np.inf:
+        for part in range(request.parts):
+            late.gpus[state.scratch.chosen[part]] = -1
+    return float(until)
 
 
 @jit
