@@ -13,13 +13,13 @@ agents are, with the rule of `drf`.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 
+from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import Model
 from gpusched.model.policy import AGENTS, AgentTraits
@@ -63,7 +63,7 @@ def answers(question: Question) -> Ints:
 def asked() -> ReplayPolicy:
     """A policy whose agent is asked in Python."""
     live = SimpleNamespace(prepare=lambda model: None, choose_sizes=lambda weights, question: answers(question))
-    sys.modules["gpusched.agents.asked.live"] = live  # type: ignore[assignment]
+    REGISTRY["asked"] = AgentParts(sizes=lambda: live)
     AGENTS["asked"] = AgentTraits(sizes=True)  # type: ignore[index]
     spec = msgspec.structs.replace(load_policy(BUILT_IN / "drf.yaml"), agent="asked", name="agent")
     return replace(

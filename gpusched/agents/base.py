@@ -1,10 +1,10 @@
-"""What an agent is: the modules of its folder, ``gpusched.agents.NAME``, and what each offers.
+"""What an agent is: the parts that its folder offers, each a module with the functions of a protocol; and the registry.
 
 ============  =====================================================  ==================================================
 module        offers                                                 called by
 ============  =====================================================  ==================================================
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.by_agent`, at a live decision
-``replay``    `Replay`: runner, MAPS                                 `sim.agent.agent_runner`, once per replay
+``replay``    `Replay`: runner, maps                                 `sim.agent.agent_runner`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ``describe``  `Describe`: what_decides                               `what_decides` below: tables, cards
 ============  =====================================================  ==================================================
@@ -13,63 +13,77 @@ An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Size
 replays, and no ``replay``: the stages of its policy's file do the rest. One that chooses nodes by what they cost
 (`AgentTraits.places`) learns elsewhere: no ``train``.
 
-Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
-have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, an entry each in
-`model.policy.Agent` and `AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the
-agents; who has no torch). Its weights say (``about``) what it ``knows``, its ``backfill``, and ``preempt`` where they
-stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor`` is none yet.
+What the weights can is the type of what ``prepare`` makes of them, once, when they are loaded: RLTune's stop running
+jobs (`Model.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in ``decide``.
+A new agent is a folder, an entry in `REGISTRY` and one each in `model.policy.Agent` and `AGENTS`, a policy file in
+``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is none yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpusched.config.weights import Model
-from gpusched.sched.agent import Context, part_of
-from gpusched.sched.reasons import Block
-from gpusched.sched.sizing.question import Question
-from gpusched.sched.state import Ints
 
 if TYPE_CHECKING:
     from gpusched.agents.common.request import Report, Trained, TrainJob
+    from gpusched.agents.dl2.live import Prepared as Dl2Weights
+    from gpusched.agents.gist.networks import Agent as GistWeights
+    from gpusched.agents.maifs.network import Agent as MaifsWeights
+    from gpusched.agents.rltune.live import Prepared as RltuneWeights
+    from gpusched.agents.rltune.preempt import Preempting as RltuneRanks
+    from gpusched.agents.topology.network import Agent as TopologyWeights
+    from gpusched.sched.agent import Context
+    from gpusched.sched.reasons import Block
+    from gpusched.sched.sizing.question import Question
+    from gpusched.sched.state import Ints
     from gpusched.sim.engine.build import World
     from gpusched.sim.engine.state import Log
 
+P = TypeVar("P")
+"""The weights as an agent's passes take them."""
+Taken = TypeVar("Taken", contravariant=True)
 
-class Live(Protocol):
+
+class Live(Protocol[P]):
     """Decides about the queue of one partition."""
 
-    def prepare(self, model: Model) -> Any:
+    def prepare(self, model: Model) -> P:
         """The weights as its passes take them. ValueError: they are of another shape."""
 
-    def decide_queue(self, prepared: Any, context: Context) -> tuple[list[int], Block]:
+    def decide_queue(self, prepared: P, context: Context) -> tuple[list[int], Block]:
         """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
 
-        `sched.agent` says which arrays it writes.
+        It takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
+        `kernel.queue_pass` does.
 
         ValueError: it cannot decide (a network's answer is no number); the fallback does then.
         """
 
 
-class Sizes(Protocol):
+class Sizes(Protocol[P]):
     """Chooses sizes of one partition's resizable jobs, among those that brakes allow."""
 
-    def prepare(self, model: Model) -> Any:
+    def prepare(self, model: Model) -> P:
         """As of `Live`."""
 
-    def choose_sizes(self, prepared: Any, question: Question) -> Sequence[int] | Ints:
+    def choose_sizes(self, prepared: P, question: Question) -> Sequence[int] | Ints:
         """A size for every job of the question, ``int64[jobs]``; see `Question` for what is sound.
 
         ValueError: it cannot choose; the rule of its fallback does then.
         """
 
 
-class Replay(Protocol):
-    """Runs replays. ``MAPS``, where it is true: also with ``place: milp`` and ``fastest``."""
+class Replay(Protocol[Taken]):
+    """Runs replays."""
 
-    def runner(self, world: World, prepared: Any) -> Callable[[Log], int]:
-        """What replays to the end; see `gpusched.sim.agent`."""
+    def maps(self, model: Model) -> bool:
+        """Whether it leaves nodes to ``place: milp`` and ``fastest``."""
+
+    def runner(self, world: World, prepared: Taken) -> Callable[[Log], int]:
+        """What replays to the end (OVER, or GROW: call again with more room), as compiled runs of `sim.replay` do."""
 
 
 class Train(Protocol):
@@ -86,7 +100,130 @@ class Describe(Protocol):
         """One phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
 
 
+@dataclass(frozen=True)
+class AgentParts:
+    """An agent's parts, each imported when it is asked for: what lists policies imports none. None: not offered."""
+
+    live: Callable[[], Live[Any]] | None = None
+    sizes: Callable[[], Sizes[Any]] | None = None
+    replay: Callable[[], Replay[Any]] | None = None
+    train: Callable[[], Train] | None = None
+    describe: Callable[[], Describe] | None = None
+
+
+def _gist_live() -> Live[GistWeights]:
+    from gpusched.agents.gist import live
+
+    return live
+
+
+def _gist_replay() -> Replay[GistWeights]:
+    from gpusched.agents.gist import replay
+
+    return replay
+
+
+def _gist_train() -> Train:
+    from gpusched.agents.gist import train
+
+    return train
+
+
+def _gist_describe() -> Describe:
+    from gpusched.agents.gist import describe
+
+    return describe
+
+
+def _rltune_live() -> Live[RltuneWeights | RltuneRanks]:
+    from gpusched.agents.rltune import live
+
+    return live
+
+
+def _rltune_replay() -> Replay[RltuneWeights | RltuneRanks]:
+    from gpusched.agents.rltune import replay
+
+    return replay
+
+
+def _rltune_train() -> Train:
+    from gpusched.agents.rltune import train
+
+    return train
+
+
+def _rltune_describe() -> Describe:
+    from gpusched.agents.rltune import describe
+
+    return describe
+
+
+def _dl2_sizes() -> Sizes[Dl2Weights]:
+    from gpusched.agents.dl2 import live
+
+    return live
+
+
+def _dl2_train() -> Train:
+    from gpusched.agents.dl2 import train
+
+    return train
+
+
+def _dl2_describe() -> Describe:
+    from gpusched.agents.dl2 import describe
+
+    return describe
+
+
+def _maifs_sizes() -> Sizes[MaifsWeights]:
+    from gpusched.agents.maifs import live
+
+    return live
+
+
+def _maifs_train() -> Train:
+    from gpusched.agents.maifs import train
+
+    return train
+
+
+def _maifs_describe() -> Describe:
+    from gpusched.agents.maifs import describe
+
+    return describe
+
+
+def _topology_live() -> Live[TopologyWeights]:
+    from gpusched.agents.topology import live
+
+    return live
+
+
+def _topology_replay() -> Replay[TopologyWeights]:
+    from gpusched.agents.topology import replay
+
+    return replay
+
+
+def _topology_describe() -> Describe:
+    from gpusched.agents.topology import describe
+
+    return describe
+
+
+REGISTRY: dict[str, AgentParts] = {
+    "gist": AgentParts(live=_gist_live, replay=_gist_replay, train=_gist_train, describe=_gist_describe),
+    "rltune": AgentParts(live=_rltune_live, replay=_rltune_replay, train=_rltune_train, describe=_rltune_describe),
+    "dl2": AgentParts(sizes=_dl2_sizes, train=_dl2_train, describe=_dl2_describe),
+    "maifs": AgentParts(sizes=_maifs_sizes, train=_maifs_train, describe=_maifs_describe),
+    "topology": AgentParts(live=_topology_live, replay=_topology_replay, describe=_topology_describe),
+}
+
+
 def what_decides(model: Model) -> str:
     """What decides in trained weights, in a phrase read off the weights: a linear rule, or a neural network too."""
-    describe: Describe = part_of(model.agent, "describe")
-    return describe.what_decides(model)
+    describe = REGISTRY[model.agent].describe
+    assert describe is not None
+    return describe().what_decides(model)

@@ -102,6 +102,14 @@ def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: ob
     return jit(cast(Callable[_P, _R], made))
 
 
+def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same compiled function, to become part of the code of what calls it, whatever LLVM thinks of its size.
+
+    For small hooks: to hand some fifty arrays to one takes longer than most of them do.
+    """
+    return cast(Callable[_P, _R], _Pass(function._function, inlined=True)) if isinstance(function, _Pass) else function
+
+
 def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:
     """A compiled function with its arguments, looked at once: for who calls it with the same ones again and again."""
     return partial(function.version(args) if isinstance(function, _Pass) else function, *args)
@@ -115,8 +123,9 @@ class _Pass:
     a caller passes.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], inlined: bool = False) -> None:
         self._ready: dict[object, Callable[..., Any]] = {}
+        self._inlined = inlined
         update_wrapper(self, function)
         self._function = cast(FunctionType, function)
 
@@ -169,7 +178,7 @@ class _Pass:
         """numba's, to be called by compiled functions."""
         from gpusched.compiled.compiling import dispatcher
 
-        return dispatcher(self._function, inner=True)
+        return dispatcher(self._function, inner=True, inlined=self._inlined)
 
     @property
     def signatures(self) -> list[object]:

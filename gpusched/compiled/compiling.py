@@ -233,15 +233,20 @@ class _Kept(FunctionCache):
             cast(Any, super()).save_overload(sig, data)
 
 
-def dispatcher(function: FunctionType, inner: bool = False) -> Any:
-    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them."""
+def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = False) -> Any:
+    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them.
+
+    ``inlined``: into these, whatever LLVM thinks of its size.
+    """
     if inner:
         given, code = function, function.__code__
         function = FunctionType(code, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
         function.__module__ = given.__module__  # whose folder keeps it: of one that is filled in, who filled it in
-        function.__qualname__ = f"{given.__qualname__}_inner"  # its name in the cache
+        function.__qualname__ = f"{given.__qualname__}_{'inlined' if inlined else 'inner'}"  # its name in the cache
     wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
-    made = _njit(error_model="numpy", nogil=True, pipeline_class=_Pipeline, **wrappers)(function)
+    made = _njit(
+        error_model="numpy", nogil=True, pipeline_class=_Pipeline, forceinline=inlined, **wrappers
+    )(function)  # fmt: skip
     if inner and cache_folder(function.__module__) is not None:
         made._cache = cast(Any, _Kept)(function)
     return made

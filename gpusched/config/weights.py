@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpusched.model.policy import AGENTS
 Arrays = dict[str, npt.NDArray[np.generic]]
 CARD = ".card.yaml"
 DEFAULT = "default"
+PREEMPTS = {"preempt": "yes"}  # what weights say of themselves that stop running jobs
 
 
 class ModelError(GpuschedError):
@@ -45,6 +47,11 @@ class Model:
     about: dict[str, str]
     digest: str
     path: str
+
+    @cached_property
+    def preempts(self) -> bool:
+        """Whether they stop running jobs."""
+        return PREEMPTS.items() <= self.about.items()
 
 
 def weights_file(folder: Path, partition: str) -> Path:

@@ -1,21 +1,13 @@
 """Trained agents in place of a policy's stages, and what happens when one cannot decide.
 
-The folder of an agent, ``gpusched.agents.NAME``, has a module ``live`` with two functions::
-
-    prepare(model: Model) -> Any                      # its arrays, checked; ValueError: of another shape
-    decide_queue(prepared, context: Context) -> tuple[list[int], Block]
-
-``decide_queue`` takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
-`kernel.queue_pass` does, and returns the queue in its order with what blocked it. It raises `Unusable` when what comes
-out of its network is no number; what it has changed by then is undone here. Where the weights stop running jobs, the
-module that decides is ``live_preempt``.
+`gpusched.agents.base` says what an agent offers. It raises `Unusable` when what comes out of its network is no number;
+what it has changed by then is undone here.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +20,8 @@ from gpusched.sched.reasons import Block
 from gpusched.sched.state import ClusterState, Outcome, Releases, Scratch, Words
 from gpusched.sched.topology.queue import Costs
 
-PREEMPT = "preempt"  # of the weights' metadata: "yes" where the agent stops running jobs
+if TYPE_CHECKING:
+    from gpusched.agents.base import AgentParts
 
 Staged = Callable[["Context"], tuple[list[int], Block]]
 
@@ -78,9 +71,9 @@ def by_agent(
     try:
         if model is None:
             raise Unusable("no weights")
-        weights = prepared(model)
-        live = "live_preempt" if model.about.get(PREEMPT) == "yes" else "live"
-        return part_of(policy.agent, live).decide_queue(weights, context)  # type: ignore[no-any-return]
+        live = parts_of(policy.agent).live
+        assert live is not None
+        return live().decide_queue(prepared(model), context)
     except ValueError as error:
         for array, old in zip(_changed(context), before, strict=True):
             array[:] = old
@@ -89,9 +82,11 @@ def by_agent(
         return staged(context._replace(policy=fallback))
 
 
-def part_of(agent: str, module: str) -> Any:
-    """A module of the agent's folder; by name, for agents stand above all that they are called by."""
-    return importlib.import_module(f"gpusched.agents.{agent}.{module}")
+def parts_of(agent: str) -> AgentParts:
+    """What an agent offers. Agents stand above all that they are called by: this is the one import upwards."""
+    from gpusched.agents.base import REGISTRY
+
+    return REGISTRY[agent]
 
 
 _prepared: dict[str, tuple[Model, Any]] = {}
@@ -105,7 +100,10 @@ def prepared(model: Model) -> Any:
     """
     kept = _prepared.get(model.path)
     if kept is None or kept[0] is not model:
-        kept = _prepared[model.path] = (model, part_of(model.agent, "live").prepare(model))
+        parts = parts_of(model.agent)
+        made = parts.live or parts.sizes
+        assert made is not None
+        kept = _prepared[model.path] = (model, made().prepare(model))
     return kept[1]
 
 

@@ -16,7 +16,6 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
-from gpusched.sched.agent import PREEMPT
 from gpusched.sched.state import (
     BACKFILLS,
     BEST_FIT,
@@ -97,7 +96,7 @@ class ReplayPolicy:
     @property
     def preempts(self) -> bool:
         """Whether it stops running jobs."""
-        return self.kind == "preemptive" or (self.model is not None and self.model.about.get(PREEMPT) == "yes")
+        return self.kind == "preemptive" or (self.model is not None and self.model.preempts)
 
     @property
     def chooses_sizes(self) -> bool:
@@ -191,7 +190,7 @@ def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
     knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
     if knows not in get_args(Knows) or backfill not in REPLAY_BACKFILLS:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
-    power = ", preemptive" if model.about.get(PREEMPT) == "yes" else ""
+    power = ", preemptive" if model.preempts else ""
     source = f"{spec.agent} agent{power}, weights {model.digest}"
     return ReplayPolicy(
         name=name, order=spec.agent or "", knows=knows, source=source,  # type: ignore[arg-type]

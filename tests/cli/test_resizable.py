@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.inventory import load_inventory
 from gpusched.config.weights import save_model
 from gpusched.model.jobs import Allocation, Elastic, JobState, NodeAllocation, Resizes
@@ -316,7 +316,7 @@ def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
     live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
     monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "gpusched.agents.chooses.live", live)  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "chooses", AgentParts(sizes=lambda: live))
     (tmp_path / "policies").mkdir(exist_ok=True)
     (tmp_path / "policies" / "mine.yaml").write_text("agent: chooses\nfallback: elastic\n")
     site.inventory.write_text(site.inventory.read_text().replace("policy: elastic", "policy: mine"))

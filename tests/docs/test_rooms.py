@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from gpusched.agents import base
+from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.model.policy import AGENTS, Agent
 from tests.docs import generate
 
@@ -66,19 +68,16 @@ def test_there_are_three_walks() -> None:
 
 
 @pytest.mark.parametrize("agent", get_args(Agent))
-def test_every_agent_s_folder_offers_what_base_says(agent: str) -> None:
-    assert agent in AGENTS
-    table = (PACKAGE / "agents" / "base.py").read_text("utf-8").split("=\n")[2]
-    rows = re.findall(r"^``(\w+)``\s+`\w+`: ([^`]+?)  ", table, re.MULTILINE)
-    assert [module for module, _ in rows] == ["live", "replay", "train", "describe"]
-    if AGENTS[agent].sizes:
-        rows = [("live", "prepare, choose_sizes"), *rows[2:]]
-    if AGENTS[agent].places:
-        rows = [(module, offers) for module, offers in rows if module != "train"]
-    for module, offers in rows:
-        part = importlib.import_module(f"gpusched.agents.{agent}.{module}")
-        for name in re.findall(r"[a-z]\w+", offers):
-            assert callable(getattr(part, name)), (agent, module, name)
+def test_every_agent_is_registered_and_offers_what_its_traits_say(agent: Agent) -> None:
+    traits = AGENTS[agent]
+    parts = {part.name: made for part in fields(AgentParts) if (made := getattr(REGISTRY[agent], part.name))}
+    assert parts.keys() == {
+        "describe", *(["sizes"] if traits.sizes else ["live", "replay"]), *([] if traits.places else ["train"])
+    }  # fmt: skip
+    for name, made in parts.items():
+        module, protocol = made(), getattr(base, name.capitalize())
+        for offered in (member for member in vars(protocol) if not member.startswith("_")):
+            assert callable(getattr(module, offered)), (agent, name, offered)
 
 
 def test_what_mutants_are_tried_on_and_left_out_is_there() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.gist import live as gist_live
 from gpusched.agents.topology.network import arrays_of, untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import load_model, save_model
@@ -29,7 +30,6 @@ from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from gpusched.sched.agent import part_of
 from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
@@ -177,8 +177,7 @@ def test_other_weights_are_taken_up(place: Place) -> None:
 
 
 def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = part_of("gist", "live")
-    go, asked, real = threading.Event(), [], agent.decide_queue
+    go, asked, real = threading.Event(), [], gist_live.decide_queue
 
     def slow(prepared: Any, context: Any) -> Any:
         asked.append(context)
@@ -187,7 +186,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
         return real(prepared, context)
 
     assert place.decided_by() == "gist"
-    monkeypatch.setattr(agent, "decide_queue", slow)
+    monkeypatch.setattr(gist_live, "decide_queue", slow)
     assert place.decided_by() == "gist"  # warm
     place.policy.write_text(weights.YAML.replace("60s", "20ms"))
     place.cycle.policies = {"p": load_policy(place.policy)}
@@ -211,7 +210,7 @@ def test_whatever_an_agent_raises_the_cycle_goes_on(place: Place, monkeypatch: p
         context.world.resources.gpus[:] = 99  # what it leaves behind must not be seen
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(part_of("gist", "live"), "decide_queue", wrong)
+    monkeypatch.setattr(gist_live, "decide_queue", wrong)
     assert place.decided_by() == "easy"
     assert "internal error: ZeroDivisionError('oh')" in place.store.fallbacks()["p"].why
 
@@ -373,7 +372,7 @@ def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
 ) -> None:
     live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
     monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "gpusched.agents.chooses.live", live)  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "chooses", AgentParts(sizes=lambda: live))
     (tmp_path / "mine").mkdir()
     (tmp_path / "state").mkdir()
     save_model(tmp_path / "mine" / "default.safetensors", "chooses", {"sizes": np.array([4])})

@@ -15,6 +15,7 @@ from gpusched.agents.rltune.odds import CLASSES, LEVELS
 from gpusched.agents.rltune.preempting import Rule, model_of, policy_of
 from gpusched.config.weights import Model
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
+from gpusched.model.limits import Quotas
 from gpusched.model.plan import Plan, Preempt, ReasonCode
 from gpusched.model.policy import PolicySpec, Preempting
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
@@ -26,6 +27,7 @@ from gpusched.sim.result import Result
 from gpusched.traces.generate import generate
 from tests.learn.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
+from tests.sched.limited import Past, limited
 from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
@@ -308,6 +310,15 @@ def test_the_fallback_stops_nobody() -> None:
     plan = decide(msgspec.structs.replace(snap, policies={"p": policy(RULES)}), {})
     assert plan.troubles
     assert plan.actions == ()
+
+
+@FEW
+@given(limited(), st.sampled_from(RANKS))
+def test_limits_bind_who_waits(case: tuple[Snapshot, Quotas, Past], rank: Rule) -> None:
+    snap = msgspec.structs.replace(case[0], policies=dict.fromkeys(case[0].policies, policy(LIMITS[0])))
+    plan = decide(snap, dict.fromkeys(snap.policies, weights(rank)))
+    assert plan.troubles == {}
+    assert check(plan, snap)[1] == ()
 
 
 @FEW

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import Model
 from gpusched.errors import FileError
@@ -334,7 +334,7 @@ class Counting:
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
     monkeypatch.setitem(AGENTS, "counting", AgentTraits(sizes=True))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "gpusched.agents.counting.live", Counting)  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "counting", AgentParts(sizes=lambda: Counting))
     Counting.asked.clear()
     return Counting
 

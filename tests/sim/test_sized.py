@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import Model
 from gpusched.model.plan import Resize
@@ -160,7 +160,7 @@ class Moody:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "gpusched.agents.moody.live", Moody)  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "moody", AgentParts(sizes=lambda: Moody))
     model = Model("moody", {"mood": np.array([seed])}, {}, "", f"moody {seed}")
     spec = msgspec.structs.replace(SPECS["drf"], agent="moody")
     fast, slow, policy = both(spec, mixed(seed), seed, model)
@@ -186,7 +186,7 @@ class Listening(Moody):
 
 def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AGENTS, "listening", AgentTraits(sizes=True))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "gpusched.agents.listening.live", Listening)  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "listening", AgentParts(sizes=lambda: Listening))
     trace = replace(
         trace_of([0, 100], [9000, 50], [1, 1], limit=[9999, 99]), model=np.zeros(2, np.int64), models=("m",)
     )

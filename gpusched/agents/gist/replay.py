@@ -11,6 +11,7 @@ from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.live import NO_NUMBER
 from gpusched.agents.gist.networks import Agent
 from gpusched.compiled import jit
+from gpusched.config.weights import Model
 from gpusched.errors import GpuschedError
 from gpusched.sched.state import Floats, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
@@ -45,6 +46,11 @@ def new_queue(sim: Sim, agent: Agent) -> Queue:
     outcome = new_outcome(jobs, len(sim.held))
     submit = np.ascontiguousarray(sim.jobs["submit"])
     return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), submit, np.zeros(jobs, np.int64), outcome, agent)
+
+
+def maps(model: Model) -> bool:
+    """It chooses servers itself."""
+    return False
 
 
 def runner(world: World, prepared: Agent) -> Callable[[Log], int]:

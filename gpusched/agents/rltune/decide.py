@@ -12,28 +12,23 @@ from gpusched.agents.common.nets import Net, forward, work_for
 from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
 from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
-from gpusched.sched.backfill import launch, take
-from gpusched.sched.bounds import exceeds
+from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
+from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import (
     FIRST_FIT,
-    LIMIT,
     NONE,
-    OK,
     PRIORITY,
-    RESOURCES,
     STARTED,
+    ClusterState,
     Flags,
     Floats,
     Ints,
     Jobs,
-    Outcome,
     Releases,
     Request,
-    Requests,
     Resources,
-    Scratch,
 )
 
 MOST_HELD = 1  # jobs for which nodes are held at once; with more, whole clusters stood idle for wrong estimates
@@ -66,16 +61,6 @@ class Scorer(NamedTuple):
     window: Ints
     odds: Odds
     attention: Reals = NO_ATTENTION
-
-
-class Field(NamedTuple):
-    """What a decision works on, as any pass does; ``usable``: the nodes as they are, empty of jobs."""
-
-    resources: Resources
-    usable: Resources
-    requests: Requests
-    jobs: Jobs
-    scratch: Scratch
 
 
 @jit
@@ -148,29 +133,35 @@ def ordered(
     known: Known,
     scorer: Scorer,
     obs: Observation,
-    field: Field,
-    releases: Releases,
+    state: ClusterState,
     queue: Ints,
     ahead: Ints,
     seen: Reals,
-) -> tuple[Ints, Flags, bool]:
-    """The jobs from first to last, ``int64[waiting]``; for which nodes are held, ``uint8[waiting]``; all numbers?
+    hold: Flags,
+) -> tuple[Ints, bool]:
+    """The jobs from first to last, ``int64[waiting]``; whether all scores are numbers.
 
     Jobs beyond the window come after it, in the window's order. ``seen: float32[>= window, FEATURES]`` gets what the
-    network saw of the window's jobs.
+    network saw of the window's jobs, ``hold: uint8[jobs]`` for which of the queue nodes are held.
     """
-    hold = np.zeros(queue.size, np.uint8)
     order = window_of(known, queue, scorer.window[0], ahead)
     size = min(queue.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(known, scorer, obs, field, releases, queue, window, ahead, seen)
+    scores = scores_of(known, scorer, obs, state, queue, window, ahead, seen)
     if not np.all(np.isfinite(scores)):
-        return queue[order], hold, False
-    best = np.argsort(-scores[:, 0], kind="mergesort")
-    order[:size] = window[best]
-    for i in range(size):
-        hold[i] = scores[best[i], 1] > 0.0
-    return queue[order], hold, True
+        return queue[order], False
+    set_hold(queue, window, scores, hold)
+    order[:size] = window[np.argsort(-scores[:, 0], kind="mergesort")]
+    return queue[order], True
+
+
+@jit
+def set_hold(queue: Ints, window: Ints, scores: Reals, hold: Flags) -> None:
+    """Sets ``hold: uint8[jobs]`` of the queue's jobs: by the scores of those of the window, else to 0."""
+    for job in queue:
+        hold[job] = 0
+    for i in range(window.size):
+        hold[queue[window[i]]] = scores[i, 1] > 0.0
 
 
 @jit
@@ -178,15 +169,14 @@ def scores_of(
     known: Known,
     scorer: Scorer,
     obs: Observation,
-    field: Field,
-    releases: Releases,
+    state: ClusterState,
     queue: Ints,
     window: Ints,
     ahead: Ints,
     seen: Reals,
 ) -> Reals:
     """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ordered`."""
-    jobs, shapes = field.jobs, field.jobs.feasibility.size
+    jobs, releases, shapes = state.jobs, state.releases, state.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
     row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
@@ -197,13 +187,13 @@ def scores_of(
         job = queue[window[i]]
         shape = jobs.shape[job]
         if fits[shape] < 0:
-            request = request_of(field.requests, shape)
-            fits[shape] = choose(field.resources, jobs.masks, request, FIRST_FIT, field.scratch)
-            share[shape] = _allowed_free(field, request)
+            request = request_of(state.requests, shape)
+            fits[shape] = choose(state.resources, jobs.masks, request, FIRST_FIT, state.scratch)
+            share[shape] = _allowed_free(state, request)
             if not fits[shape]:
                 if due.size == 0:
-                    slots, due = due_slots(known, releases, jobs, obs.now)
-                drain[shape] = await_room(field, field.resources, releases, slots, due, request, obs.now) - obs.now
+                    slots, due = due_slots(known, state)
+                drain[shape] = await_room(state, state.resources, slots, due, request) - obs.now
         of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
         features(known, scorer.odds, obs, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
@@ -223,13 +213,13 @@ def _attend(scorer: Scorer, seen: Reals, scores: Reals) -> None:
 
 
 @jit
-def _allowed_free(field: Field, request: Request) -> float:
+def _allowed_free(state: ClusterState, request: Request) -> float:
     """The share of nodes with a free GPU among those that a request may use."""
     free = nodes = 0
     for node in range(request.lo, request.hi):
-        if request.mask < 0 or field.jobs.masks[request.mask, node] != 0:
+        if request.mask < 0 or state.jobs.masks[request.mask, node] != 0:
             nodes += 1
-            free += field.resources.gpus[node] > 0
+            free += state.resources.gpus[node] > 0
     return free / max(nodes, 1)
 
 
@@ -241,8 +231,9 @@ def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
 
 
 @jit
-def due_slots(known: Known, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
+def due_slots(known: Known, state: ClusterState) -> tuple[Ints, Floats]:
     """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
+    releases, jobs, now = state.releases, state.jobs, state.now  # in the loop their arrays would be counted each time
     used = releases.used[0]
     due = np.empty(releases.end.size)
     ends = np.empty(used)
@@ -253,92 +244,119 @@ def due_slots(known: Known, releases: Releases, jobs: Jobs, now: float) -> tuple
 
 
 @jit
-def await_room(
-    field: Field, resources: Resources, releases: Releases, slots: Ints, due: Floats, request: Request, now: float
-) -> float:
+def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floats, request: Request) -> float:
     """When ``request`` is expected to fit, in seconds; ``scratch.chosen``: on which nodes. Infinite: not in sight.
 
     A node of ``resources`` with less than 0 GPUs is nobody's, whatever comes back there.
     """
-    future, fitting = field.scratch.future, 0
+    releases, masks, future, fitting = state.releases, state.jobs.masks, state.scratch.future, 0
     for node in range(request.lo, request.hi):
         future.gpus[node] = resources.gpus[node]
         future.cores[node] = resources.cores[node]
         future.memory[node] = resources.memory[node]
-        fitting += node_fits(future, field.jobs.masks, request, node)
-    time = now
+        fitting += node_fits(future, masks, request, node)
+    time = state.now
     for slot in slots:
         if fitting >= request.parts and due[slot] > time:  # all of one moment come back together
             break
         node = releases.node[slot]
         if node < request.lo or node >= request.hi or future.gpus[node] < 0:
             continue
-        before = node_fits(future, field.jobs.masks, request, node)
+        before = node_fits(future, masks, request, node)
         future.gpus[node] += releases.gpus[slot]
         future.cores[node] += releases.cores[slot]
         future.memory[node] += releases.memory[slot]
-        fitting += not before and node_fits(future, field.jobs.masks, request, node)
+        fitting += not before and node_fits(future, masks, request, node)
         time = due[slot]
     if fitting < request.parts:
         return np.inf
-    return time if choose(future, field.jobs.masks, request, FIRST_FIT, field.scratch) else np.inf
+    return time if choose(future, masks, request, FIRST_FIT, state.scratch) else np.inf
+
+
+class Holding(NamedTuple):
+    """What the agent goes by in a pass.
+
+    Attributes:
+        known, odds: By which it expects run times.
+        wanted: ``uint8[jobs]``: for whom nodes are held while it does not fit. rule: How jobs are placed.
+        most: For so many jobs they are held at once.
+        until: ``float64[1]``: when the nodes that are held are expected to be free, seconds.
+        held: ``int64[1]``: for how many jobs they are.
+    """
+
+    known: Known
+    odds: Odds
+    wanted: Flags
+    rule: int
+    most: int
+    until: Floats
+    held: Ints
 
 
 @jit
 def arrange(
-    known: Known,
-    odds: Odds,
-    field: Field,
-    releases: Releases,
-    queue: Ints,
-    hold: Flags,
-    rule: int,
-    backfill: int,
-    now: float,
-    outcome: Outcome,
-) -> int:
+    state: ClusterState, known: Known, odds: Odds, queue: Ints, wanted: Flags, rule: int, backfill: int
+) -> int:  # fmt: skip
     """One pass over a partition's jobs in their order: who fits starts; for some who do not, nodes are held.
 
     Held are the nodes on which the job is expected to fit first; jobs behind it get them now only where they are
     expected to be gone by then. Nothing of that is remembered until the next pass. With backfill NONE the first job
-    that does not fit blocks all behind it.
+    that does not fit blocks all behind it, and none are held.
 
     Returns:
         The first job that could not start, or -1.
     """
-    late, jobs, scratch = field.scratch.late, field.jobs, field.scratch
-    head, held, until = -1, 0, now
-    scratch.stamp[0] += 1
-    stamp = scratch.stamp[0]
-    full = np.zeros(jobs.feasibility.size, np.bool_)  # shapes that do not fit even where nodes are held
-    for column, of in zip(late, field.resources):  # noqa: B905 - numba's zip takes no strict
+    for column, of in zip(state.scratch.late, state.resources):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
-    for i in range(queue.size):
-        job = queue[i]
-        shape = jobs.shape[job]
-        if jobs.feasibility[shape] != OK:
-            outcome.code[job] = jobs.feasibility[shape]
-        elif exceeds(jobs.links, jobs.room, jobs.account, job):
-            outcome.code[job] = LIMIT
-        elif head >= 0 and backfill == NONE:
-            outcome.code[job] = PRIORITY
-        else:
-            request = request_of(field.requests, shape)
-            if scratch.failed[shape] != stamp and choose(late, jobs.masks, request, rule, scratch):
-                _start(field, releases, request, job, now, outcome)
-                continue
-            scratch.failed[shape] = stamp
-            if held and not full[shape] and gone_by_s(known, odds, job) <= until - now:
-                if choose(field.resources, jobs.masks, request, rule, scratch):
-                    _start(field, releases, request, job, now, outcome)
-                    continue
-                full[shape] = True
-            outcome.code[job] = RESOURCES
-            head = job if head < 0 else head
-            if hold[i] and backfill != NONE and held < MOST_HELD:
-                until = _hold(known, field, releases, request, now)
-                held += 1
-    return head
+    most = MOST_HELD if backfill != NONE and wanted[queue].any() else 0
+    by = Holding(known, odds, wanted, rule, most, np.full(1, np.inf), np.zeros(1, np.int64))
+    return _pass(state, queue, backfill, by)[0]
+
+
+@jit
+def _place(state: ClusterState, job: int, late: bool, first: bool, by: Holding) -> tuple[int, int]:
+    """Where nothing is held, which ``scratch.late`` has; else where something is, if it is gone in time."""
+    shape, scratch, masks = state.jobs.shape[job], state.scratch, state.jobs.masks
+    request, stamp = request_of(state.requests, shape), scratch.stamp[0]
+    if scratch.failed_late[shape] != stamp and choose(scratch.late, masks, request, by.rule, scratch):
+        return STARTED, shape
+    scratch.failed_late[shape] = stamp
+    full = by.held[0] == 0
+    if not full and gone_by_s(by.known, by.odds, job) <= by.until[0] - state.now:
+        if choose(state.resources, masks, request, by.rule, scratch):
+            return STARTED, shape
+        full = True
+    if full and by.held[0] == by.most:  # with fewer held, nodes may yet be held for one of the shape
+        scratch.failed[shape] = stamp
+    return PRIORITY, shape
+
+
+@jit
+def _started(state: ClusterState, job: int, request: Request, by: Holding) -> None:
+    """Its nodes have less for those who must not use what is held."""
+    for part in range(request.parts):
+        take(state.scratch.late, request, state.scratch.chosen[part])
+
+
+@jit
+def _hold(state: ClusterState, job: int, code: int, by: Holding) -> float:
+    """For a job that does not start, if it is one of those; until when, in seconds."""
+    if by.wanted[job] and by.held[0] < by.most:
+        by.held[0] += 1
+        by.until[0] = _keep_nodes(state, by.known, job)
+    return float(by.until[0])
+
+
+@jit
+def _keep_nodes(state: ClusterState, known: Known, job: int) -> float:
+    """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
+    request, late = request_of(state.requests, state.jobs.shape[job]), state.scratch.late
+    slots, due = due_slots(known, state)
+    until = await_room(state, late, slots, due, request)
+    if until < np.inf:
+        for part in range(request.parts):
+            late.gpus[state.scratch.chosen[part]] = -1
+    return float(until)
 
 
 @jit
@@ -350,20 +368,4 @@ def gone_by_s(known: Known, odds: Odds, job: int) -> float:
     return float(_SURELY * np.exp(expected(known.history, odds, known.facts, job)[0]))
 
 
-@jit
-def _start(field: Field, releases: Releases, request: Request, job: int, now: float, outcome: Outcome) -> None:
-    outcome.code[job] = STARTED
-    for part in range(request.parts):
-        take(field.scratch.late, request, field.scratch.chosen[part])
-    launch(field.resources, releases, field.jobs, request, job, now, False, False, field.scratch, outcome)
-
-
-@jit
-def _hold(known: Known, field: Field, releases: Releases, request: Request, now: float) -> float:
-    """Keeps the nodes on which the request is expected to fit first from the jobs behind; until when, in seconds."""
-    slots, due = due_slots(known, releases, field.jobs, now)
-    until = await_room(field, field.scratch.late, releases, slots, due, request, now)
-    if until < np.inf:
-        for part in range(request.parts):
-            field.scratch.late.gpus[field.scratch.chosen[part]] = -1
-    return float(until)
+_pass = queue_pass(_place, _hold, _started, hold_behind=True)

@@ -6,14 +6,13 @@ import numpy as np
 
 from gpusched.agents.common.describe import NO_NETWORK, count_used, layers_of, network_text, speaks
 from gpusched.config.weights import Model
-from gpusched.sched.agent import PREEMPT
 
 
 def what_decides(model: Model) -> str:
     """One phrase, such as ``a linear rule 'wait' of 9 weights chosen by replays, no neural network``."""
     arrays = model.arrays
     odds = ", by odds of run times" if count_used(arrays.get("prior")) else ""
-    if model.about.get(PREEMPT) == "yes":
+    if model.preempts:
         return f"a rank of {count_used(arrays.get('weights'))} weights chosen by replays{odds}, {NO_NETWORK}"
     name = f" '{model.about['base']}'" if model.about.get("base") else ""
     rule = f"a linear rule{name} of {count_used(arrays.get('linear'))} weights chosen by replays{odds}"

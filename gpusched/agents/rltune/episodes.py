@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import Field, arrange, observation_of, scores_of, window_of
+from gpusched.agents.rltune.decide import arrange, observation_of, scores_of, set_hold, window_of
 from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import Queue, Scored, carry_out, known_of_trace, new_queue, remember
+from gpusched.agents.rltune.replay import Queue, Scored, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
-from gpusched.sched.state import FIRST_FIT, OK, Flags, Floats, Ints, Words, seed_words
+from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Words, seed_words
 from gpusched.sim.engine.build import World, log_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import waiting_in
+from gpusched.sim.engine.queue import state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, GROW, Log, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
@@ -101,11 +102,11 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
     obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return
-    field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
+    state = state_of(sim, passes, queue.outcome)
     order = window_of(known, own, scorer.window[0], queue.ahead)
     size = min(own.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(known, scorer, obs, field, passes.releases, own, window, queue.ahead, queue.seen)
+    scores = scores_of(known, scorer, obs, state, own, window, queue.ahead, queue.seen)
     noisy = scores[:, 0].astype(np.float64)
     if drawn.temperature > 0.0:
         for i in range(size):
@@ -113,13 +114,10 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
             noisy[i] -= drawn.temperature * np.log(-np.log(uniform))
     best = np.argsort(-noisy, kind="mergesort")
     order[:size] = window[best]
-    hold = np.zeros(own.size, np.uint8)
-    for i in range(size):
-        hold[i] = scores[best[i], 1] > 0.0
-    fits = _fitting(sim, field, own, window)
+    set_hold(own, window, scores, queue.hold)
+    fits = _fitting(state, own, window)
     queue.outcome.total[:] = 0
-    rule, backfill, odds = drawn.by.rule, drawn.by.backfill, scorer.odds
-    arrange(known, odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
+    arrange(state, known, scorer.odds, own[order], queue.hold, drawn.by.rule, drawn.by.backfill)
     drawn.trajectory.used[2] += queue.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
         _write(drawn.trajectory, queue, own, window, fits, scores)
@@ -127,16 +125,17 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
 
 
 @jit
-def _fitting(sim: Sim, field: Field, own: Ints, window: Ints) -> Flags:
+def _fitting(state: ClusterState, own: Ints, window: Ints) -> Flags:
     """Which jobs of the window could start now, ``uint8[window]``."""
-    known = np.full(field.jobs.feasibility.size, -1, np.int64)
+    jobs = state.jobs
+    known = np.full(jobs.feasibility.size, -1, np.int64)
     fits = np.zeros(window.size, np.uint8)
     for i in range(window.size):
-        shape = sim.jobs[own[window[i]]]["shape"]
+        shape = jobs.shape[own[window[i]]]
         if known[shape] < 0:
-            request = request_of(field.requests, shape)
-            known[shape] = field.jobs.feasibility[shape] == OK and choose(
-                field.resources, field.jobs.masks, request, FIRST_FIT, field.scratch
+            request = request_of(state.requests, shape)
+            known[shape] = jobs.feasibility[shape] == OK and choose(
+                state.resources, jobs.masks, request, FIRST_FIT, state.scratch
             )
         fits[i] = known[shape]
     return fits

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from gpusched.agents.common.data import known_by
 from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.replay import UNSOUND, Scored, known_of_trace, new_queue, run_scored
+from gpusched.agents.rltune.replay import UNSOUND, Scored, new_queue, run_scored
 from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
 from gpusched.sim.engine.state import GROW, grown

@@ -14,15 +14,16 @@ import numpy as np
 
 from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import check_shapes, net_of
-from gpusched.agents.rltune import preempt as rltune_preempt
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
+from gpusched.agents.rltune import live_preempt
+from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import FEATURES, Known
 from gpusched.agents.rltune.mapped import map_order
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
+from gpusched.agents.rltune.preempt import Preempting, prepare_ranks
 from gpusched.agents.rltune.snapshot import known_of_snapshot
 from gpusched.config.weights import Model
 from gpusched.model.policy import MAPPED
-from gpusched.sched.agent import PREEMPT, Context, Unusable
+from gpusched.sched.agent import Context, Unusable
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD
 
@@ -39,14 +40,14 @@ class Prepared(NamedTuple):
     backfill: int
 
 
-def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
+def prepare(model: Model) -> Prepared | Preempting:
     """The arrays of the weights, checked.
 
     Raises:
         ValueError: An array is missing or of another shape.
     """
-    if model.about.get(PREEMPT) == "yes":
-        return rltune_preempt.prepare(model)
+    if model.preempts:
+        return prepare_ranks(model)
     inputs = len(FEATURES)
     wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
               "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
@@ -66,30 +67,28 @@ def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
     return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
 
 
-def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block]:
-    """One partition's decision: by operators' priority first, then by score.
+def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[list[int], Block]:
+    """One partition's decision: by operators' priority first, then by score, or by rank where running jobs are stopped.
 
     Raises:
         Unusable: A score is no number.
     """
+    if isinstance(prepared, Preempting):
+        return live_preempt.decide_queue(prepared, context)
     waiting, world, snapshot = context.waiting, context.world, context.snapshot
     lo, hi = world.span.get(context.partition, (0, 0))
     queue = waiting.ordered(context.partition, "fifo")
     known: Known = known_of_snapshot(context, prepared.knows)
-    field = Field(world.resources, world.usable, waiting.requests, waiting.jobs, context.scratch)
     obs = observation_of(world.resources, world.total, lo, hi, len(queue), snapshot.now)
     seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead = np.zeros(len(queue) + 1, np.int64)
-    order, hold, sound = ordered(known, prepared.scorer, obs, field, context.releases, queue, ahead, seen)
+    hold, state = np.zeros(len(waiting.views), np.uint8), context.state
+    order, sound = ordered(known, prepared.scorer, obs, state, queue, ahead, seen, hold)
     if not sound:
         raise Unusable(NO_NUMBER)
-    first = np.argsort(-waiting.keys.priority[order], kind="stable")
-    order, hold = order[first], hold[first]
+    order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
     if context.policy.place in MAPPED:
-        return order.tolist(), map_order(context, known, field, order, hold, prepared.backfill)
+        return order.tolist(), map_order(context, known, order, hold, prepared.backfill)
     rule = _PLACES.get(context.policy.place, BEST_FIT)
-    head = arrange(
-        known, prepared.scorer.odds, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now,
-        context.outcome,
-    )  # fmt: skip
+    head = arrange(state, known, prepared.scorer.odds, order, hold, rule, prepared.backfill)
     return order.tolist(), Block(context.policy, int(head), float("inf"))

@@ -24,53 +24,35 @@ from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
-from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.eligible import may_stop
 from gpusched.sched.fit import request_of, set_feasibility
+from gpusched.sched.kernel.preempting import GIVEN, Sharing, preempting_pass
+from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block
-from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
+from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.state import (
     BEST_FIT,
     FIRST_FIT,
-    LIMIT,
-    OK,
     RESOURCES,
+    SKIP,
     SPREAD,
     STARTED,
-    Flags,
+    ClusterState,
     Floats,
     Ints,
-    Jobs,
     Request,
-    Requests,
     Resources,
-    Scratch,
+    copied,
+    ints,
+    new_outcome,
+    new_releases,
     new_scratch,
 )
 from gpusched.sched.text import listed
 
 LINGERS_S = 60.0  # a job that is being ended for so long after its kill may stay for ever: its nodes are not promised
 _PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": FIRST_FIT}
-
-# What becomes of a job beside the codes of `sched.state`: it keeps its nodes; it is given nodes on which others still
-# are; it runs, and is given others.
-KEPT, PROMISED, MOVED = 100, 101, 102
-
-
-class Shares(NamedTuple):
-    """Who gets what.
-
-    Attributes:
-        fate: ``int64[jobs]``: KEPT, STARTED, PROMISED, MOVED, or why it gets nothing.
-        nodes: ``int64[parts]``: nodes of who is given some, from ``offset: int64[jobs]`` on (-1: none).
-        cleared: ``uint8[jobs]``: whether others have to leave nodes that it is given.
-    """
-
-    fate: Ints
-    nodes: Ints
-    offset: Ints
-    cleared: Flags
 
 
 class Field(NamedTuple):
@@ -98,23 +80,24 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
     shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
     scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
-    jobs, requests = field.waiting.jobs, field.waiting.requests
+    jobs, requests, count, parts = field.waiting.jobs, field.waiting.requests, len(order), field.waiting.parts
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
-    shares = Shares(
-        np.zeros(len(order), np.int64), np.zeros(field.waiting.parts, np.int64), np.full(len(order), -1, np.int64),
-        np.zeros(len(order), np.uint8),
+    holders, whole = _holders(world, field, order), _with_running(world, field)
+    rule, at = _PLACES.get(policy.place, BEST_FIT), len(holders.first) - len(field.stoppable)
+    shares = Sharing(
+        whole, copied(world.resources), world.usable, runs, field.first, holders, ints([at, len(holders.first)]), rule,
+        np.zeros(count, np.int64), np.zeros(parts, np.int64), np.full(count, -1, np.int64), np.zeros(2, np.int64),
+        np.zeros(count, np.uint8),
     )  # fmt: skip
-    idle, whole, holders = _copied(world.resources), _with_running(world, field), _holders(world, field, order)
-    rule = _PLACES.get(policy.place, BEST_FIT)
-    share_out(
-        order, runs, holders, field.first, requests, jobs, world.resources, idle, whole, world.usable, rule, scratch,
-        shares,
-    )  # fmt: skip
+    outcome = new_outcome(count, 0)
+    state = ClusterState(world.resources, new_releases(0), requests, jobs, scratch, outcome, context.snapshot.now)
+    preempting_pass(state, order, SKIP, shares)
+    start_what_fits(state, shares)
     own = context.waiting.queues[context.partition]
-    _note_starts(context, own, order, field, shares)
-    stops = _stops(field, order, shares)
+    _note_starts(context, own, order, field, outcome.code, shares)
+    stops = _stops(field, order, outcome.code, shares)
     context.stops.extend(stops)
-    _say_who_clears(context, field, shares, {stop.job_id for stop in stops})
+    _say_who_clears(context, field, outcome.code, shares, {stop.job_id for stop in stops})
     queue = [own[j] for j in order.tolist() if j < field.waits]
     head = next((j for j in queue if context.outcome.code[j] != STARTED), -1)
     return queue, Block(policy, head, float("inf"))
@@ -154,8 +137,12 @@ def _field(context: Context) -> Field:
     for k, job in enumerate(stoppable):
         first[len(own) + k] = len(held)
         held += [world.row[part.node] for part in job.allocation.parts]
+    waiting, all_jobs = waiting_of(views, world, {}), context.waiting.jobs
+    account = waiting.jobs.account  # what runs is counted already; what waits counts as for everybody else
+    account[: len(own)], account[len(own) :, 0] = all_jobs.account[context.waiting.queues[context.partition]], -1
+    jobs = waiting.jobs._replace(room=all_jobs.room, links=all_jobs.links)
     return Field(
-        waiting_of(views, world, {}), len(own), stoppable, leaving, np.array([*held, -1], np.int64), first
+        waiting._replace(jobs=jobs), len(own), stoppable, leaving, np.array([*held, -1], np.int64), first
     )  # fmt: skip
 
 
@@ -209,7 +196,7 @@ def _count(history: History, facts: Records, had: Floats, ended: int) -> None:
 
 def _with_running(world: NodeArrays, field: Field) -> Resources:
     """What is free, with what those have that may be stopped or are being ended: what can be shared out in all."""
-    whole = _copied(world.resources)
+    whole = copied(world.resources)
     for job in (*field.stoppable, *field.leaving):
         for part in job.allocation.parts:
             row = world.row[part.node]
@@ -238,72 +225,31 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
     return holders
 
 
-def _copied(resources: Resources) -> Resources:
-    return Resources(*(column.copy() for column in resources))
-
-
 @jit
-def share_out(
-    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Resources,
-    idle: Resources, whole: Resources, usable: Resources, rule: int, scratch: Scratch, shares: Shares,
-) -> None:  # fmt: skip
-    """Gives every job in ``order`` its nodes, others or none, as a replay does; who can start on what is free does.
-
-    ``holders``: what is being ended, as one that has not kept its nodes; then those that run, in their order, with
-    nodes from ``first`` on. Taken from are ``free`` as jobs start, ``idle`` (at first the same) as jobs are given
-    nodes, also such as others have to leave, and ``whole``: what can be shared out in all.
-    """
-    used, at, count = 0, 0, holders.first.size
-    for job in order:
-        at += runs[job] != 0
-    at = count - at  # what is being ended comes first
-    scratch.stamp[0] += 1
-    for job in order:
-        shape = jobs.shape[job]
-        request = request_of(requests, shape)
-        if runs[job]:
-            at += 1
-            if keeps(whole, usable, request, holders.held, first[job]):
-                shares.fate[job] = KEPT
-                holders.kept[at - 1] = 1
-                continue
-        elif jobs.feasibility[shape] != OK:
-            shares.fate[job] = jobs.feasibility[shape]
-            continue
-        elif exceeds(jobs.links, jobs.room, jobs.account, job):
-            shares.fate[job] = LIMIT
-            continue
-        if scratch.failed[shape] == scratch.stamp[0] or not displaces(
-            whole, idle, usable, jobs.masks, request, rule, scratch, holders, count, at
-        ):
-            scratch.failed[shape] = scratch.stamp[0]
-            shares.fate[job] = RESOURCES
-            continue
-        shares.offset[job] = used
-        fits = not runs[job]
+def start_what_fits(state: ClusterState, shares: Sharing) -> None:
+    """Of those that wait and are given nodes: who can start on what is free does."""
+    free, masks = state.resources, state.jobs.masks
+    for job in shares.order[: shares.used[0]]:
+        request, first = request_of(state.requests, state.jobs.shape[job]), shares.offset[job]
+        fits = shares.runs[job] == 0
         for part in range(request.parts):
-            node = scratch.chosen[part]
-            shares.nodes[used + part] = node
-            fits = fits and node_fits(free, jobs.masks, request, node)
-            if idle.gpus[node] < 0 or idle.cores[node] < 0 or idle.memory[node] < 0:
-                shares.cleared[job] = 1
-        used += request.parts
-        shares.fate[job] = MOVED if runs[job] else STARTED if fits else PROMISED
+            fits = fits and node_fits(free, masks, request, shares.nodes[first + part])
         if fits:
+            state.outcome.code[job] = STARTED
             for part in range(request.parts):
-                take(free, request, scratch.chosen[part])
-        if not runs[job]:
-            charge(jobs.links, jobs.room, jobs.account, job)
+                take(free, request, shares.nodes[first + part])
 
 
-def _note_starts(context: Context, own: list[int], order: Ints, field: Field, shares: Shares) -> None:
+def _note_starts(
+    context: Context, own: list[int], order: Ints, field: Field, code: Ints, shares: Sharing
+) -> None:  # fmt: skip
     """Writes down for the plan who starts, and why others of the partition's queue ``own`` do not."""
     outcome, parts = context.outcome, field.waiting.requests.parts[field.waiting.jobs.shape]
     for j in order.tolist():
         if j >= field.waits:
             continue
-        job, fate = own[j], int(shares.fate[j])
-        outcome.code[job] = RESOURCES if fate == PROMISED else fate
+        job, fate = own[j], int(code[j])
+        outcome.code[job] = RESOURCES if fate == GIVEN else fate
         if fate != STARTED:
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
@@ -314,13 +260,13 @@ def _note_starts(context: Context, own: list[int], order: Ints, field: Field, sh
         outcome.total[1] += parts[j]
 
 
-def _nodes_of(field: Field, shares: Shares, j: int) -> set[int]:
+def _nodes_of(field: Field, shares: Sharing, j: int) -> set[int]:
     """The nodes that a job was given."""
     first, shape = int(shares.offset[j]), field.waiting.jobs.shape[j]
     return set(shares.nodes[first : first + int(field.waiting.requests.parts[shape])].tolist()) if first >= 0 else set()
 
 
-def _stops(field: Field, order: Ints, shares: Shares) -> list[Preempt]:
+def _stops(field: Field, order: Ints, code: Ints, shares: Sharing) -> list[Preempt]:
     """Who is stopped, and for whom: the first job that was given nodes of it. For nobody nobody is stopped."""
     gainers: dict[int, list[tuple[int, int]]] = {}  # node -> who is given it, first to last: (place, job)
     for place, j in enumerate(order.tolist()):
@@ -330,7 +276,7 @@ def _stops(field: Field, order: Ints, shares: Shares) -> list[Preempt]:
     stops = []
     for k, job in enumerate(field.stoppable):
         j = field.waits + k
-        if shares.fate[j] == KEPT:
+        if code[j] == KEPT:
             continue
         first, parts = int(field.first[j]), len(job.allocation.parts)
         has = field.held[first : first + parts].tolist()
@@ -340,7 +286,7 @@ def _stops(field: Field, order: Ints, shares: Shares) -> list[Preempt]:
     return stops
 
 
-def _say_who_clears(context: Context, field: Field, shares: Shares, stopped: set[str]) -> None:
+def _say_who_clears(context: Context, field: Field, code: Ints, shares: Sharing, stopped: set[str]) -> None:
     """Tells jobs that are given nodes which others still have to leave."""
     going = [*field.leaving, *(job for job in field.stoppable if job.id in stopped)]
     on: dict[int, list[str]] = {}
@@ -348,7 +294,7 @@ def _say_who_clears(context: Context, field: Field, shares: Shares, stopped: set
         for part in job.allocation.parts:
             on.setdefault(context.world.row[part.node], []).append(job.id)
     for j in range(field.waits):
-        if shares.fate[j] == PROMISED:
+        if code[j] == GIVEN:
             nodes = sorted(_nodes_of(field, shares, j))
             before = list(dict.fromkeys(job for node in nodes for job in on.get(node, ())))
             jobs = "job" if len(before) == 1 else "jobs"

@@ -58,7 +58,7 @@ class Preempting(NamedTuple):
     knows: str
 
 
-def prepare(model: Model) -> Preempting:
+def prepare_ranks(model: Model) -> Preempting:
     """The arrays of the weights, checked.
 
     Raises:

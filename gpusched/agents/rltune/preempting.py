@@ -19,11 +19,10 @@ from gpusched.agents.rltune.odds import Counts
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, Settings
 from gpusched.agents.rltune.table import agent_of_model, table_of
-from gpusched.config.weights import Model
+from gpusched.config.weights import PREEMPTS, Model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
-from gpusched.sched.agent import PREEMPT
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
@@ -229,7 +228,7 @@ def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
     arrays = {
         "weights": np.array([weights[name] for name in PARTS]), "thresholds": np.array(rule.thresholds), "prior": known,
     }  # fmt: skip
-    return Model("rltune", arrays, {"knows": knows, "backfill": "skip", PREEMPT: "yes"}, "", f"<{rule.name}>")
+    return Model("rltune", arrays, {"knows": knows, "backfill": "skip", **PREEMPTS}, "", f"<{rule.name}>")
 
 
 def policy_of(model: Model, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:

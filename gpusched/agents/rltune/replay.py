@@ -7,36 +7,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
-from gpusched.agents.rltune.history import (
-    DAY_S,
-    FACTS,
-    FEATURES,
-    Known,
-    Reals,
-    grouped,
-    known_of,
-    note_start,
-    note_stop,
-)
+from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
+from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_start, note_stop
 from gpusched.agents.rltune.live import NO_NUMBER, Prepared
 from gpusched.agents.rltune.mapped import keep_of
-from gpusched.agents.rltune.snapshot import KNOWS_LIMITS, LEARNS
+from gpusched.agents.rltune.preempt import Preempting
+from gpusched.agents.rltune.replay_preempt import ranked_runner
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
+from gpusched.config.weights import Model
 from gpusched.errors import GpuschedError
 from gpusched.sched.mapping.queue import Keep
-from gpusched.sched.state import Ints, Outcome, filled, new_outcome
+from gpusched.sched.state import Flags, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.mapped import MappedRun, Ordering, is_mapped
-from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
+from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.sim.pool import Demand
-from gpusched.traces.trace import Trace
 
-MAPS = True
 UNSOUND = 3  # beside OVER, DECIDE and GROW
 
 
@@ -46,13 +36,14 @@ class Queue(NamedTuple):
     Attributes:
         waiting: ``int64[jobs]`` in order of submission; ``size[0]`` of them.
         ahead: ``int64[jobs]``. seen: ``float32[window, FEATURES]``: see `decide.ordered`.
-        outcome: Where the pass writes.
+        hold: ``uint8[jobs]``: see there, too. outcome: Where the pass writes.
     """
 
     waiting: Ints
     size: Ints
     ahead: Ints
     seen: Reals
+    hold: Flags
     outcome: Outcome
 
 
@@ -66,11 +57,18 @@ class Scored(NamedTuple):
     backfill: int
 
 
-def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
+def maps(model: Model) -> bool:
+    """Who stops running jobs chooses nodes itself."""
+    return not model.preempts
+
+
+def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room.
 
     The function returned raises `GpuschedError` where a network's answer is no number.
     """
+    if isinstance(prepared, Preempting):
+        return ranked_runner(world, prepared)
     if is_mapped(world):
         return MappedRun(world, ScoredOrder(world, prepared))
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
@@ -87,34 +85,13 @@ def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
     return run
 
 
-def known_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Known:
-    """What the agent is told of a trace's jobs; nothing has run yet."""
-    jobs, shape = len(trace), demand.shape
-    runs = shape >= 0
-    queue, gpus, cores, memory = (np.zeros(jobs, np.int64) for _ in range(4))
-    queue[runs] = demand.queue[shape[runs]]
-    asked = demand.requests
-    for column, of in ((gpus, asked.gpus), (cores, asked.cores), (memory, asked.memory)):
-        column[runs] = demand.parts[runs] * of[shape[runs]]
-    owner = trace.user if (trace.user >= 0).any() else trace.group
-    kind, burst = grouped(trace.submit, queue, owner, gpus, demand.parts, cores)
-    limited = np.isfinite(trace.limit) & (trace.limit > 0) & (knows in KNOWS_LIMITS)
-    truth = np.log(np.maximum(trace.duration, 1.0)) if knows == "oracle" else np.full(jobs, np.nan)
-    facts = filled(
-        FACTS, jobs, submit=trace.submit, gpus=gpus, cores=cores, memory=memory,
-        limit=np.where(limited, np.log(np.where(limited, trace.limit, 1.0)), np.nan), started=np.nan, truth=truth,
-        user=np.maximum(owner, 0), kind=kind, burst=burst, queue=queue,
-        clock=np.mod(trace.submit + (trace.epoch or 0.0), DAY_S),
-    )  # fmt: skip
-    return known_of(facts, queues, knows in LEARNS)
-
-
 def new_queue(sim: Sim, window: int) -> Queue:
     """An empty queue."""
     jobs = len(sim.jobs)
     outcome = new_outcome(jobs, len(sim.held))
     ahead, seen = np.zeros(jobs + 1, np.int64), np.zeros((window, len(FEATURES)), np.float32)
-    return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), ahead, seen, outcome)
+    waiting, size = np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64)
+    return Queue(waiting, size, ahead, seen, np.zeros(jobs, np.uint8), outcome)
 
 
 @jit
@@ -156,11 +133,11 @@ def _decide(sim: Sim, log: Log, passes: Passes, by: Scored, own: Ints) -> bool:
     obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return True
-    field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
-    order, hold, sound = ordered(known, scorer, obs, field, passes.releases, own, queue.ahead, queue.seen)
+    state = state_of(sim, passes, queue.outcome)
+    order, sound = ordered(known, scorer, obs, state, own, queue.ahead, queue.seen, queue.hold)
     if sound:
         queue.outcome.total[:] = 0
-        arrange(known, scorer.odds, field, passes.releases, order, hold, by.rule, by.backfill, now, queue.outcome)
+        arrange(state, known, scorer.odds, order, queue.hold, by.rule, by.backfill)
         carry_out(sim, log, queue, known)
     return sound
 
@@ -181,8 +158,7 @@ class ScoredOrder(Ordering):
         super().__init__(world)
         self._prepared = prepared
         self._known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
-        self._ahead = np.zeros(len(world.sim.jobs) + 1, np.int64)
-        self._seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
+        self._own = new_queue(world.sim, int(prepared.scorer.window[0]))
 
     def remember(self) -> None:
         """What ended at this instant."""
@@ -203,13 +179,11 @@ class ScoredOrder(Ordering):
         obs = observation_of(sim.resources, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
         if obs.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
             return own[:0], None
-        field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
-        order, hold, sound = ordered(
-            self._known, prepared.scorer, obs, field, passes.releases, own, self._ahead, self._seen
-        )  # fmt: skip
+        state, of = state_of(sim, passes, self._own.outcome), self._own
+        order, sound = ordered(self._known, prepared.scorer, obs, state, own, of.ahead, of.seen, of.hold)
         if not sound:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
-        return order, keep_of(self._known, field, passes.releases, order, hold, prepared.backfill, now)
+        return order, keep_of(self._known, state, order, of.hold, prepared.backfill)
 
     def started(self, jobs: Ints) -> None:
         """These run from now on."""

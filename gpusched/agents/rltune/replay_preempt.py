@@ -14,27 +14,19 @@ import numpy as np
 
 from gpusched.agents.rltune.odds import History, Records, note_passed
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.agents.rltune.replay import known_of_trace
+from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
-from gpusched.sched.reclaim import Holders, displaces, hold, new_holders
-from gpusched.sched.state import Flags, Floats, Ints
+from gpusched.sched.kernel.preempting import Sharing, preempting_pass
+from gpusched.sched.kernel.queue_pass import KEPT
+from gpusched.sched.reclaim import hold, new_holders
+from gpusched.sched.state import SKIP, ClusterState, Flags, Floats, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
+from gpusched.sim.engine.ledger import jobs_planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, time_run
-from gpusched.sim.engine.preempt import (
-    Plan,
-    apply_plan,
-    exceeds,
-    new_plan,
-    refresh_active,
-    reset,
-    rule_of,
-    spare,
-    stays,
-    to_start,
-)
+from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, rule_of, spare
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
 
 UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
@@ -49,7 +41,6 @@ class Guard(NamedTuple):
         times: ``int64[jobs]``: how often it was stopped.
         steady: ``uint8[1]``: whether who runs goes before who waits at the same rank.
         may: ``uint8[jobs]``: whether it may be stopped at all.
-        holders: Those that run and are not protected, at this decision.
     """
 
     min_run_s: Floats
@@ -57,7 +48,6 @@ class Guard(NamedTuple):
     times: Ints
     steady: Flags
     may: Flags
-    holders: Holders
 
 
 def guard_of(world: World) -> Guard:
@@ -68,7 +58,6 @@ def guard_of(world: World) -> Guard:
         np.array([rules.min_run_s]), np.full((jobs, rules.per_hour), -np.inf), np.zeros(jobs, np.int64),
         np.array([world.policy.spec is not None], np.uint8),
         np.ones(jobs, np.uint8) if may is None else np.ascontiguousarray(may, np.uint8),
-        new_holders(len(world.sim.ends.item), world.sim.held, len(world.sim.node)),
     )  # fmt: skip
 
 
@@ -83,13 +72,19 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
     return float(until if until > sim.clock[0] else -np.inf)
 
 
-def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
+def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    plan, jobs = new_plan(world), len(sim.jobs)
+    shares = Sharing(
+        plan.whole, plan.idle, passes.usable, np.zeros(jobs, np.uint8), np.ascontiguousarray(sim.jobs["offset"]),
+        new_holders(len(sim.ends.item), sim.held, len(sim.node)), np.zeros(2, np.int64), rule_of(world), plan.order,
+        plan.nodes, np.zeros(jobs, np.int64), plan.size[1:], np.zeros(jobs, np.uint8),
+    )  # fmt: skip
     ranked = Ranked(
-        plan=new_plan(world), guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
-        full=np.zeros(len(sim.shapes), np.int64), rule=rule_of(world), restart_s=world.restart_s,
+        plan=plan, guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
+        shares=shares, outcome=new_outcome(jobs, 0), restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -98,8 +93,8 @@ class Ranked(NamedTuple):
     """Who decides: the plan, what it may not stop, what the agent knows and how it ranks.
 
     Attributes:
-        full: ``int64[shapes]``: the last decision in which one of the shape got no nodes.
-        rule, restart_s: How jobs are placed, and what a restart costs (``float64[jobs]``).
+        shares, outcome: What the pass works on; nodes are those of the plan.
+        restart_s: ``float64[jobs]``: what a restart costs.
     """
 
     plan: Plan
@@ -107,15 +102,15 @@ class Ranked(NamedTuple):
     history: History
     facts: Records
     ranking: Ranking
-    full: Ints
-    rule: int
+    shares: Sharing
+    outcome: Outcome
     restart_s: Floats
 
 
 @jit
 def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     """Ranks all jobs, and gives them nodes in that order."""
-    plan, guard, history, facts, ranking, full = of.plan, of.guard, of.history, of.facts, of.ranking, of.full
+    plan, guard, history, facts, ranking = of.plan, of.guard, of.history, of.facts, of.ranking
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         if sim.state[job]["status"] == DONE:
@@ -125,21 +120,15 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
     order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
-    running = _hold(sim, plan, guard, order)
-    at = 0
-    for job in order:
-        shape, runs = sim.jobs[job]["shape"], sim.state[job]["status"] == RUNNING
-        if plan.kept[job] == sim.counter[DECISIONS]:
-            continue  # it is protected
-        if exceeds(sim, plan, job):
-            continue
-        if full[shape] == sim.counter[DECISIONS] and not runs:
-            continue  # within a decision nodes only become fewer
-        if not _give(sim, passes, plan, guard.holders, running, at, job, of.rule):
-            full[shape] = sim.counter[DECISIONS]
-        if runs:
-            guard.holders.kept[at] = plan.kept[job] == sim.counter[DECISIONS]
-            at += 1
+    queue = _queue_of(sim, plan, guard, of.shares, order)
+    planned = jobs_planned(plan.ledger, passes.jobs)
+    state = ClusterState(
+        sim.resources, passes.releases, passes.requests, planned, passes.scratch, of.outcome, sim.clock[0]
+    )
+    preempting_pass(state, queue, SKIP, of.shares)
+    for job in queue:
+        if of.outcome.code[job] == KEPT:
+            plan.kept[job] = sim.counter[DECISIONS]
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
@@ -161,35 +150,22 @@ def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
 
 
 @jit
-def _hold(sim: Sim, plan: Plan, guard: Guard, order: Ints) -> int:
-    """Sorts those that run: who is protected keeps its nodes, the others are holders; how many of these."""
-    running = 0
+def _queue_of(sim: Sim, plan: Plan, guard: Guard, shares: Sharing, order: Ints) -> Ints:
+    """The order without those that are protected: these keep their nodes, others that run are holders."""
+    running, size = 0, 0
+    queue = np.empty(order.size, np.int64)
     for job in order:
-        if sim.state[job]["status"] != RUNNING:
-            continue
-        if protected_until(sim, guard, job) > sim.clock[0]:
-            spare(sim, plan, job)
-            continue
-        hold(guard.holders, running, sim.jobs[job]["offset"], shape_request(sim.shapes, sim.jobs[job]["shape"]))
-        running += 1
-    return running
-
-
-@jit
-def _give(
-    sim: Sim, passes: Passes, plan: Plan, holders: Holders, running: int, at: int, job: int, rule: int
-) -> bool:  # fmt: skip
-    """Gives a job its nodes, others, or none."""
-    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-    if stays(sim, passes, plan, request, job):
-        return True
-    masks, gone_through = passes.jobs.masks, at + (sim.state[job]["status"] == RUNNING)
-    if not displaces(
-        plan.whole, plan.idle, passes.usable, masks, request, rule, passes.scratch, holders, running, gone_through
-    ):
-        return False
-    to_start(sim, plan, request, job)
-    return True
+        shares.runs[job] = sim.state[job]["status"] == RUNNING
+        if shares.runs[job]:
+            if protected_until(sim, guard, job) > sim.clock[0]:
+                spare(sim, plan, job)
+                continue
+            hold(shares.holders, running, shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
+            running += 1
+        queue[size] = job
+        size += 1
+    shares.through[0], shares.through[1] = 0, running
+    return queue[:size]
 
 
 @jit

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from gpusched.agents.topology.network import Agent
+from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.state import Log
 
 
-def runner(world: World, prepared: Any) -> Callable[[Log], int]:
+def maps(model: Model) -> bool:
+    """It chooses nodes itself."""
+    return False
+
+
+def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
     """Refuses: see `gpusched.agents.topology.reproduce`.
 
     Raises:

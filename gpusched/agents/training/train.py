@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.agents.base import Train, what_decides
+from gpusched.agents.base import REGISTRY, what_decides
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
@@ -28,7 +28,6 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.queue.lastgood import inventory_path
-from gpusched.sched.agent import part_of
 from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
 
@@ -151,13 +150,14 @@ def _made(
 ) -> tuple[Made, Arrays | None]:
     """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
     begin, agent = time.monotonic(), spec.agent or ""
-    trainer: Train = part_of(agent, "train")
+    trainer = REGISTRY[agent].train
+    assert trainer is not None
     found: list[tuple[Trained, TrainJob]] = []
     for seed in dict.fromkeys(request.seeds):
         key = _key(spec, material, seed, request.device)
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
         job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
-        found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
+        found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
     best, of = max(found, key=lambda pair: pair[0].score)
     weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
     save_model(weights, agent, best.arrays, best.about)

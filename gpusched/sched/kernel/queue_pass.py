@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gpusched.compiled import filled_in, jit
+from gpusched.compiled import filled_in, inlined, jit
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
@@ -33,7 +33,8 @@ from gpusched.sched.state import (
 
 UNSOUND = -1
 """In place of a code: whoever decides answered what is no number, and nothing of the pass counts."""
-
+KEPT = 100
+"""In place of a code: the job runs, and keeps its nodes."""
 
 More = TypeVar("More")
 Place = Callable[[ClusterState, int, bool, bool, More], tuple[int, int]]
@@ -41,17 +42,19 @@ Place = Callable[[ClusterState, int, bool, bool, More], tuple[int, int]]
 
 STARTED with ``scratch.chosen`` set, and which request was given; or why not: PRIORITY (does not fit), BACKFILL, POLICY
 (it waits though it fits), UNSOUND. ``late``: the job would outlast the head's reservation; ``first``: nobody before it
-waits. Who marks a shape as failed (``scratch.failed``) is not asked about it again in this pass.
+waits. Who marks a shape as failed (``scratch.failed``) is not asked about it again in this pass, nor to hold for it.
 """
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
-can start at the latest, seconds."""
+can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
 Started = Callable[[ClusterState, int, Request, More], None]
 """(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
 Following = Callable[[ClusterState, Ints, int, int, More], int]
 """(state, queue, at, head, more): the job that is asked as number ``at`` of the pass; -1: nobody more."""
+Keeps = Callable[[ClusterState, int, More], bool]
+"""(state, job, more): whether the job runs and keeps its nodes, whatever else is said of it."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
@@ -59,6 +62,18 @@ Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 def whoever_waits(code: int) -> bool:
     """Any reason makes a head."""
     return True
+
+
+@jit
+def nobody_runs(state: ClusterState, job: int, more: Any) -> bool:
+    """Of the queue."""
+    return False
+
+
+@jit
+def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
+    """For nobody."""
+    return np.inf
 
 
 @jit
@@ -73,33 +88,34 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 
 
 def queue_pass(
-    place: Place[More],
-    hold: Hold[More],
-    started: Started[More] = nothing_follows,
-    may_head: MayHead = whoever_waits,
-    following: Following[More] = in_order,
-) -> Pass[More]:
+    place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
+    keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
+) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
     blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. Started jobs are taken off
-    ``resources`` and noted in ``releases`` (end: now + limit), both in place.
+    ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
+    for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
 
     Returns:
         What gives the first job that could not start (-1: none) and when it can at the latest, by the running jobs'
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
     return filled_in(
-        _walk, place, _place=place, _hold=hold, _started=started, _may_head=may_head, _following=following
-    )
+        _walk, place, _place=inlined(place), _hold=inlined(hold), _started=inlined(started),
+        _may_head=inlined(may_head), _keeps=inlined(keeps), _following=inlined(following), _hold_behind=hold_behind,
+    )  # fmt: skip
 
 
-_place: Place[Any] = cast(Any, None)  # these five are filled in
+_place: Place[Any] = cast(Any, None)  # these seven are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
+_keeps: Keeps[Any] = nobody_runs
 _following: Following[Any] = in_order
+_hold_behind = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
@@ -116,7 +132,9 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
     while job >= 0:
         shape = shape_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
-        if feasibility[shape] != OK:
+        if _keeps(state, job, more):
+            code_of[job] = KEPT
+        elif feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
@@ -135,13 +153,13 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
                 outcome.shape[job] = given
                 _started(state, job, request, more)
-            elif head < 0 and _may_head(code):
-                head = job
-                code = RESOURCES if code == PRIORITY else code
-                if backfill != SKIP:
+            else:
+                heads = head < 0 and _may_head(code)
+                head = job if heads else head
+                if code == PRIORITY:
+                    code = RESOURCES if heads else waits
+                if _hold_behind or (heads and backfill != SKIP):
                     shadow = _hold(state, job, code, more)
-            elif code == PRIORITY:
-                code = waits
             code_of[job] = code
         at += 1
         job = _following(state, queue, at, head, more)

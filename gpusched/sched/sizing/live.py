@@ -16,7 +16,7 @@ from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.agent import Unusable, part_of, prepared
+from gpusched.sched.agent import Unusable, parts_of, prepared
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
@@ -333,7 +333,9 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
     Raises:
         ValueError: It cannot choose, or what it says is no sizes.
     """
-    answer = np.asarray(part_of(agent, "live").choose_sizes(weights, question))
+    sizes = parts_of(agent).sizes
+    assert sizes is not None
+    answer = np.asarray(sizes().choose_sizes(weights, question))
     if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
         raise Unusable("its answer is not one whole number of GPUs for each job")
     return answer

@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched import bounds
-from gpusched.sched.state import Floats, Ints, Records
+from gpusched.sched.state import Floats, Ints, Jobs, Records
 
 HOUR_S = 3600.0
 HOURS = WEEK_S // 3600 + 1  # that the seven days before a time within an hour touch
@@ -44,8 +44,10 @@ class Ledger(NamedTuple):
 
 
 def planned(ledger: Ledger | None) -> Ledger | None:
-    """The same with a room of its own, for those who plan before they start anything (`plan_anew`)."""
-    return None if ledger is None else ledger._replace(room=ledger.room.copy())
+    """The same with a room and accounts of its own, for those who plan before they start anything (`plan_anew`)."""
+    if ledger is None:
+        return None
+    return ledger._replace(room=ledger.room.copy(), account=ledger.account.copy())
 
 
 @jit
@@ -53,6 +55,21 @@ def plan_anew(plan: Ledger | None, ledger: Ledger | None) -> None:
     """Set the plan's room to what is left now."""
     if plan is not None and ledger is not None:
         plan.room[:] = ledger.room
+
+
+@jit
+def bind_waiting(plan: Ledger | None, ledger: Ledger | None, job: int, waits: bool) -> None:
+    """Have limits bind the job in the plan if it waits; what runs, elsewhere too, is counted already."""
+    if plan is not None and ledger is not None:
+        plan.account[job, 0] = ledger.account[job, 0] if waits else -1
+
+
+@jit
+def jobs_planned(plan: Ledger | None, jobs: Jobs) -> Jobs:
+    """Return the jobs as a pass that plans sees them."""
+    if plan is None:
+        return jobs
+    return Jobs(jobs.shape, jobs.limit, plan.account, plan.room, jobs.feasibility, jobs.masks, jobs.links)
 
 
 @jit

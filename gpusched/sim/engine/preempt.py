@@ -15,9 +15,9 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.reclaim import finds, keeps, retain
-from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resources, new_resources
+from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Resources, new_resources
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.ledger import Ledger, charge_limits, exceeds_limit, plan_anew, planned
+from gpusched.sim.engine.ledger import Ledger, bind_waiting, charge_limits, exceeds_limit, plan_anew, planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.queue import enter
@@ -176,46 +176,29 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
     plan_anew(plan.ledger, sim.ledger)
+    for i in range(plan.size[0]):
+        job = plan.active[i]
+        bind_waiting(plan.ledger, sim.ledger, job, sim.state[job]["status"] == WAITING)
 
 
 @jit
 def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
     """Gives a job its nodes, others, or none."""
-    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-    if stays(sim, passes, plan, request, job):
-        return True
-    if exceeds(sim, plan, job) or not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
-        return False
-    to_start(sim, plan, request, job)
-    return True
-
-
-@jit
-def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> bool:
-    """Whether the job runs and keeps its nodes, which those before it have left it."""
-    kept = sim.state[job]["status"] == RUNNING
-    kept = kept and keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"])
-    if kept:
+    request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
+    if sim.state[job]["status"] == RUNNING and keeps(plan.whole, passes.usable, request, sim.held, offset):
         plan.kept[job] = sim.counter[DECISIONS]
-    return kept
-
-
-@jit
-def exceeds(sim: Sim, plan: Plan, job: int) -> bool:
-    """Whether a limit leaves too little for a job that waits."""
-    return sim.state[job]["status"] == WAITING and exceeds_limit(plan.ledger, job)
-
-
-@jit
-def to_start(sim: Sim, plan: Plan, request: Request, job: int) -> None:
-    """The job is to start on ``sim.chosen``."""
-    if sim.state[job]["status"] == WAITING:
-        charge_limits(plan.ledger, job)
+        return True
+    if exceeds_limit(plan.ledger, job):
+        return False
+    if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
+        return False
+    charge_limits(plan.ledger, job)
     for part in range(request.parts):
         plan.nodes[plan.size[2]] = sim.chosen[part]
         plan.size[2] += 1
     plan.order[plan.size[1]] = job
     plan.size[1] += 1
+    return True
 
 
 @jit
