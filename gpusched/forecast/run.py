@@ -22,6 +22,7 @@ from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
 from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    CONSERVATIVE,
     FIRST_FIT,
     NAIVE,
     NONE,
@@ -387,7 +388,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
         return
     before = outcome.total[0]
     state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
-    pass_by_rule(state, queue, backfill, Rule(rule, rng))
+    pass_by_rule(state, queue, backfill, Rule(rule, rng, backfill == CONSERVATIVE))
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now

@@ -35,7 +35,7 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
         if context.costs is not None:
             return by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
-    rule = Rule(PLACES[policy.place], context.rng)
+    rule = Rule(PLACES[policy.place], context.rng, policy.backfill == "conservative")
     head, shadow = pass_by_rule(context.state, queue, BACKFILLS[policy.backfill], rule)
     return Block(policy, int(head), float(shadow))
 

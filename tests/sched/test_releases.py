@@ -64,7 +64,7 @@ def test_releases_behave_like_a_sorted_list(operations: list[tuple[str, int, flo
 @jit
 def _fill_and_empty(cluster, releases, requests, jobs, queue, scratch, outcome, rng):
     state = ClusterState(cluster, releases, requests, jobs, scratch, outcome, 0.0)
-    pass_by_rule(state, queue, EASY, Rule(BEST_FIT, rng))
+    pass_by_rule(state, queue, EASY, Rule(BEST_FIT, rng, False))
     dropped = 0
     for i in range(outcome.total[0]):
         dropped += drop(releases, outcome.started[i])

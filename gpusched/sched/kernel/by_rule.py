@@ -7,31 +7,39 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt_any, protect, reserve_any
+from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
 from gpusched.sched.fit import request_of
+from gpusched.sched.kernel.plan import plan_first, planned
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.state import ClusterState, Words
 
 
 class Rule(NamedTuple):
-    """How jobs are placed: one of `state.PLACES`, and what it draws from."""
+    """How jobs are placed: one of `state.PLACES`, what it draws from, and whether all who wait have a reservation.
+
+    In such a plan, which is made anew at every decision, nothing is drawn: naive and random are first fit.
+    """
 
     place: int
     rng: Words
+    plans: bool
 
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule) -> tuple[int, int]:
     """The naive placement's unlucky draw counts as not starting."""
-    jobs = state.jobs
-    return attempt_any(
-        state.resources, jobs.masks, state.requests, jobs.shape[job], rule.place, late, rule.rng, state.scratch
-    )
+    jobs, requests, scratch = state.jobs, state.requests, state.scratch
+    place = undrawn(rule.place) if rule.plans else rule.place
+    if rule.plans and not first:
+        return planned(scratch.plan, state, job, place)
+    return attempt_any(state.resources, jobs.masks, requests, jobs.shape[job], place, late, rule.rng, scratch)
 
 
 @jit
 def _reserve(state: ClusterState, job: int, code: int, rule: Rule) -> float:
     """For the head, on the nodes where it fits first."""
+    if rule.plans:
+        return plan_first(state.scratch.plan, state, job, undrawn(rule.place))
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     shadow, given = reserve_any(
         state.resources, state.releases, jobs.masks, requests, jobs.shape[job], rule.place, state.now,

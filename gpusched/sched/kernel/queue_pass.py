@@ -71,7 +71,8 @@ def queue_pass(
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
-    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. Started jobs are taken off
+    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (which
+    is the hooks' own, see `plan`). Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place.
 
     Returns:

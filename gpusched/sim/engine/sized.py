@@ -19,7 +19,7 @@ from gpusched.sched.releases import drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
-from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
+from gpusched.sched.state import CONSERVATIVE, NONE, Floats, Ints, Outcome, Records
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.queue import enter, leave_started, state_of
@@ -139,7 +139,8 @@ def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
     if of.size[0] > 0:
         queue = _sized_queue(sim, passes, of, scene)
         of.outcome.total[:] = 0
-        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, Rule(of.place, passes.rng))
+        rule = Rule(of.place, passes.rng, of.backfill == CONSERVATIVE)
+        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, rule)
         _begin_started(sim, log, of)
     stops = 0
     for j in range(of.claims.number[COUNT]):
