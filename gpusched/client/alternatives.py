@@ -127,7 +127,7 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
 def _shorter(snapshot: Snapshot, job: PendingView) -> Iterator[tuple[str, str, JobSpec]]:
     """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
     limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
-    if snapshot.policies[job.spec.partition].backfill == "easy":
+    if snapshot.policies[job.spec.partition].backfill in ("easy", "conservative"):
         counts = counts_of(snapshot)
         queue = queue_of(snapshot, job.spec.partition, counts.values())
         head = earliest(snapshot, queue[0], counts) if queue and queue[0].id != job.id else None

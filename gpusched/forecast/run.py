@@ -383,7 +383,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     resources, releases, requests, jobs, rng, scratch, outcome = passes
     rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
     queue = _queue(line, requests.parts, requests.looser, jobs, partition)
-    line.counter[WORK] += queue.size + _PASS_WORK
+    line.counter[WORK] += queue.size * (line.usable.gpus.size if backfill == CONSERVATIVE else 1) + _PASS_WORK
     if queue.size == 0:
         return
     before = outcome.total[0]
@@ -408,8 +408,9 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
 def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, partition: int) -> Ints:
     """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
 
-    What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
-    never run block nobody, and those for which a limit leaves no room do not either. The naive placement draws for all.
+    What fits nowhere does not start, and counts only as the head: the first job that does not start; of a plan, each
+    such job before one that can. Jobs that can never run block nobody, and those for which a limit leaves no room do
+    not either. The naive placement draws for all.
     """
     of = line.queues[partition]
     queue = line.line[of["low"] : of["low"] + of["waiting"]]
@@ -418,7 +419,7 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
         queue = _by_usage(line, queue)
     if of["rule"] == NAIVE:
         return queue
-    count = hopeful = takers = 0  # takers: those of the hopeful that may leave others less of a limit
+    count = last = takers = 0  # takers: those of the hopeful that may leave others less of a limit
     headed = False
     shape_of, account_of, feasibility, fits, likely = jobs.shape, jobs.account, jobs.feasibility, line.fits, line.likely
     least = line.least
@@ -430,17 +431,17 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
         while fits[shape] < parts[shape] and entry(looser, shape, -1) >= 0:
             shape = entry(looser, shape, -1)
         if fits[shape] >= parts[shape]:
-            hopeful += 1
+            last = count + 1
             takers += bounded
-        elif headed:
+        elif headed and of["backfill"] != CONSERVATIVE:
             continue
         else:
-            headed = not bounded or takers == 0
+            headed = headed or not bounded or takers == 0
         likely[count] = job
         count += 1
         if headed and of["backfill"] == NONE:
             break
-    return likely[: count if hopeful > 0 else 0]
+    return likely[:last]
 
 
 @jit

@@ -36,6 +36,7 @@ from gpusched.sched.tally import (
 from gpusched.sched.text import (
     ALLOWED,
     CORES,
+    DELAYS_SOME,
     ELSEWHERE,
     GPUS,
     HELD_BACK,
@@ -89,7 +90,8 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     """Why the pending job ``job_id`` is not started on this snapshot.
 
     The code is the one `decide` gives where its plan starts nothing more. One difference: under EASY, a job that fits
-    and outlasts the head's wait is called BACKFILL without asking whether the head would leave it room.
+    and outlasts the head's wait is called BACKFILL without asking whether the head would leave it room; under
+    conservative backfill, any that fits and is not the first.
 
     Raises:
         KeyError: The job is not pending in this snapshot.
@@ -253,6 +255,8 @@ def _fits_now(
         wait = then[0] - snapshot.now
         if job.limit_s > wait and ordered.index(first.id) < ordered.index(job.id):
             return Reason(code=ReasonCode.BACKFILL, message=would_delay(first.id, wait))
+    if place and policy.backfill == "conservative":
+        return Reason(code=ReasonCode.BACKFILL, message=DELAYS_SOME)
     if place and policy.backfill == "easy":
         if by_limits := earliest(snapshot, queue[0], counts):
             wait = by_limits[0] - snapshot.now

@@ -131,7 +131,7 @@ def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False) -> Sn
             name="t",
             order=draw(st.sampled_from(["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"])),
             place=draw(st.sampled_from([*places, *(["rack", "rack-wait"] * 3 if racked else [])])),
-            backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+            backfill=draw(st.sampled_from(["none", "skip", "easy", "conservative"])),
         )
         for name in partitions
     }
