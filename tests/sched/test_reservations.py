@@ -305,7 +305,7 @@ def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float,
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("backfill", ["easy", "none"])
+@pytest.mark.parametrize("backfill", ["easy", "none", "conservative"])
 def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill: str) -> None:
     """Whatever is behind it, and what it waits for: the end of a job, or of a reservation. So nobody starves.
 
@@ -332,7 +332,7 @@ def test_a_forecast_runs_over_reservations() -> None:
         pending("after", 8, 2, limit=H, submit=3),
     ]
     ones = [reservation("m", ["n1"], 3 * H, 5 * H, maintenance=True), reservation("class", ["n2"], 4 * H, 7 * H)]
-    for backfill in ("easy", "none"):
+    for backfill in ("easy", "none", "conservative"):
         snap = with_reservations(snapshot([node("n1"), node("n2")], jobs, backfill=backfill), *ones)
         ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
         for _ in range(2):  # a run leaves nothing behind

@@ -311,7 +311,7 @@ def racked(seed: int) -> Snapshot:
         job = msgspec.structs.replace(job, eligible_time=NOW + 20.0 if rng.random() < 0.1 else None)
         fields = {"max_spread": spread, "max_nodes": most, "placement_wait_s": None if np.isnan(wait) else float(wait)}
         jobs.append(msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, **fields)))
-    place, backfill = rng.choice(["rack", "rack-wait", "best-fit"]), rng.choice(["none", "skip", "easy"])
+    place, backfill = rng.choice(["rack", "rack-wait", "best-fit"]), rng.choice(["none", "skip", "easy", "conservative"])
     order = rng.choice(["fifo", "sjf", "fairshare"])
     snap = snapshot(
         nodes, jobs, busy, order=str(order), place=str(place), backfill=str(backfill), topology=topology(*racks)
@@ -368,7 +368,7 @@ JOBS = st.lists(
 @given(
     jobs=JOBS,
     order=st.sampled_from(["fifo", "sjf"]),
-    backfill=st.sampled_from(["none", "skip", "easy"]),
+    backfill=st.sampled_from(["none", "skip", "easy", "conservative"]),
     place=st.sampled_from(["first-fit", "best-fit", "spread"]),
 )
 def test_with_exact_run_times_the_simulator_does_the_same(
@@ -379,7 +379,7 @@ def test_with_exact_run_times_the_simulator_does_the_same(
     found = starts(
         ahead := ahead_of(snapshot(nodes, views, order=order, place=place, backfill=backfill)), ahead.by_limits
     )
-    name = {"none": "", "skip": "-skip", "easy": "+easy"}[backfill]
+    name = {"none": "", "skip": "-skip"}.get(backfill, f"+{backfill}")
     trace = trace_of([0.0] * len(jobs), [60.0 * t for *_, t in jobs], [g * n for g, n, _ in jobs])
     trace = replace(trace, nodes=np.array([n for _, n, _ in jobs]))
     policy = f"{order}{'-limit' if order == 'sjf' else ''}{name}"

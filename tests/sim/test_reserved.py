@@ -59,7 +59,7 @@ def test_a_replay_is_what_the_live_passes_do(seed: int) -> None:
         assert dict(zip(result.trace.ids, result.start.tolist(), strict=True)) == happened
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare"])
+@pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_starts_that_cannot_end_before(policy: str, seed: int) -> None:
     """Whoever decides; and all jobs run in the end."""
