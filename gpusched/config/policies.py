@@ -143,7 +143,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     if own_pass and chosen.get("backfill") == "conservative":
         whose = "an agent" if "agent" in fields else f"place: {chosen['place']}"
         where = fields["backfill"] if "backfill" in fields else fields["fallback"]
-        raise where.error(f"{', '.join(UNPLANNED[:-1])} or {UNPLANNED[-1]} with {whose}", "conservative")
+        raise where.error(f"{', '.join(UNPLANNED[:-1])} or {UNPLANNED[-1]} with {whose}", '"conservative"')
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") in ("easy", "conservative"):
         # promises to those who wait rest on times that are not exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +15,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from gpusched.model.limits import Quotas
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.limits import Rooms
 from gpusched.sched.tally import plain_order
+from gpusched.sched.topology.spread import Ask, splits
+from tests.sched.limited import Past, limited
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
 
@@ -221,6 +227,67 @@ def test_easy_never_delays_the_head_for_what_it_will_leave_over(snap: Snapshot) 
     assume(strict.reasons.get("head") is not None)
     latest = alone(snap, _of(snap, "head"), strict)
     assert start_of_head(snap, "head", snap) <= latest
+
+
+class PlannedByHand:
+    """Conservative backfill in plain Python: what is held from when to when, and each job's first place, first fit."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self.snap, self.rooms = snap, Rooms(snap)
+        soon = math.nextafter(snap.now, math.inf)
+        self.held = [
+            (-math.inf, max(r.expected_end, soon), p.node, len(p.gpus), p.cores, p.memory_mib)
+            for r in snap.running
+            for p in r.allocation.parts
+        ]  # fmt: skip
+        self.begins: dict[str, float] = {}
+        self.starts: dict[str, list[str]] = {}
+        for job in plain_order(snap, "p"):
+            asked = splits(job.spec)
+            if self.rooms.full(job) is None and any(self.nodes(a, math.inf, 0.0) for a in asked):
+                self.plan(job, asked)
+
+    def plan(self, job: PendingView, asked: Sequence[Ask]) -> None:
+        now, lasts = self.snap.now, float(job.spec.time_limit_s)
+        times = sorted({now, *(t for begin, end, *_ in self.held for t in (begin, end) if t > now)})
+        begin, ask, nodes = next((t, a, found) for t in times for a in asked if (found := self.nodes(a, t, lasts)))
+        self.held += [(begin, begin + lasts, node, *ask.needs) for node in nodes]
+        self.begins[job.id] = begin
+        if begin == now:
+            self.starts[job.id] = nodes
+            self.rooms.take(job)
+
+    def nodes(self, ask: Ask, begin: float, lasts: float) -> list[str] | None:
+        """The first nodes that have enough from ``begin`` on for so long; None: there are too few."""
+        times = [begin, *(t for t, *_ in self.held if begin < t < begin + lasts)]
+        fit = []
+        for node in self.snap.nodes:
+            total = (len(node.gpus), node.cores, node.memory_mib)
+            own = [h for h in self.held if h[2] == node.name]
+            free = [[n - sum(h[3 + i] for h in own if h[0] <= t < h[1]) for i, n in enumerate(total)] for t in times]
+            if all(f >= n for least in free for f, n in zip(least, ask.needs, strict=True)):
+                fit.append(node.name)
+        return fit[: ask.parts] if len(fit) >= ask.parts else None
+
+
+@settings(QUICK, max_examples=200)
+@given(limited(simple=True), st.lists(st.sampled_from([None, None, 8]), min_size=12, max_size=12))
+def test_conservative_plans_as_by_hand(world: tuple[Snapshot, Quotas, Past], most: list[int | None]) -> None:
+    """Under limits, and with jobs that may be on more nodes than they would rather have."""
+    jobs = zip(world[0].pending, most, strict=False)
+    spread = [
+        msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, max_spread="any", max_nodes=m))
+        if m and job.spec.gpus > 1 and job.spec.nodes == 1 else job
+        for job, m in jobs
+    ]  # fmt: skip
+    snap = msgspec.structs.replace(world[0], pending=tuple(spread))
+    snap = with_policy(snap, backfill="conservative", place="first-fit", order="fifo")
+    by_hand, plan = PlannedByHand(snap), decide(snap)
+    assert {job: [node for node, _ in parts] for job, parts in started(plan).items()} == by_hand.starts
+    assert check(plan, snap)[1] == ()
+    for job, reason in plan.reasons.items():
+        if reason.code is ReasonCode.BACKFILL:
+            assert by_hand.begins[job] > snap.now
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.tally import asks_of, counts_of
+from gpusched.sched.tally import asks_of, counts_of, plain_order
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
@@ -311,7 +311,8 @@ def racked(seed: int) -> Snapshot:
         job = msgspec.structs.replace(job, eligible_time=NOW + 20.0 if rng.random() < 0.1 else None)
         fields = {"max_spread": spread, "max_nodes": most, "placement_wait_s": None if np.isnan(wait) else float(wait)}
         jobs.append(msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, **fields)))
-    place, backfill = rng.choice(["rack", "rack-wait", "best-fit"]), rng.choice(["none", "skip", "easy", "conservative"])
+    place = rng.choice(["rack", "rack-wait", "best-fit"])
+    backfill = rng.choice(["none", "skip", "easy", "conservative"])
     order = rng.choice(["fifo", "sjf", "fairshare"])
     snap = snapshot(
         nodes, jobs, busy, order=str(order), place=str(place), backfill=str(backfill), topology=topology(*racks)
@@ -357,6 +358,26 @@ def test_bound_to_a_spread_a_job_starts_when_it_would_if_it_had_asked_for_that()
                 assert fate.start[i] == pytest.approx(found[-1]), (seed, job.id, i)
             differ += len(set(found)) > 1
     assert differ > 40
+
+
+def stays(job: PendingView) -> PendingView:
+    """The job without a wait for better nodes: what it asks for hangs on nothing but what there is."""
+    return msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, placement_wait_s=0.0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(snap=st.one_of(snapshots(simple=True), snapshots(simple=True, racked=True)), data=st.data())
+def test_under_conservative_backfill_nobody_delays_a_job_before_it(snap: Snapshot, data: st.DataObject) -> None:
+    """With exact run times: the jobs behind one in the queue leave it the start that it has without them."""
+    place = "rack" if snap.topology else "best-fit"
+    policy = msgspec.structs.replace(snap.policies["p"], order="fifo", place=place, backfill="conservative")
+    snap = msgspec.structs.replace(snap, policies={"p": policy}, pending=tuple(map(stays, snap.pending)))
+    ahead = ahead_of(snap)
+    ordered = [ahead.index[job.id] for job in plain_order(snap, "p")]
+    whole = ahead.run(ahead.by_limits).start
+    if ordered:
+        behind = data.draw(st.integers(1, len(ordered)))
+        assert (ahead.run(ahead.by_limits, without=ordered[behind:]).start >= whole)[ordered[:behind]].all()
 
 
 JOBS = st.lists(
