@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpusched.model.limits import Quotas
+from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -25,7 +27,7 @@ from gpusched.sched.explain import explain
 from gpusched.sched.limits import Rooms
 from gpusched.sched.tally import plain_order
 from gpusched.sched.topology.spread import Ask, splits
-from tests.sched.limited import Past, limited
+from tests.sched.limited import with_bounds
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
 
@@ -230,7 +232,7 @@ def test_easy_never_delays_the_head_for_what_it_will_leave_over(snap: Snapshot) 
 
 
 class PlannedByHand:
-    """Conservative backfill in plain Python: what is held from when to when, and each job's first place, first fit."""
+    """Conservative backfill in plain Python: what is held from when to when, and each job's first place, best fit."""
 
     def __init__(self, snap: Snapshot) -> None:
         self.snap, self.rooms = snap, Rooms(snap)
@@ -240,7 +242,6 @@ class PlannedByHand:
             for r in snap.running
             for p in r.allocation.parts
         ]  # fmt: skip
-        self.begins: dict[str, float] = {}
         self.starts: dict[str, list[str]] = {}
         for job in plain_order(snap, "p"):
             asked = splits(job.spec)
@@ -252,42 +253,57 @@ class PlannedByHand:
         times = sorted({now, *(t for begin, end, *_ in self.held for t in (begin, end) if t > now)})
         begin, ask, nodes = next((t, a, found) for t in times for a in asked if (found := self.nodes(a, t, lasts)))
         self.held += [(begin, begin + lasts, node, *ask.needs) for node in nodes]
-        self.begins[job.id] = begin
         if begin == now:
             self.starts[job.id] = nodes
             self.rooms.take(job)
 
     def nodes(self, ask: Ask, begin: float, lasts: float) -> list[str] | None:
-        """The first nodes that have enough from ``begin`` on for so long; None: there are too few."""
+        """The nodes that have enough from ``begin`` on for so long; None: there are too few."""
         times = [begin, *(t for t, *_ in self.held if begin < t < begin + lasts)]
         fit = []
         for node in self.snap.nodes:
             total = (len(node.gpus), node.cores, node.memory_mib)
             own = [h for h in self.held if h[2] == node.name]
             free = [[n - sum(h[3 + i] for h in own if h[0] <= t < h[1]) for i, n in enumerate(total)] for t in times]
-            if all(f >= n for least in free for f, n in zip(least, ask.needs, strict=True)):
-                fit.append(node.name)
-        return fit[: ask.parts] if len(fit) >= ask.parts else None
+            least = [min(column) for column in zip(*free, strict=True)]
+            if all(f >= n for f, n in zip(least, ask.needs, strict=True)):
+                fit.append((least, node.name))
+        return [name for _, name in sorted(fit)[: ask.parts]] if len(fit) >= ask.parts else None
 
 
-@settings(QUICK, max_examples=200)
-@given(limited(simple=True), st.lists(st.sampled_from([None, None, 8]), min_size=12, max_size=12))
-def test_conservative_plans_as_by_hand(world: tuple[Snapshot, Quotas, Past], most: list[int | None]) -> None:
+def contended(seed: int) -> Snapshot:
+    """Few nodes, mostly busy, and many jobs, alike but for their limits; some may be on several nodes."""
+    rng = random.Random(seed)
+    nodes = [a_node(f"n{i}", rng.choice([4, 8]), cores=rng.choice([8, 12])) for i in range(rng.randint(2, 4))]
+    busy = [
+        running(f"r{i}{k}", {n.name: n.gpus[2 * k : 2 * k + 2]}, NOW + rng.choice([-5, 100, 200, 300, 700]), user="bob")
+        for i, n in enumerate(nodes)
+        for k in range(rng.randint(0, len(n.gpus) // 2))
+    ]
+    jobs = []
+    for i in range(rng.randint(4, 14)):
+        gpus, wide = rng.choice([0, 1, 2, 2, 4, 4]), rng.random() < 0.3
+        job = pending(
+            f"j{i:02}", gpus, nodes=1 if wide else rng.choice([1, 1, 1, 2]), limit=rng.choice([50, 100, 150, 400, 900]),
+            submit=float(i), cores_per_node=rng.choice([1, 1, 4]), user=rng.choice(["alice", "bob", "bob"]),
+        )  # fmt: skip
+        if wide and gpus > 1:
+            job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, max_spread="any", max_nodes=8))
+        jobs.append(job)
+    snap = snapshot(nodes, jobs, busy, place="best-fit", backfill="conservative")
+    return with_bounds(snap, Quotas(users={"alice": Limits(gpus=6)}), ())
+
+
+def test_conservative_plans_as_by_hand() -> None:
     """Under limits, and with jobs that may be on more nodes than they would rather have."""
-    jobs = zip(world[0].pending, most, strict=False)
-    spread = [
-        msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, max_spread="any", max_nodes=m))
-        if m and job.spec.gpus > 1 and job.spec.nodes == 1 else job
-        for job, m in jobs
-    ]  # fmt: skip
-    snap = msgspec.structs.replace(world[0], pending=tuple(spread))
-    snap = with_policy(snap, backfill="conservative", place="first-fit", order="fifo")
-    by_hand, plan = PlannedByHand(snap), decide(snap)
-    assert {job: [node for node, _ in parts] for job, parts in started(plan).items()} == by_hand.starts
-    assert check(plan, snap)[1] == ()
-    for job, reason in plan.reasons.items():
-        if reason.code is ReasonCode.BACKFILL:
-            assert by_hand.begins[job] > snap.now
+    codes: Counter[ReasonCode] = Counter()
+    for seed in range(250):
+        snap = contended(seed)
+        by_hand, plan = PlannedByHand(snap), decide(snap)
+        assert {job: [node for node, _ in parts] for job, parts in started(plan).items()} == by_hand.starts, seed
+        assert check(plan, snap)[1] == ()
+        codes.update(reason.code for reason in plan.reasons.values())
+    assert min(codes[code] for code in (ReasonCode.BACKFILL, ReasonCode.PRIORITY, ReasonCode.ASSOC_GRP_GRES)) > 50
 
 
 @pytest.mark.slow
