@@ -170,7 +170,7 @@ class Plan(NamedTuple):
         points: ``POINT[points]``; those of a node are a list in order of time, which begins with the node's row.
         nodes: ``PLANNED_NODE[nodes]``. shapes: ``PLANNED_SHAPE[shapes]``.
         follows: ``int64[entries]``: the next entry of the calendar for the same node; -1: none.
-        used: ``int64[1]``: points.
+        used: ``int64[2]``: points; the pass in which it was begun.
     """
 
     points: Records
@@ -323,7 +323,7 @@ def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> Plan:
     """Room for a plan in which what nodes have free changes so often, beside a calendar of so many entries."""
     return Plan(
         np.zeros(nodes + changes, POINT), np.zeros(nodes, PLANNED_NODE), np.zeros(shapes, PLANNED_SHAPE),
-        np.zeros(entries, np.int64), np.zeros(1, np.int64),
+        np.zeros(entries, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
 
 

@@ -341,11 +341,12 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
+@pytest.mark.parametrize("backfill", ["skip", "conservative"])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_forecast_is_what_happens(seed: int) -> None:
-    """By limits, under skip, where nothing is kept for anybody: as decisions do it, one after the other."""
+def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
+    """By limits, where nothing is kept for anybody, or for all: as decisions do it, one after the other."""
     draw = random.Random(seed)
-    snap, ones = drawn(draw, "skip")
+    snap, ones = drawn(draw, backfill)
     ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
     start = ahead.run(ahead.by_limits).start
     foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
@@ -353,3 +354,14 @@ def test_a_forecast_is_what_happens(seed: int) -> None:
     for now, begun, _ in driven(snap, ones):
         happened |= dict.fromkeys(begun, now)
     assert foretold == happened
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_conservative_delays_nobody_around_reservations(seed: int) -> None:
+    """Jobs behind one leave it its start, also where it waits for the end of a reservation."""
+    snap, ones = drawn(random.Random(seed), "conservative")
+    whole = {job: now for now, begun, _ in driven(snap, ones) for job in begun}
+    for count in (3, 6, 12, 20):
+        first = replace(snap, pending=snap.pending[:count])
+        alone = {job: now for now, begun, _ in driven(first, ones) for job in begun}
+        assert all(whole[job] <= start for job, start in alone.items())

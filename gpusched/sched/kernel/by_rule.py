@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.plan import plan_first, planned
+from gpusched.sched.kernel.plan import hold_planned, is_begun, planned
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.state import ClusterState, Words
 
@@ -30,8 +30,8 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule)
     """The naive placement's unlucky draw counts as not starting."""
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     place = undrawn(rule.place) if rule.plans else rule.place
-    if rule.plans and not first:
-        return planned(scratch.plan, state, job, place)
+    if rule.plans and is_begun(scratch.plan, state):
+        return planned(scratch.plan, state, job, first, place)
     return attempt_any(state.resources, jobs.masks, requests, jobs.shape[job], place, late, rule.rng, scratch)
 
 
@@ -39,7 +39,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule)
 def _reserve(state: ClusterState, job: int, code: int, rule: Rule) -> float:
     """For the head, on the nodes where it fits first."""
     if rule.plans:
-        return plan_first(state.scratch.plan, state, job, undrawn(rule.place))
+        return hold_planned(state.scratch.plan, state, job, undrawn(rule.place))
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     shadow, given = reserve_any(
         state.resources, state.releases, jobs.masks, requests, jobs.shape[job], rule.place, state.now,

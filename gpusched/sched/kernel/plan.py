@@ -32,15 +32,22 @@ from gpusched.sched.state import (
 
 
 @jit
-def planned(plan: Plan | None, state: ClusterState, job: int, rule: int) -> tuple[int, int]:
-    """`queue_pass.Place` of a job behind the first who waits: it gets its place in the plan, and starts if that is now.
+def is_begun(plan: Plan | None, state: ClusterState) -> bool:
+    """Whether somebody waits in this pass."""
+    return False if plan is None else bool(plan.used[1] == state.scratch.stamp[0])
 
-    Why not: BACKFILL (it fits now, but somebody before it is to have the room), PRIORITY.
+
+@jit
+def planned(plan: Plan | None, state: ClusterState, job: int, first: bool, rule: int) -> tuple[int, int]:
+    """`queue_pass.Place` in a plan that is begun: the job gets its place in it, and starts if that is now.
+
+    If it is the head, `hold_planned` gives it its place. Why it does not start: BACKFILL (it fits now, but somebody
+    before it is to have the room), PRIORITY.
     """
     shape = state.jobs.shape[job]
     if plan is None:
         return PRIORITY, shape
-    begin, given = _plan_job(plan, state, job, rule)
+    begin, given = _plan_job(plan, state, job, rule, state.now if first else np.inf)
     if begin == state.now:
         return STARTED, given
     while shape >= 0:
@@ -51,18 +58,20 @@ def planned(plan: Plan | None, state: ClusterState, job: int, rule: int) -> tupl
 
 
 @jit
-def plan_first(plan: Plan | None, state: ClusterState, job: int, rule: int) -> float:
-    """`queue_pass.Hold` of the first who waits: when it is to begin, in a plan in which nobody else waits yet."""
+def hold_planned(plan: Plan | None, state: ClusterState, job: int, rule: int) -> float:
+    """`queue_pass.Hold` of the first who waits, or of who waits for the end of a reservation: when it is to begin."""
     if plan is None:
         return np.inf
     shape = state.jobs.shape[job]
-    request = request_of(state.requests, shape)
-    _lay_out(plan, state, request.lo, request.hi)
-    _chain_entries(plan, state.scratch.calendar)
+    if not is_begun(plan, state):
+        request = request_of(state.requests, shape)
+        _lay_out(plan, state, request.lo, request.hi)
+        _chain_entries(plan, state.scratch.calendar)
+        plan.used[1] = state.scratch.stamp[0]
     while shape >= 0:  # that it does not fit is no answer for others with this request: each has its own place
         state.scratch.failed[shape] = 0
         shape = entry(state.requests.looser, shape, -1)
-    return _plan_job(plan, state, job, rule)[0]
+    return _plan_job(plan, state, job, rule, np.inf)[0]
 
 
 @jit
@@ -129,8 +138,11 @@ def _chain_entries(plan: Plan, calendar: Calendar | None) -> None:
 
 
 @jit
-def _plan_job(plan: Plan, state: ClusterState, job: int, rule: int) -> tuple[float, int]:
-    """When a job is to begin, now taken off the plan, and which request it is given; ``scratch.chosen``: its nodes."""
+def _plan_job(plan: Plan, state: ClusterState, job: int, rule: int, latest: float) -> tuple[float, int]:
+    """When a job can begin, and which request it is given; ``scratch.chosen``: its nodes.
+
+    They are taken off the plan if it begins at ``latest`` or before.
+    """
     lasts, best, given, last = state.jobs.limit[job], np.inf, state.jobs.shape[job], -1
     shape = given
     while shape >= 0 and best > state.now:
@@ -138,7 +150,7 @@ def _plan_job(plan: Plan, state: ClusterState, job: int, rule: int) -> tuple[flo
         if begin < best:
             best, given = begin, shape
         shape = entry(state.requests.looser, shape, -1)
-    if best < np.inf:
+    if best < np.inf and best <= latest:
         request = request_of(state.requests, given)
         if given != last:
             _earliest(plan, state, given, lasts, rule)

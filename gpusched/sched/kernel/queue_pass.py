@@ -18,11 +18,13 @@ from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.state import (
     BACKFILL,
+    CONSERVATIVE,
     EASY,
     LIMIT,
     NONE,
     OK,
     PRIORITY,
+    RESERVED,
     RESOURCES,
     SKIP,
     STARTED,
@@ -45,7 +47,7 @@ waits. Who marks a shape as failed (``scratch.failed``) is not asked about it ag
 """
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
-can start at the latest, seconds."""
+can start at the latest, seconds. With CONSERVATIVE likewise for each job with the code RESERVED."""
 Started = Callable[[ClusterState, int, Request, More], None]
 """(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
@@ -71,8 +73,8 @@ def queue_pass(
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
-    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (which
-    is the hooks' own, see `plan`). Started jobs are taken off
+    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
+    its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place.
 
     Returns:
@@ -103,6 +105,9 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
+            reserved = backfill == CONSERVATIVE and feasibility[shape] == RESERVED
+            if reserved and not exceeds(links, room, account_of, job):
+                _hold(state, job, RESERVED, more)
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:

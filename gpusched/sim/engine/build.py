@@ -209,7 +209,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         demand = demand._replace(gpus_only=False)
     calendar = None
     if options.reservations:
-        limit, heads = limits_of(trace, timed.duration), policy.backfill in ("easy", "conservative")
+        limit, heads = limits_of(trace, timed.duration), policy.backfill == "easy"
         demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
