@@ -40,7 +40,7 @@ def with_policy(snap: Snapshot, **change: str) -> Snapshot:
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_what_is_started_is_sound(snap: Snapshot) -> None:
     """Counted here by hand: no GPU twice, gangs whole on distinct nodes, nothing over, nothing on a broken node."""
     plan = decide(snap)
@@ -78,7 +78,7 @@ def test_what_is_started_is_sound(snap: Snapshot) -> None:
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_the_check_accepts_it_and_every_job_has_an_answer(snap: Snapshot) -> None:
     plan = decide(snap)
     checked, rejections = check(plan, snap)
@@ -90,7 +90,7 @@ def test_the_check_accepts_it_and_every_job_has_an_answer(snap: Snapshot) -> Non
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_the_same_snapshot_gives_the_same_plan(snap: Snapshot) -> None:
     assert decide(snap) == decide(msgspec.json.decode(msgspec.json.encode(snap), type=Snapshot))
 

@@ -193,7 +193,7 @@ class Limited(Plain):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    world=st.one_of(limited(), limited(simple=True)).filter(lambda world: staged(world[0])),
+    world=st.one_of(limited(plans=True), limited(simple=True, plans=True)).filter(lambda world: staged(world[0])),
     shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
 )
 def test_limits_hold_and_let_go_ahead_as_they_do_live(
@@ -265,7 +265,9 @@ def staged(snap: Snapshot) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    snap=st.one_of(snapshots(), snapshots(racked=True), snapshots(simple=True, racked=True)).filter(staged),
+    snap=st.one_of(
+        snapshots(plans=True), snapshots(racked=True, plans=True), snapshots(simple=True, racked=True, plans=True)
+    ).filter(staged),
     shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
     chain=st.booleans(),
 )
