@@ -130,7 +130,8 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
 def _shorter(snapshot: Snapshot, job: PendingView, explanation: Explanation) -> Iterator[tuple[str, str, JobSpec]]:
     """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
     limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
-    if snapshot.policies[job.spec.partition].backfill == "easy" and explanation.head not in ("", job.id):
+    backfill = snapshot.policies[job.spec.partition].backfill
+    if backfill in ("easy", "conservative") and explanation.head not in ("", job.id):
         wait = int(min(explanation.head_at - snapshot.now, job.spec.time_limit_s))
         if 0 < wait < job.spec.time_limit_s:
             limits = {wait, *(s for s in limits if s < wait)}

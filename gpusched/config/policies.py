@@ -19,6 +19,7 @@ from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import (
     AGENTS,
     MAPPED,
+    UNPLANNED,
     Backfill,
     Mapping,
     Order,
@@ -138,8 +139,13 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("sizes", "base") == "base":
             raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
-    if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") == "easy":
-        # its promise to the head rests on times that are not exceeded: limits, not estimates
+    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPED, "contention")
+    if own_pass and chosen.get("backfill") == "conservative":
+        whose = "an agent" if "agent" in fields else f"place: {chosen['place']}"
+        where = fields["backfill"] if "backfill" in fields else fields["fallback"]
+        raise where.error(f"{', '.join(UNPLANNED[:-1])} or {UNPLANNED[-1]} with {whose}", '"conservative"')
+    if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") in ("easy", "conservative"):
+        # promises to those who wait rest on times that are not exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")
     return _with_version(PolicySpec(name=trained.name, **chosen))
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, waiting_of
+from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, scratch_for, waiting_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap, push
 from gpusched.sched.state import (
@@ -82,7 +82,7 @@ class QueueForecast:
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         world, jobs = self._world, self._waiting.jobs
         self._calendar = self._waiting.calendar
-        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack, self._calendar)
+        self._scratch = scratch_for(world, self._waiting, self._releases)
         set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
         self._strict = self._block_all()
         jobs.feasibility[(jobs.feasibility == RESERVED) & (self._strict == 0)] = OK  # they may be the head

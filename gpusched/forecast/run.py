@@ -18,12 +18,13 @@ from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import Tree, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
-from gpusched.sched.kernel.by_rule import keep_for
+from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
 from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    CONSERVATIVE,
     EASY,
     FIRST_FIT,
     NAIVE,
@@ -450,7 +451,10 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     resources, releases, requests, jobs, rng, scratch, outcome = passes
     before, now, line.counter[ASKED] = outcome.total[0], line.clock[NOW], -1
     state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
-    pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"], rng))
+    if of["backfill"] == CONSERVATIVE:
+        _plan_all(state, line, partition, rng)
+    else:
+        pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"], rng))
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now
@@ -461,6 +465,24 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         _tell(line, line.jobs[job]["child_begun"], line.jobs[job]["child_stop"])
+
+
+@jit
+def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
+    """The pass in which every job has a place in the plan, so that all are asked, in their order."""
+    of, outcome, count = line.queues[partition], state.outcome, 0
+    queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
+    for kind in range(of["kind"], of["kind_stop"]):
+        job = line.kinds[kind]["first"]
+        while job >= 0:
+            queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
+            count += 1
+            job = line.jobs[job]["next"]
+    line.counter[WORK] += count * line.usable.gpus.size
+    before = outcome.total[1]
+    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], rng))
+    for part in range(before, outcome.total[1]):
+        fit_anew(line.fit, line.fits, state.resources, state.requests, state.jobs.masks, outcome.nodes[part])
 
 
 @jit

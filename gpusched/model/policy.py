@@ -10,9 +10,10 @@ import msgspec
 # (of a static one) or `sim.engine.keys` (of one that changes).
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
-Backfill = Literal["none", "skip", "easy"]
+Backfill = Literal["none", "skip", "easy", "conservative"]
 Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
 MAPPED: tuple[Place, ...] = ("fastest", "milp")
+UNPLANNED: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
 
 
 class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
             its neighbours lose least by what was learned of them; waits where that pays.
         backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
-            it would delay the head (Lifka 1995).
+            it would delay the head (Lifka 1995); ``conservative`` unless it would delay any job before it (Mu'alem,
+            Feitelson 2001).
         version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
         agent: Kind of trained agent that decides; empty: none, the stages do.
         fallback: The staged policy that decides when the agent cannot.

@@ -24,8 +24,10 @@ from gpusched.sched.state import (
     Releases,
     Requests,
     Resources,
+    Scratch,
     ints,
     new_releases,
+    new_scratch,
     no_calendar,
 )
 from gpusched.sched.topology.spread import Ask, asks, waits_until
@@ -232,6 +234,12 @@ def waiting_of(
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
     return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues, calendar)
+
+
+def scratch_for(world: NodeArrays, waiting: Waiting, releases: Releases) -> Scratch:
+    """Room for passes over these jobs, with these nodes; each part of a job begins and ends in a plan at most once."""
+    shapes, changes = waiting.jobs.feasibility.size, 2 * len(releases.order)
+    return new_scratch(len(world.nodes), shapes, world.rack, waiting.calendar, changes)
 
 
 def _chains(

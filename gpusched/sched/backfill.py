@@ -87,7 +87,7 @@ def attempt(
     if rule == RANDOM and request.spread == 0:
         if draw_fitting(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
-    elif choose(scratch.late if late else resources, masks, request, _undrawn(rule), scratch):
+    elif choose(scratch.late if late else resources, masks, request, undrawn(rule), scratch):
         return STARTED
     if late:
         scratch.failed_late[shape] = stamp
@@ -98,7 +98,7 @@ def attempt(
 
 
 @jit
-def _undrawn(rule: int) -> int:
+def undrawn(rule: int) -> int:
     """The rule; first fit for one that draws."""
     return FIRST_FIT if rule == NAIVE or rule == RANDOM else rule
 
@@ -220,7 +220,7 @@ def reserve(
                 fitting += 1
     if fitting < request.parts:
         return np.inf
-    choose(future, masks, request, _undrawn(rule), scratch)
+    choose(future, masks, request, undrawn(rule), scratch)
     return time
 
 
@@ -277,7 +277,7 @@ def _reserve_between(
         while opened < where.size and end[calendar.by_end[opened]] <= time:
             fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, base, request.mask, future)
             opened += 1
-        if fitting >= request.parts and choose(future, masks, ask, _undrawn(rule), scratch):
+        if fitting >= request.parts and choose(future, masks, ask, undrawn(rule), scratch):
             return float(time)
         following = np.inf
         if at < releases.used[0]:

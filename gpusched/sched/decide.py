@@ -15,7 +15,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
-from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
+from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
@@ -23,17 +23,7 @@ from gpusched.sched.keeping import kept_clear
 from gpusched.sched.reasons import Block, Verdicts, holds_back
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import (
-    BACKFILLS,
-    LIMIT,
-    PLACES,
-    POLICY,
-    STARTED,
-    Outcome,
-    new_outcome,
-    new_scratch,
-    seed_words,
-)
+from gpusched.sched.state import BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import waits_now
@@ -158,7 +148,8 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
         decide(small)
         world = node_arrays_of(small)
         waiting = waiting_of(list(small.pending), world, {}, small)
-        if (costs := costs_of(small, world, waiting, new_scratch(len(world.nodes), 0, world.rack))) is not None:
+        scratch = scratch_for(world, waiting, releases_of((), world, 0))
+        if (costs := costs_of(small, world, waiting, scratch)) is not None:
             waits_now(costs, world.resources, waiting.requests, waiting.jobs, small.now)  # of forecasts
 
 
@@ -204,13 +195,13 @@ def _run(
 
     The jobs come back with what is kept for others in their masks.
     """
-    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
+    scratch = scratch_for(world, waiting, releases)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
     if world.reserved:
         waiting = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
-        scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
+        scratch = scratch_for(world, waiting, releases)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []

@@ -3,7 +3,7 @@
 However much were free, it would have to wait: so it neither blocks the queue nor takes the head's place, whose
 reservation others behind need (a job with a long limit before a maintenance would switch backfill's protection off for
 days). But who is behind it may not be in its way when its time has come: to these, the place that it gets by the limits
-of what runs is reserved, too.
+of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def kept_clear(
     found = []
     for name, policy in snapshot.policies.items():
         own = waiting.queues.get(name, [])
-        if own and waits[own].any() and (policy.agent is not None or policy.backfill != "skip"):
+        if own and waits[own].any() and (policy.agent is not None or policy.backfill in ("none", "easy")):
             kept = _first(waiting, name, policy, waits, world, releases, scratch)
             if kept is not None:
                 found.append(kept)

@@ -31,6 +31,7 @@ from gpusched.sched.state import (
     new_scratch,
 )
 from gpusched.sched.text import (
+    DELAYS_SOME,
     ELSEWHERE,
     HELD_BACK,
     before_it,
@@ -130,6 +131,8 @@ class Verdicts:
     def _delayed(self, block: Block) -> Reason:
         if block.head < 0 or block.shadow == float("inf"):
             return Reason(code=ReasonCode.BACKFILL)
+        if block.policy.backfill == "conservative":
+            return Reason(code=ReasonCode.BACKFILL, message=DELAYS_SOME)
         head = self._waiting.views[block.head].id
         if self._codes[block.head] == POLICY and block.policy.place == "contention":
             return Reason(code=ReasonCode.BACKFILL, message=keeps_room(head))

@@ -20,12 +20,12 @@ Records = npt.NDArray[Any]
 
 # RANDOM: in replays; FASTEST, MILP: see `mapping`
 FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM, FASTEST, MILP, RACK = range(8)
-NONE, SKIP, EASY, CONSERVATIVE = range(4)  # CONSERVATIVE: in replays
+NONE, SKIP, EASY, CONSERVATIVE = range(4)
 # What a policy's file may name, and what it means to the passes.
 PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
 PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is in its requests
 PLACES |= {"contention": RACK}  # where nothing was learned; else see `topology.queue`
-BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
+BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY, "conservative": CONSERVATIVE}
 
 # A bound that a job counts for. bound: index into `Jobs.room`. unit: 0: the job takes 1 of it, else what that column of
 # its account says. next: row of the next, or -1.
@@ -163,6 +163,23 @@ class Calendar(NamedTuple):
     heads: int
 
 
+class Plan(NamedTuple):
+    """When waiting jobs are to have which nodes, under conservative backfill; see `kernel.plan`.
+
+    Attributes:
+        points: ``POINT[points]``; those of a node are a list in order of time, which begins with the node's row.
+        nodes: ``PLANNED_NODE[nodes]``. shapes: ``PLANNED_SHAPE[shapes]``.
+        follows: ``int64[entries]``: the next entry of the calendar for the same node; -1: none.
+        used: ``int64[2]``: points; the pass in which it was begun.
+    """
+
+    points: Records
+    nodes: Records
+    shapes: Records
+    follows: Ints
+    used: Ints
+
+
 class Scratch(NamedTuple):
     """Room to work in, kept between passes.
 
@@ -176,6 +193,7 @@ class Scratch(NamedTuple):
         stamp: ``int64[1]``: number of the pass.
         racks: ``RACK_ROOM[nodes]``, see there. None: all nodes are in one, and nothing that looks at racks is compiled.
         calendar: When nodes are reserved. None: never, and nothing that looks at that is compiled.
+        plan: Room for conservative backfill. None: nobody backfills so, and nothing of it is compiled.
     """
 
     chosen: Ints
@@ -188,6 +206,7 @@ class Scratch(NamedTuple):
     stamp: Ints
     racks: Records | None
     calendar: Calendar | None
+    plan: Plan | None
 
 
 class Outcome(NamedTuple):
@@ -247,6 +266,13 @@ PLENTY = 1 << 40
 # number: the node's rack, one of the rows. fits, free: of the rack with the row's number, while nodes are chosen: how
 # many of its nodes fit, and the GPUs that all of them have free.
 RACK_ROOM = np.dtype([("number", np.int64), ("fits", np.int64), ("free", np.int64)])
+# What a node has free from a time on, until that of the next point (-1: for ever).
+POINT = np.dtype([("time", np.float64)] + [(name, np.int64) for name in ("gpus", "cores", "memory", "next")])
+# last: its last point. entry: its first one in the calendar, or -1. begin: since when it could hold the job that is
+# looked at. nearest: the soonest of these of all nodes, as many as the job has parts.
+PLANNED_NODE = np.dtype([(n, np.int64) for n in ("last", "entry")] + [(n, np.float64) for n in ("begin", "nearest")])
+# In the pass ``stamp`` a job with this request that lasts ``at_least`` (seconds) begins at ``not_before``.
+PLANNED_SHAPE = np.dtype([("stamp", np.int64), ("not_before", np.float64), ("at_least", np.float64)])
 
 
 def ints(values: Sequence[int]) -> Ints:
@@ -271,18 +297,33 @@ def new_releases(slots: int) -> Releases:
     return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
 
 
-def new_scratch(nodes: int, shapes: int, rack: Ints | None = None, calendar: Calendar | None = None) -> Scratch:
+def new_scratch(
+    nodes: int, shapes: int, rack: Ints | None = None, calendar: Calendar | None = None, planned: int | None = None
+) -> Scratch:
     """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one.
 
-    With racks there is a calendar, too, if an empty one: every pass is compiled with both, or with none.
+    ``planned``: how often a part of a job may begin or end in a plan (None: there is none). With racks there are a
+    calendar and a plan, too, if empty ones: every pass is compiled with all three, or without racks.
     """
     chosen, keys = (np.zeros(nodes, np.int64) for _ in range(2))
     future, spare, late = (new_resources(nodes) for _ in range(3))
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
+    calendar = no_calendar() if rack is not None and calendar is None else calendar
+    planned = 0 if rack is not None and planned is None else planned
+    entries = 0 if calendar is None else len(calendar.node)
     return Scratch(
         chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64),
         racks=None if rack is None else filled(RACK_ROOM, nodes, number=rack),
-        calendar=no_calendar() if rack is not None and calendar is None else calendar,
+        calendar=calendar,
+        plan=None if planned is None else new_plan(nodes, shapes, entries, planned),
+    )  # fmt: skip
+
+
+def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> Plan:
+    """Room for a plan in which what nodes have free changes so often, beside a calendar of so many entries."""
+    return Plan(
+        np.zeros(nodes + changes, POINT), np.zeros(nodes, PLANNED_NODE), np.zeros(shapes, PLANNED_SHAPE),
+        np.zeros(entries, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
 
 

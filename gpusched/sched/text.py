@@ -112,6 +112,9 @@ def keeps_room(head: str) -> str:
     return f"fits now, but would run past the start of job {head}, which waits for a better place"
 
 
+DELAYS_SOME = "fits now, but would delay a job before it"
+
+
 def would_delay(head: str, seconds: float) -> str:
     """Why a job that fits is held back."""
     return f"fits now, but would delay job {head}, which can start in {format_duration(seconds)}"

@@ -11,6 +11,7 @@ from gpusched.model.topology import Topology
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
+    BACKFILLS,
     OK,
     RACK_ROOM,
     Ints,
@@ -42,7 +43,6 @@ from gpusched.sim.engine.placing import (
 )
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
-from gpusched.sim.policies import REPLAY_BACKFILLS
 
 RULES = {
     "random": DRAWN,
@@ -56,7 +56,7 @@ RULES = {
 """Placement -> how jobs are laid out, where that matters."""
 
 
-BACKFILLS = ("skip", "easy")
+REPLAYED = ("skip", "easy")
 
 
 def is_placed(world: World) -> bool:
@@ -95,7 +95,7 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     network, rule = world.options.network, RULES.get(world.rule)
     assert network is not None
     backfill = world.policy.backfill
-    if rule is None or world.policy.kind != "static" or backfill not in BACKFILLS or world.policy.chooses_sizes:
+    if rule is None or world.policy.kind != "static" or backfill not in REPLAYED or world.policy.chooses_sizes:
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
             f"an order that does not change, with backfill skip or easy, and one of {', '.join(RULES)}: "
@@ -275,7 +275,7 @@ def walked(world: World, of: Placing) -> tuple[World, Walk]:
     )  # fmt: skip
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
-        new_outcome(jobs, len(sim.held)), REPLAY_BACKFILLS[world.policy.backfill],
+        new_outcome(jobs, len(sim.held)), BACKFILLS[world.policy.backfill],
     )  # fmt: skip
 
 

@@ -13,13 +13,11 @@ from typing import get_args
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, Model, ModelError, load_model
 from gpusched.errors import UsageError
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import UNPLANNED, PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.state import (
-    BACKFILLS,
     BEST_FIT,
-    CONSERVATIVE,
     FASTEST,
     FIRST_FIT,
     MILP,
@@ -49,7 +47,6 @@ PLACEMENTS = {
     "load-balancing": SPREAD,
     "tetris": SPREAD,
 }
-REPLAY_BACKFILLS = BACKFILLS | {"conservative": CONSERVATIVE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +185,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
 def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
     knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
-    if knows not in get_args(Knows) or backfill not in REPLAY_BACKFILLS:
+    if knows not in get_args(Knows) or backfill not in UNPLANNED:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
     power = ", preemptive" if model.preempts else ""
     source = f"{spec.agent} agent{power}, weights {model.digest}"

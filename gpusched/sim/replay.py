@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.compiled import kept_on_disk
 from gpusched.model.limits import Limits, Quotas
-from gpusched.sched.state import filled
+from gpusched.sched.state import BACKFILLS, filled
 from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
@@ -28,7 +28,7 @@ from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
 from gpusched.sim.placed import is_placed, one_node, walked, walks, with_ways
-from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.quotas import QuotaSet
@@ -220,5 +220,5 @@ def _runner(world: World, kind: str, keeps: Placing | Walk | None = None) -> Cal
         return lambda log: run_generic(sim, log, passes, queue)
     waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")
     last, run = filled(LAST, 1, head=-1), _RUNS[kind]
-    fixed = Fixed(waitlist, last, PLACEMENTS[world.rule], REPLAY_BACKFILLS[policy.backfill])
+    fixed = Fixed(waitlist, last, PLACEMENTS[world.rule], BACKFILLS[policy.backfill])
     return lambda log: run(sim, log, passes, fixed)

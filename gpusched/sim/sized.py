@@ -22,7 +22,7 @@ from gpusched.sched.sizing.live import UNSOUND as UNSOUND_WISH
 from gpusched.sched.sizing.live import ask_agent
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Question, Scene, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_releases
+from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sched.tally import at_size
 from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.ledger import planned
@@ -55,9 +55,10 @@ def with_sizes(world: World) -> tuple[World, Sizer]:
     slots = _slots(world, int(parts.sum()))
     passes, shapes = world.passes, len(world.sim.shapes)
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
+    plan = passes.scratch.plan and new_plan(len(world.pool), shapes, 0, slots + 2 * int(parts.sum()))
     passes = passes._replace(
         jobs=passes.jobs._replace(shape=world.demand.shape.copy()),  # it changes; the demand does not
-        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
+        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late, plan=plan),
         releases=new_releases(slots + 1),
     )
     world = world._replace(

@@ -112,6 +112,12 @@ def test_an_unknown_policy(site: Path) -> None:
          "did you mean fifo?"),
         ("order: sjf-estimate\nbackfill: easy\n", ':2: backfill: found "easy", expected none or skip with order: '
          "sjf-estimate"),
+        ("order: sjf-estimate\nbackfill: conservative\n", ':2: backfill: found "conservative", expected none or skip '
+         "with order: sjf-estimate"),
+        ("backfill: conservative\nplace: milp\n", ':1: backfill: found "conservative", expected none, skip or easy '
+         "with place: milp"),
+        ("backfill: conservative\nagent: gist\n", ':1: backfill: found "conservative", expected none, skip or easy '
+         "with an agent"),
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
          "fastest, milp, rack, rack-wait, contention"),
         ("place: rack\nplace_wait: 1h\n", ":2: place_wait: found it without, expected this only with place: "

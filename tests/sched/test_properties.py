@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +17,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.limits import Rooms
 from gpusched.sched.tally import plain_order
+from gpusched.sched.topology.spread import Ask, splits
+from tests.sched.limited import with_bounds
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
 
@@ -32,7 +40,7 @@ def with_policy(snap: Snapshot, **change: str) -> Snapshot:
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_what_is_started_is_sound(snap: Snapshot) -> None:
     """Counted here by hand: no GPU twice, gangs whole on distinct nodes, nothing over, nothing on a broken node."""
     plan = decide(snap)
@@ -70,7 +78,7 @@ def test_what_is_started_is_sound(snap: Snapshot) -> None:
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_the_check_accepts_it_and_every_job_has_an_answer(snap: Snapshot) -> None:
     plan = decide(snap)
     checked, rejections = check(plan, snap)
@@ -82,7 +90,7 @@ def test_the_check_accepts_it_and_every_job_has_an_answer(snap: Snapshot) -> Non
 
 
 @QUICK
-@given(snapshots())
+@given(snapshots(plans=True))
 def test_the_same_snapshot_gives_the_same_plan(snap: Snapshot) -> None:
     assert decide(snap) == decide(msgspec.json.decode(msgspec.json.encode(snap), type=Snapshot))
 
@@ -221,6 +229,81 @@ def test_easy_never_delays_the_head_for_what_it_will_leave_over(snap: Snapshot) 
     assume(strict.reasons.get("head") is not None)
     latest = alone(snap, _of(snap, "head"), strict)
     assert start_of_head(snap, "head", snap) <= latest
+
+
+class PlannedByHand:
+    """Conservative backfill in plain Python: what is held from when to when, and each job's first place, best fit."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self.snap, self.rooms = snap, Rooms(snap)
+        soon = math.nextafter(snap.now, math.inf)
+        self.held = [
+            (-math.inf, max(r.expected_end, soon), p.node, len(p.gpus), p.cores, p.memory_mib)
+            for r in snap.running
+            for p in r.allocation.parts
+        ]  # fmt: skip
+        self.starts: dict[str, list[str]] = {}
+        for job in plain_order(snap, "p"):
+            asked = splits(job.spec)
+            if self.rooms.full(job) is None and any(self.nodes(a, math.inf, 0.0) for a in asked):
+                self.plan(job, asked)
+
+    def plan(self, job: PendingView, asked: Sequence[Ask]) -> None:
+        now, lasts = self.snap.now, float(job.spec.time_limit_s)
+        times = sorted({now, *(t for begin, end, *_ in self.held for t in (begin, end) if t > now)})
+        begin, ask, nodes = next((t, a, found) for t in times for a in asked if (found := self.nodes(a, t, lasts)))
+        self.held += [(begin, begin + lasts, node, *ask.needs) for node in nodes]
+        if begin == now:
+            self.starts[job.id] = nodes
+            self.rooms.take(job)
+
+    def nodes(self, ask: Ask, begin: float, lasts: float) -> list[str] | None:
+        """The nodes that have enough from ``begin`` on for so long; None: there are too few."""
+        times = [begin, *(t for t, *_ in self.held if begin < t < begin + lasts)]
+        fit = []
+        for node in self.snap.nodes:
+            total = (len(node.gpus), node.cores, node.memory_mib)
+            own = [h for h in self.held if h[2] == node.name]
+            free = [[n - sum(h[3 + i] for h in own if h[0] <= t < h[1]) for i, n in enumerate(total)] for t in times]
+            least = [min(column) for column in zip(*free, strict=True)]
+            if all(f >= n for f, n in zip(least, ask.needs, strict=True)):
+                fit.append((least, node.name))
+        return [name for _, name in sorted(fit)[: ask.parts]] if len(fit) >= ask.parts else None
+
+
+def contended(seed: int) -> Snapshot:
+    """Few nodes, mostly busy, and many jobs, alike but for their limits; some may be on several nodes."""
+    rng = random.Random(seed)
+    nodes = [a_node(f"n{i}", rng.choice([4, 8]), cores=rng.choice([8, 12])) for i in range(rng.randint(2, 4))]
+    busy = [
+        running(f"r{i}{k}", {n.name: n.gpus[2 * k : 2 * k + 2]}, NOW + rng.choice([-5, 100, 200, 300, 700]), user="bob")
+        for i, n in enumerate(nodes)
+        for k in range(rng.randint(0, len(n.gpus) // 2))
+    ]
+    jobs = []
+    for i in range(rng.randint(4, 14)):
+        gpus, wide = rng.choice([0, 1, 2, 2, 4, 4]), rng.random() < 0.3
+        job = pending(
+            f"j{i:02}", gpus, nodes=1 if wide else rng.choice([1, 1, 1, 2]), limit=rng.choice([50, 100, 150, 400, 900]),
+            submit=float(i), cores_per_node=rng.choice([1, 1, 4]), user=rng.choice(["alice", "bob", "bob"]),
+        )  # fmt: skip
+        if wide and gpus > 1:
+            job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, max_spread="any", max_nodes=8))
+        jobs.append(job)
+    snap = snapshot(nodes, jobs, busy, place="best-fit", backfill="conservative")
+    return with_bounds(snap, Quotas(users={"alice": Limits(gpus=6)}), ())
+
+
+def test_conservative_plans_as_by_hand() -> None:
+    """Under limits, and with jobs that may be on more nodes than they would rather have."""
+    codes: Counter[ReasonCode] = Counter()
+    for seed in range(250):
+        snap = contended(seed)
+        by_hand, plan = PlannedByHand(snap), decide(snap)
+        assert {job: [node for node, _ in parts] for job, parts in started(plan).items()} == by_hand.starts, seed
+        assert check(plan, snap)[1] == ()
+        codes.update(reason.code for reason in plan.reasons.values())
+    assert min(codes[code] for code in (ReasonCode.BACKFILL, ReasonCode.PRIORITY, ReasonCode.ASSOC_GRP_GRES)) > 50
 
 
 @pytest.mark.slow

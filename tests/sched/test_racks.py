@@ -182,9 +182,7 @@ class World:
 
     def decide(self, backfill: int, rule: int = RACK) -> tuple[int, float]:
         jobs = np.arange(len(self.links))
-        state = ClusterState(
-            self.resources, self.releases, self.requests, self.jobs, self.scratch, self.outcome, NOW
-        )
+        state = ClusterState(self.resources, self.releases, self.requests, self.jobs, self.scratch, self.outcome, NOW)
         return pass_by_rule(state, jobs, backfill, Rule(rule, seed_words(1)))
 
     def holds(self, job: int, time: float) -> bool:

@@ -305,7 +305,7 @@ def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float,
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("backfill", ["easy", "none"])
+@pytest.mark.parametrize("backfill", ["easy", "none", "conservative"])
 def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill: str) -> None:
     """Whatever is behind it, and what it waits for: the end of a job, or of a reservation. So nobody starves.
 
@@ -332,7 +332,7 @@ def test_a_forecast_runs_over_reservations() -> None:
         pending("after", 8, 2, limit=H, submit=3),
     ]
     ones = [reservation("m", ["n1"], 3 * H, 5 * H, maintenance=True), reservation("class", ["n2"], 4 * H, 7 * H)]
-    for backfill in ("easy", "none"):
+    for backfill in ("easy", "none", "conservative"):
         snap = with_reservations(snapshot([node("n1"), node("n2")], jobs, backfill=backfill), *ones)
         ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
         for _ in range(2):  # a run leaves nothing behind
@@ -341,11 +341,12 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
+@pytest.mark.parametrize("backfill", ["skip", "conservative"])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_forecast_is_what_happens(seed: int) -> None:
-    """By limits, under skip, where nothing is kept for anybody: as decisions do it, one after the other."""
+def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
+    """By limits, where nothing is kept for anybody, or for all: as decisions do it, one after the other."""
     draw = random.Random(seed)
-    snap, ones = drawn(draw, "skip")
+    snap, ones = drawn(draw, backfill)
     ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
     start = ahead.run(ahead.by_limits).start
     foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
@@ -353,3 +354,14 @@ def test_a_forecast_is_what_happens(seed: int) -> None:
     for now, begun, _ in driven(snap, ones):
         happened |= dict.fromkeys(begun, now)
     assert foretold == happened
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_conservative_delays_nobody_around_reservations(seed: int) -> None:
+    """Jobs behind one leave it its start, also where it waits for the end of a reservation."""
+    snap, ones = drawn(random.Random(seed), "conservative")
+    whole = {job: now for now, begun, _ in driven(snap, ones) for job in begun}
+    for count in (3, 6, 12, 20):
+        first = replace(snap, pending=snap.pending[:count])
+        alone = {job: now for now, begun, _ in driven(first, ones) for job in begun}
+        assert all(whole[job] <= start for job, start in alone.items())

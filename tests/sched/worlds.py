@@ -113,11 +113,11 @@ LIMITS = st.sampled_from([600, 1200, 3600, 7200, 36000])
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False) -> Snapshot:
+def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False, plans: bool = False) -> Snapshot:
     """Random clusters of one or two partitions, partly busy, partly broken, with queues of all kinds of jobs.
 
     ``simple``: one partition, all well, no holds, arrays or constraints. ``racked``: nodes in racks, and jobs that say
-    how far they may be spread and how long they wait.
+    how far they may be spread and how long they wait. ``plans``: some policies backfill conservatively.
     """
     partitions = ["p"] if simple else draw(st.sampled_from([["p"], ["p", "q"]]))
     nodes = [_node(draw, f"n{i}", draw(st.sampled_from(partitions)), simple) for i in range(draw(st.integers(1, 5)))]
@@ -131,7 +131,7 @@ def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False) -> Sn
             name="t",
             order=draw(st.sampled_from(["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"])),
             place=draw(st.sampled_from([*places, *(["rack", "rack-wait"] * 3 if racked else [])])),
-            backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+            backfill=draw(st.sampled_from(["none", "skip", "easy", *(["conservative"] if plans else [])])),
         )
         for name in partitions
     }

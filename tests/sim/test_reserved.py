@@ -45,21 +45,21 @@ def bookings(ones: list[Reservation]) -> tuple[Booking, ...]:
     return tuple(Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - NOW, o.end - NOW) for o in ones)
 
 
+@pytest.mark.parametrize("backfill", ["skip", "conservative"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replay_is_what_the_live_passes_do(seed: int) -> None:
-    """Under skip, where nothing is kept for anybody; by the fast run and by the one that walks the queue."""
-    snap, ones = drawn(random.Random(seed), "skip")
+def test_a_replay_is_what_the_live_passes_do(seed: int, backfill: str) -> None:
+    """Where nothing is kept for anybody, or for all; by the fast run and by the one that walks the queue."""
+    snap, ones = drawn(random.Random(seed), backfill)
     happened: dict[str, float] = {}
     for now, begun, _ in driven(snap, ones):
         happened |= dict.fromkeys(begun, now - NOW)
     for generic in (False, True):
-        result = replay(
-            trace_of(snap), POOL, "fifo-skip", placement="first-fit", reservations=bookings(ones), generic=generic
-        )
+        options = {"placement": "first-fit", "reservations": bookings(ones), "generic": generic}
+        result = replay(trace_of(snap), POOL, f"fifo+{backfill}", **options)
         assert dict(zip(result.trace.ids, result.start.tolist(), strict=True)) == happened
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare"])
+@pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_starts_that_cannot_end_before(policy: str, seed: int) -> None:
     """Whoever decides; and all jobs run in the end."""

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt_any, protect, reserve_any
+from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
 from gpusched.sched.fit import request_of
+from gpusched.sched.kernel.plan import hold_planned, is_begun, planned
 from gpusched.sched.kernel.queue_pass import queue_pass
-from gpusched.sched.state import ClusterState, Words
+from gpusched.sched.state import CONSERVATIVE, RESERVED, ClusterState, Ints, Plan, Words
 
 
 class Rule(NamedTuple):
@@ -46,4 +47,43 @@ def keep_for(state: ClusterState, job: int, place: int) -> float:
     return shadow
 
 
-pass_by_rule = queue_pass(_attempt, _reserve)
+@jit
+def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rule: Rule) -> tuple[int, int]:
+    """In a plan, which is made anew in every pass, nothing is drawn: naive and random are first fit."""
+    jobs, requests, scratch, shape = state.jobs, state.requests, state.scratch, state.jobs.shape[job]
+    if jobs.feasibility[shape] == RESERVED:
+        hold_planned(scratch.plan, state, job, undrawn(rule.place))
+        return RESERVED, shape
+    if is_begun(scratch.plan, state):
+        return planned(scratch.plan, state, job, first, undrawn(rule.place))
+    return attempt_any(state.resources, jobs.masks, requests, shape, undrawn(rule.place), late, rule.rng, scratch)
+
+
+@jit
+def _reserve_in_plan(state: ClusterState, job: int, code: int, rule: Rule) -> float:
+    return hold_planned(state.scratch.plan, state, job, undrawn(rule.place))
+
+
+@jit
+def _waits_for_room(code: int) -> bool:
+    """Who waits for the end of a reservation of nodes has a place in the plan, and is no head."""
+    return code != RESERVED
+
+
+_by_rule = queue_pass(_attempt, _reserve)
+pass_by_plan = queue_pass(_attempt_in_plan, _reserve_in_plan, may_head=_waits_for_room)
+
+
+@jit
+def pass_by_rule(state: ClusterState, queue: Ints, backfill: int, rule: Rule) -> tuple[int, float]:
+    """`queue_pass.Pass`; conservative backfill needs ``scratch.plan``."""
+    return _either(state.scratch.plan, state, queue, backfill, rule)
+
+
+@jit
+def _either(plan: Plan | None, state: ClusterState, queue: Ints, backfill: int, rule: Rule) -> tuple[int, float]:
+    if plan is None:
+        return _by_rule(state, queue, backfill, rule)
+    if backfill == CONSERVATIVE:
+        return pass_by_plan(state, queue, backfill, rule)
+    return _by_rule(state, queue, backfill, rule)

@@ -18,11 +18,13 @@ from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.state import (
     BACKFILL,
+    CONSERVATIVE,
     EASY,
     LIMIT,
     NONE,
     OK,
     PRIORITY,
+    RESERVED,
     RESOURCES,
     SKIP,
     STARTED,
@@ -95,7 +97,8 @@ def queue_pass(
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
-    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. Started jobs are taken off
+    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
+    its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
     for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
 
@@ -134,7 +137,9 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
         late = backfill == EASY and now + limit_of[job] > shadow
         if _keeps(state, job, more):
             code_of[job] = KEPT
-        elif feasibility[shape] != OK:
+        elif feasibility[shape] != OK and not (
+            backfill == CONSERVATIVE and feasibility[shape] == RESERVED and not exceeds(links, room, account_of, job)
+        ):
             code_of[job] = feasibility[shape]
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT

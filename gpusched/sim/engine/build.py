@@ -221,7 +221,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
-    scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar)
+    planned = slots + 2 * int(demand.parts.sum()) if policy.backfill == "conservative" else None
+    scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     changes = _changes(options.failures, options.reservations, len(pool))
     sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)._replace(ledger=ledger)
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
-from gpusched.sched.state import CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
+from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, forecast_for
-from gpusched.sim.engine.conservative import conserve
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
 from gpusched.sim.engine.share import share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
-from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS
+from gpusched.sim.policies import PLACEMENTS
 
 
 class Queue(NamedTuple):
@@ -65,7 +64,7 @@ def new_queue(world: World) -> Queue:
         order=ORDER_CODES.get(policy.order, PLAIN),
         estimates=policy.knows == "estimate",
         rule=PLACEMENTS[world.rule],
-        backfill=REPLAY_BACKFILLS[policy.backfill],
+        backfill=BACKFILLS[policy.backfill],
         every_s=world.options.backfill_every_s,
         next_s=np.full(1, np.inf),
     )
@@ -139,9 +138,7 @@ def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
 def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, backfill: int) -> None:
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
-    if backfill == CONSERVATIVE:
-        conserve(sim, log, passes, waiting, queue.rule)
-    elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
+    if backfill == CONSERVATIVE or not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
         queue.outcome.total[:] = 0
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)

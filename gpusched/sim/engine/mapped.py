@@ -13,13 +13,12 @@ from gpusched.sched.mapping.problem import Answer, Problem
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.state import EASY, Floats, Ints, PassArrays
+from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints, PassArrays
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue, forget_started, new_queue, ordered, remember
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import begin_started
 from gpusched.sim.engine.state import DECIDE, READY, Log
-from gpusched.sim.policies import REPLAY_BACKFILLS
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -59,7 +58,7 @@ class MappedRun:
         if ordering is not None:
             self._queue = self._queue._replace(estimates=False)  # an agent has its own
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
-        self._backfill = REPLAY_BACKFILLS[policy.backfill]
+        self._backfill = BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         self._speed = _speeds(world, self._mapping)
         shape = world.demand.shape[world.demand.shape >= 0]
