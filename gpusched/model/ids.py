@@ -60,8 +60,14 @@ def split_task(job_id: str) -> tuple[str, int]:
 
 
 def id_key(job_id: str) -> tuple[int, str, int, int]:
-    """Orders ids as they were minted: Slurm's by number (36 before 100), and so the tasks of an array."""
+    """Orders ids as they were minted: Slurm's by number (36 before 100), and so the tasks of an array.
+
+    A row of several tasks, ``1234_[10-39]``, is where its first one is.
+    """
     own, _, again = job_id.partition("~")
+    if own.endswith("]"):
+        first = own.replace("_[", "_", 1)
+        own = first[: min(at for at in map(first.find, "-,%:]") if at > 0)]
     base, index = split_task(own)
     base, _, part = base.partition("+")
     return int(base) if base.isdecimal() else 0, base, max(index, int(part or -1)), int(again or 1)

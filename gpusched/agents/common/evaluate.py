@@ -26,7 +26,7 @@ _BACKFILL_KNOWS = {"+none": "nothing", "+skip": "nothing", "+easy": "limit"}
 def heuristics(knows: str) -> list[ReplayPolicy]:
     """Every heuristic without preemption that knows no more of run times than ``knows``.
 
-    Conservative backfill is left out: it takes minutes on large traces and is near EASY.
+    Conservative backfill is left out: it is near EASY, and several times slower.
     """
     found = []
     for name, rule in ORDERS.items():
