@@ -162,7 +162,8 @@ def test_a_job_queues_itself_once_more_and_another_one(house: Cluster, share: Pa
     ] * 2
     assert (found[0].spec.name, found[0].spec.mounts) == ("chain", first.spec.mounts)
     assert house.logs(again) == f"run a b of {uid} in {share}/sub\n"
-    assert (share / "sub/wrapped").read_text() == f"wrapped of {uid}\n"
+    said = share / "sub/wrapped"  # the node brings it there, maybe after the job's end is known
+    wait_until(lambda: said.read_text() == f"wrapped of {uid}\n", 60, "the output of the job that was wrapped")
     with house.reader() as reader:
         assert reader is not None
         assert len([one for one in reader.jobs() if one.asked_by == job]) == 2
