@@ -24,7 +24,8 @@ from benchmarks.plot import Series, loglog
 from gpusched.sim.engine.build import Options, log_of, world_of
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
-from gpusched.sim.replay import _run, replay
+from gpusched.sim.replay import replay, to_the_end
+from gpusched.sim.runs import KINDS
 from gpusched.traces.trace import Trace
 
 # GPUs of a job and how often: most are small, as in the Philly and Helios traces
@@ -125,7 +126,8 @@ def special(pool: Pool, loads: list[float]) -> None:
                 for kind in kinds:
                     world = world_of(trace, pool, policy_by_name(policy), Options(generic=kind == "generic"))
                     log, cpu = log_of(world), time.process_time()
-                    _run(world, log, kind)
+                    world, run = next(k for k in KINDS if k.name == kind).ready(world)
+                    to_the_end(world, log, run)
                     if round_:
                         least[kind] = min(least[kind], time.process_time() - cpu)
                     done.add(world.sim.state["start"].tobytes() + world.sim.state["end"].tobytes())

@@ -4,7 +4,7 @@
 module        offers                                                 called by
 ============  =====================================================  ==================================================
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.by_agent`, at a live decision
-``replay``    `Replay`: runner, maps                                 `sim.agent.agent_runner`, once per replay
+``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ``describe``  `Describe`: what_decides                               `what_decides` below: tables, cards
 ============  =====================================================  ==================================================

@@ -59,16 +59,13 @@ RULES = {
 REPLAYED = ("skip", "easy")
 
 
-def is_placed(world: World) -> bool:
-    """Whether placement and neighbours cost jobs something."""
-    return world.options.network is not None
-
-
 def walks(world: World) -> bool:
-    """Whether the whole queue is walked: where asked for, and where a class's first job may not be its oldest.
+    """Whether the queue is walked by costs: where asked for, and where a class's first job may not be its oldest.
 
     Who has waited for longer may take a place that those before it do not.
     """
+    if world.options.network is None:
+        return False
     waits = RULES.get(world.rule) == CHEAPEST or (
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,28 +14,18 @@ import numpy as np
 
 from gpusched.compiled import kept_on_disk
 from gpusched.model.limits import Limits, Quotas
-from gpusched.sched.state import BACKFILLS, filled
-from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
-from gpusched.sim.engine.generic import new_queue, run_generic
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.placing import Placing, run_placed
-from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
-from gpusched.sim.engine.placing_walk import Walk, run_walk
-from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
-from gpusched.sim.engine.sized import Sizer, run_sized
+from gpusched.sim.engine.mapped import is_mapped
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
-from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
-from gpusched.sim.engine.waitlist import new_waitlist
-from gpusched.sim.placed import is_placed, one_node, walked, walks, with_ways
-from gpusched.sim.policies import PLACEMENTS, ReplayPolicy, policy_by_name
+from gpusched.sim.placed import one_node
+from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import Result
-from gpusched.sim.sized import is_sized, sized_run, with_sizes
+from gpusched.sim.runs import KINDS, RunKind, Runner
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.traces.trace import Trace
 
@@ -62,22 +52,23 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     if policy.chooses_sizes and settings.elastic is None:
         settings = replace(settings, elastic=elastic_of(trace))
     world = world_of(trace, pool, policy, settings)
-    _compile_for(world)
-    world, sizer = _made_ready(world)
+    kind = next(kind for kind in KINDS if kind.applies(world))
+    _compile_for(world, kind)
+    world, run = kind.ready(world)
     log = log_of(world)
     begin = time.perf_counter()
     with _watched(world):
-        log, notes = _run(world, log, _kind(world), sizer)
+        log = to_the_end(world, log, run)
     result = result_of(world, log, time.perf_counter() - begin)
+    notes = getattr(run, "notes", ())
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def _made_ready(world: World) -> tuple[World, Sizer | Placing | Walk | None]:
-    """The world with all that its jobs may have, and what the run keeps."""
-    if is_placed(world):
-        world, placing = with_ways(world)
-        return walked(world, placing) if _kind(world) == "placed walk" else (world, placing)
-    return with_sizes(world) if is_sized(world) else (world, None)
+def to_the_end(world: World, log: Log, run: Runner) -> Log:
+    """Runs, giving the log more room where it asks for it."""
+    while run(log) == GROW:
+        log = grown(log, world.sim)
+    return log
 
 
 WATCH_S = 0.25
@@ -108,74 +99,35 @@ def _watched(world: World) -> Iterator[None]:
         thread.join()
 
 
-_RUNS: dict[str, Callable[..., int]] = {
-    "preemptive": run_preemptive,
-    "generic": run_generic,
-    "strict": run_strict,
-    "merged": run_merged,
-    "sized": run_sized,
-    "placed": run_placed,
-    "placed+easy": run_placed_easy,
-    "placed walk": run_walk,
-}
-_warm: set[str] = set()
+_warm: set[tuple[object, ...]] = set()
 
 
-def _kind(world: World) -> str:
-    """Which compiled run fits the policy."""
-    if is_placed(world):
-        if walks(world):
-            return "placed walk"
-        return "placed+easy" if world.policy.backfill == "easy" else "placed"
-    if is_sized(world):
-        return "sized"
-    if world.policy.kind == "agent":
-        return "agent"
-    if is_mapped(world):
-        return "mapped"
-    if world.policy.kind == "preemptive":
-        return "preemptive"
-    if world.generic:
-        return "generic"
-    single = len(world.sim.dirty) == 1 and len(world.sim.changes) == 0
-    plain = world.policy.backfill == "none" and world.sim.pace is None  # with speeds one run less is compiled
-    return "strict" if plain and single else "merged"
-
-
-def _compile_for(world: World) -> None:
+def _compile_for(world: World, kind: RunKind) -> None:
     """Compiles (or loads) what the replay needs, so that its time does not count it; a word on stderr if it is slow.
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
     """
-    kind = _kind(world)
-    known = f"{kind} {world.policy.order} {world.policy.preempts}" if kind == "agent" else kind
-    known += " agent" if kind == "sized" and world.policy.model is not None else ""
-    known += " mapped" if kind == "agent" and is_mapped(world) else ""
-    known += "" if world.sim.pace is None else " paced"
-    known += "" if forecast_for(world) is None else " forecast"
-    known += "" if world.sim.ledger is None else " limits"
+    sim, options, model = world.sim, world.options, world.policy.model
+    agent = None if model is None else (model.agent, model.preempts)
+    known = kind, agent, is_mapped(world), sim.pace is None, forecast_for(world) is None, sim.ledger is None
     if known in _warm:
         return
     _warm.add(known)
-    function = _RUNS.get(kind)
-    versions = 1 if world.sim.pace is None or kind == "sized" or is_placed(world) else 2
-    if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
+    versions = 1 if sim.pace is None else kind.versions
+    if hasattr(kind.compiled, "signatures") and not kept_on_disk(kind.compiled, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
-    away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
-    options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
-    if kind == "sized":
-        options = replace(options, elastic=Elastic(least=np.ones(1, np.int64), most=np.ones(1, np.int64), linear=True))
-    elif is_placed(world):
-        options = replace(options, network=one_node(), generic=kind == "placed walk")
-    elif world.sim.pace is not None:
-        options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
-    job = one_job()
-    if world.sim.ledger is not None:
-        job = replace(job, user=np.zeros(1, np.int64), users=("ann",))
-        options = replace(options, quotas=QuotaSet(Quotas(each=Limits(jobs=1))))
-    tiny = world_of(job, Pool.uniform(1, 1), world.policy, options)
-    tiny, sizer = _made_ready(tiny)
-    _run(tiny, log_of(tiny), kind, sizer)
+    one = np.ones(1, np.int64)
+    alike = Options(
+        placement=world.rule,
+        predictor=options.predictor,
+        share=options.share,
+        rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
+        elastic=None if options.elastic is None else Elastic(least=one, most=one, linear=True),
+        network=None if options.network is None else one_node(),
+        quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
+    )
+    tiny, run = kind.ready(world_of(one_job(), Pool.uniform(1, 1), world.policy, alike))
+    to_the_end(tiny, log_of(tiny), run)
 
 
 def one_job() -> Trace:
@@ -183,42 +135,6 @@ def one_job() -> Trace:
     unknown, zero, one = np.full(1, -1, np.int64), np.zeros(1), np.ones(1)
     return Trace(
         name="one job", epoch=None, ids=("1",), submit=zero, duration=one, limit=one, gpus=-unknown,
-        gpu_milli=-1000 * unknown, nodes=0 * unknown, cores=unknown, memory_mib=unknown, user=unknown, group=unknown,
-        model=unknown, gpu_type=unknown, depends_on=unknown, status=unknown, wait=zero,
+        gpu_milli=-1000 * unknown, nodes=0 * unknown, cores=unknown, memory_mib=unknown, user=0 * unknown,
+        users=("ann",), group=unknown, model=unknown, gpu_type=unknown, depends_on=unknown, status=unknown, wait=zero,
     )  # fmt: skip
-
-
-def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | Walk | None = None) -> tuple[Log, tuple[str, ...]]:
-    """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
-    runner = sized_run(world, keeps) if isinstance(keeps, Sizer) else _runner(world, kind, keeps)
-    while runner(log) == GROW:
-        log = grown(log, world.sim)
-    return log, getattr(runner, "notes", ())
-
-
-def _runner(world: World, kind: str, keeps: Placing | Walk | None = None) -> Callable[[Log], int]:
-    """The compiled run that fits the policy."""
-    sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
-    if isinstance(keeps, Walk):
-        return lambda log: run_walk(sim, log, passes, keeps)
-    if keeps is not None and kind == "placed+easy":
-        easy = with_backfill(keeps)
-        return lambda log: run_placed_easy(sim, log, passes, easy)
-    if keeps is not None:
-        return lambda log: run_placed(sim, log, passes, keeps)
-    if kind == "mapped":
-        return MappedRun(world)
-    if kind == "agent":
-        return agent_runner(world)
-    if kind == "preemptive":
-        levels = np.array(sorted(options.las_thresholds_gpu_s), np.float64)
-        code = PREEMPTIVE_CODES[policy.order]
-        preemptive = Preemptive(new_plan(world), code, rule_of(world), world.restart_s, levels)
-        return lambda log: run_preemptive(sim, log, passes, preemptive)
-    if kind == "generic":
-        queue = new_queue(world)
-        return lambda log: run_generic(sim, log, passes, queue)
-    waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")
-    last, run = filled(LAST, 1, head=-1), _RUNS[kind]
-    fixed = Fixed(waitlist, last, PLACEMENTS[world.rule], BACKFILLS[policy.backfill])
-    return lambda log: run(sim, log, passes, fixed)

@@ -37,11 +37,6 @@ _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
 KNOWS: Knows = "oracle"  # of jobs that run, as their progress tells; of those that wait what they told, else the limit
 
 
-def is_sized(world: World) -> bool:
-    """Whether the policy gives jobs other sizes than they ask for."""
-    return world.policy.chooses_sizes and world.options.elastic is not None
-
-
 def with_sizes(world: World) -> tuple[World, Sizer]:
     """The world with the requests and speeds of every size that a job may be given, and what a run of it keeps."""
     spec, elastic = world.policy.spec, world.options.elastic

@@ -1,0 +1,114 @@
+"""The kinds of runs: `KINDS`, of which the first that applies to a world makes it ready and runs it to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.sched.agent import parts_of, prepared
+from gpusched.sched.state import BACKFILLS, filled
+from gpusched.sim.engine.build import World
+from gpusched.sim.engine.generic import new_queue, run_generic
+from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.placing import run_placed
+from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
+from gpusched.sim.engine.placing_walk import run_walk
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
+from gpusched.sim.engine.sized import run_sized
+from gpusched.sim.engine.state import Log, Passes, Sim
+from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
+from gpusched.sim.engine.waitlist import new_waitlist
+from gpusched.sim.placed import walked, walks, with_ways
+from gpusched.sim.policies import PLACEMENTS
+from gpusched.sim.sized import sized_run, with_sizes
+
+State = TypeVar("State")
+Loop = Callable[[Sim, Log, Passes, State], int]
+Runner = Callable[[Log], int]
+"""Replays to the end: OVER, or GROW (call it again with more room in the log). It may have ``notes`` for the result."""
+
+
+class RunKind(NamedTuple):
+    """One way to run a replay.
+
+    Attributes:
+        applies: Whether a world is run so, where no kind before it applies.
+        ready: The world with all that its jobs may have, and what runs it.
+        compiled: The loop, where all of it is compiled; ``versions`` of it, with speeds of jobs and without.
+    """
+
+    name: str
+    applies: Callable[[World], bool]
+    ready: Callable[[World], tuple[World, Runner]]
+    compiled: Callable[..., int] | None = None
+    versions: int = 2
+
+
+def _by(run: Loop[State], world: World, state: State) -> tuple[World, Runner]:
+    sim, passes = world.sim, world.passes
+    return world, lambda log: run(sim, log, passes, state)
+
+
+def _placed_easy(world: World) -> tuple[World, Runner]:
+    world, placing = with_ways(world)
+    return _by(run_placed_easy, world, with_backfill(placing))
+
+
+def _sized(world: World) -> tuple[World, Runner]:
+    world, sizer = with_sizes(world)
+    return world, sized_run(world, sizer)
+
+
+def _by_agent(world: World) -> tuple[World, Runner]:
+    """By the agent's own passes, the same as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
+    model = world.policy.model
+    assert model is not None
+    replay = parts_of(model.agent).replay
+    assert replay is not None
+    if is_mapped(world) and not replay().maps(model):
+        problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
+        raise UsageError(problem, "use another placement")
+    try:
+        return world, replay().runner(world, prepared(model))
+    except ValueError as error:
+        raise UsageError(f"{model.path}: {error}", "train it again") from None
+
+
+def _preemptive(world: World) -> tuple[World, Runner]:
+    levels = np.array(sorted(world.options.las_thresholds_gpu_s), np.float64)
+    code, restart_s = PREEMPTIVE_CODES[world.policy.order], world.restart_s
+    return _by(run_preemptive, world, Preemptive(new_plan(world), code, rule_of(world), restart_s, levels))
+
+
+def _fixed(world: World, strict: bool) -> Fixed:
+    demand, sim = world.demand, world.sim
+    waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), strict)
+    return Fixed(waitlist, filled(LAST, 1, head=-1), PLACEMENTS[world.rule], BACKFILLS[world.policy.backfill])
+
+
+def _is_placed(world: World) -> bool:
+    return world.options.network is not None
+
+
+def _is_strict(world: World) -> bool:
+    """One queue whose head waits, on nodes that stay; with speeds a loop less is compiled."""
+    sim = world.sim
+    return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
+
+
+KINDS = (
+    RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
+    RunKind("placed+easy", lambda w: _is_placed(w) and w.policy.backfill == "easy", _placed_easy, run_placed_easy, 1),
+    RunKind("placed", _is_placed, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
+    RunKind("sized", lambda w: w.policy.chooses_sizes and w.options.elastic is not None, _sized, run_sized, 1),
+    RunKind("agent", lambda w: w.policy.by_agent, _by_agent),
+    RunKind("mapped", is_mapped, lambda w: (w, MappedRun(w))),
+    RunKind("preemptive", lambda w: w.policy.kind == "preemptive", _preemptive, run_preemptive),
+    RunKind("generic", lambda w: w.generic, lambda w: _by(run_generic, w, new_queue(w)), run_generic),
+    RunKind("strict", _is_strict, lambda w: _by(run_strict, w, _fixed(w, True)), run_strict),
+    RunKind("merged", lambda w: True, lambda w: _by(run_merged, w, _fixed(w, False)), run_merged),
+)
+"""The first that applies is taken. Where none walks the queue, the order never changes, and indexes decide."""
