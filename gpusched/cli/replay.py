@@ -28,6 +28,9 @@ def replay(
     traces: Annotated[
         list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; default: this cluster's own history.")
     ] = None,
+    scenario: Annotated[
+        str | None, typer.Option("--scenario", help="YAML of all that follows; other options take precedence.")
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,7 +126,7 @@ def replay(
     Replays traces, or without one this cluster's own history (--since 30d), and prints one line per policy.
     """
     if nightly:
-        if traces or policy:
+        if traces or policy or scenario:
             raise UsageError("--nightly replays this cluster's history under every policy", "omit the other arguments")
         return _nightly(since or "1d", fail_if_worse, jobs, auto_retrain, json)
     if fail_if_worse is not None or auto_retrain:
@@ -142,11 +145,15 @@ def replay(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
         until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages, reservations=reservations,
-        seeds=tuple(seed or (0,)), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
+        seeds=tuple(seed or ()), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
         resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,
         backfill_every_s=seconds("--backfill-every", backfill_every), quotas=quotas,
     )  # fmt: skip
+    if scenario is not None:
+        from gpusched.study.scenario import load_scenario, with_options
+
+        request = with_options(load_scenario(scenario), request)
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)
     _show(outcomes, by.value if by else None, schedule_out, html)

@@ -15,6 +15,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
+from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
@@ -115,7 +116,7 @@ def judge(
         ModelError: The candidate's weights cannot be used.
     """
     policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
-    runs, over = [Run(scenario, p, None, 0, restart_s=p.restart_s) for p in policies], list[Run]()
+    runs, over = [Run(scenario, p, Options(restart_s=p.restart_s)) for p in policies], list[Run]()
 
     def watch(part: float) -> None:
         if advance is not None:

@@ -28,6 +28,7 @@ from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
 from gpusched.promotion.registry import REPORTS, Judged
 from gpusched.queue.store import Reader
+from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.study.study import Outcome, Run, carry_out, changes, row_of
 from gpusched.traces.slicing import slice_trace
@@ -207,7 +208,7 @@ def _replays(
     notes: list[str], predictor: Predictor | None, reader: Reader,
 ) -> list[Outcome]:  # fmt: skip
     scenario = scenario_for(trace, inventory, partition, notes, reader)._replace(carried=carried)
-    runs = [Run(scenario, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
+    runs = [Run(scenario, p, Options(restart_s=p.restart_s, predictor=predictor)) for p in policies]
     return list(carry_out(runs, workers=workers))
 
 

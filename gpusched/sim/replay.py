@@ -113,8 +113,8 @@ def _compile_for(world: World, kind: RunKind) -> None:
     if known in _warm:
         return
     _warm.add(known)
-    versions = 1 if sim.pace is None else kind.versions
-    if hasattr(kind.compiled, "signatures") and not kept_on_disk(kind.compiled, versions):
+    loop, versions = kind.compiled, 1 if sim.pace is None else kind.versions
+    if loop is not None and hasattr(loop, "signatures") and not kept_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     one = np.ones(1, np.int64)
     alike = Options(

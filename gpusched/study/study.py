@@ -11,6 +11,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
+from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
@@ -22,15 +23,10 @@ from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
-    from gpusched.sim.engine.build import Elastic
-    from gpusched.sim.engine.placing import Network
     from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
-    from gpusched.sim.replay import Outage
     from gpusched.sim.reserving import Booking
-    from gpusched.sim.sharing import Share
 
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
@@ -44,7 +40,7 @@ class Scenario(NamedTuple):
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
     ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
-    ``quotas``: the limits of users, groups and classes that apply.
+    ``quotas``: the limits of users, groups and classes that apply. ``published``: by policy, figures of `Metrics`.
     """
 
     trace: Trace
@@ -55,6 +51,7 @@ class Scenario(NamedTuple):
     half_life_s: float = HALF_LIFE_S
     reserved: tuple[Booking, ...] = ()
     quotas: QuotaSet | None = None
+    published: Mapping[str, Mapping[str, float]] = {}
 
 
 class Outcome(NamedTuple):
@@ -67,22 +64,11 @@ class Outcome(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One replay to be done."""
+    """One replay to be done: nothing in it is still to be looked up. What the scenario says needs not be an option."""
 
     scenario: Scenario
     policy: ReplayPolicy
-    placement: str | None
-    seed: int
-    limits: bool = False
-    restart_s: float = 0.0
-    failures: tuple[Outage, ...] = ()
-    predictor: Predictor | None = None
-    rates: Rates | None = None
-    share: Share = "no"
-    elastic: Elastic | None = None
-    restart_costs: Mapping[str, float] = {}
-    network: Network | None = None
-    backfill_every_s: float = 0.0
+    options: Options = Options()
 
 
 def scenario_of(
@@ -170,8 +156,9 @@ def carry_out(
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
-        shared, limits = any(run.share != "no" or _resizes(run) for run in of), any(run.limits for run in of)
-        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, of[0].rates)
+        shared = any(run.options.share != "no" or _resizes(run) for run in of)
+        limits, rates = any(run.options.limits for run in of), of[0].options.rates
+        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
@@ -185,34 +172,18 @@ def carry_out(
 def _resizes(run: Run) -> bool:
     from gpusched.sim.resizing import elastic_of
 
-    return run.elastic is not None or (run.policy.chooses_sizes and elastic_of(run.scenario.trace) is not None)
+    return run.options.elastic is not None or (run.policy.chooses_sizes and elastic_of(run.scenario.trace) is not None)
 
 
 def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
     from gpusched.sim.replay import replay
 
     scenario = run.scenario
-    result = replay(
-        scenario.trace,
-        scenario.pool,
-        run.policy,
-        seed=run.seed,
-        placement=run.placement,
-        limits=run.limits,
-        restart_s=run.restart_s,
-        failures=run.failures,
-        reservations=scenario.reserved,
-        quotas=scenario.quotas,
-        half_life_s=scenario.half_life_s,
-        predictor=run.predictor,
-        rates=run.rates,
-        share=run.share,
-        elastic=run.elastic,
-        restart_costs=run.restart_costs,
-        backfill_every_s=run.backfill_every_s,
-        network=run.network,
+    options = replace(
+        run.options, reservations=scenario.reserved, quotas=scenario.quotas, half_life_s=scenario.half_life_s,
         progress=progress,
-    )
+    )  # fmt: skip
+    result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
     result = result_without(result, scenario.carried)
     return result, metrics_of(result, scenario.power)
 
@@ -317,6 +288,7 @@ def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
         "decisions": result.decisions,
         "source": result.source,
         "notes": [*result.notes, *_infeasible(result), *outcome.scenario.notes],
+        "published": dict(outcome.scenario.published.get(result.policy, {})),
         "change": [msgspec.to_builtins(c) for c in change],
         **named,
     }

@@ -117,10 +117,11 @@ def load_workload(path: Path | str) -> Workload:
     Raises:
         FileError: It cannot be read, or a key is wrong (file, line, key, found and expected).
     """
-    return _workload(parse_file(path, "a workload description"))
+    return read_workload(parse_file(path, "a workload description"))
 
 
-def _workload(root: Value) -> Workload:
+def read_workload(root: Value) -> Workload:
+    """The workload that a mapping describes; errors as of `load_workload`."""
     known = ("name", "jobs", "start", "arrivals", "sizes", "run_time", "limits", "users", "groups")
     fields = root.fields("a mapping with jobs, arrivals, sizes and run_time", known)
     for name, expected in (("jobs", "how many jobs"), ("arrivals", "a mapping"), ("sizes", "a list of sizes"),

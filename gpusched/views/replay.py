@@ -89,7 +89,8 @@ def screen(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], b
     from rich.text import Text
 
     parts: list[RenderableType] = [table(outcomes), Text()]
-    parts += [Text(common.clean(line)) for line in (*summary(outcomes, changes), *recorded(outcomes))]
+    lines = (*summary(outcomes, changes), *recorded(outcomes), *published(outcomes))
+    parts += [Text(common.clean(line)) for line in lines]
     if by is not None:
         for outcome in outcomes:
             parts += [Text(), Text(common.clean(label(outcome, outcomes)), "bold"), _holders(outcome, by)]
@@ -129,6 +130,18 @@ def recorded(outcomes: Sequence[Outcome]) -> list[str]:
             lines.append(
                 f"As recorded, jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
             )
+    return lines
+
+
+def published(outcomes: Sequence[Outcome]) -> list[str]:
+    """The figures that a scenario's source has, beside those of this replay."""
+    lines = []
+    for outcome in outcomes:
+        for figure, value in outcome.scenario.published.get(outcome.result.policy, {}).items():
+            here = getattr(outcome.metrics, figure)
+            change = f" ({here / value - 1:+.1%})" if here is not None and value else ""
+            ours = common.UNKNOWN if here is None else f"{here:.6g}{change}"
+            lines.append(f"Published of {label(outcome, outcomes)}: {figure} {value:.6g}; here {ours}.")
     return lines
 
 

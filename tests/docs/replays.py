@@ -62,7 +62,8 @@ def _row() -> dict[str, Any]:
         sim_seconds=0.0, jobs_per_s=0.0, decisions=0, source="", notes=(), infeasible=(),
     )  # fmt: skip
     metrics = Metrics(jobs=1, infeasible=0, unfinished=0, killed=0, restarts=0)
-    return row_of(SimpleNamespace(result=result, metrics=metrics, bounds=Bounds(), scenario=SimpleNamespace(notes=())))  # type: ignore[arg-type]
+    scenario = SimpleNamespace(notes=(), published={})
+    return row_of(SimpleNamespace(result=result, metrics=metrics, bounds=Bounds(), scenario=scenario))  # type: ignore[arg-type]
 
 
 def _four(what: str, first: str) -> dict[str, str]:
@@ -111,6 +112,7 @@ JSON: dict[str, dict[str, str]] = {
         "decisions": "How often the policy was asked.",
         "source": "Where the policy is from; of an agent its weights.",
         "notes": "What a reader of the figures must know, as sentences.",
+        "published": "Figures of this policy that the scenario's source has (`--scenario`), by their keys here.",
         "change": "Against the first policy, one object per figure; see below. Empty for the first.",
         "users": "One object per user; see below.",
         "groups": "Likewise per partition, virtual cluster or queue.",

@@ -10,11 +10,12 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
 from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
-from gpusched.agents.rltune.reproduce import BASES, Line
+from gpusched.agents.rltune.reproduce import NAMES, Line
 from gpusched.model import papers
 from gpusched.views import figures, reproduction, rltune
 
@@ -59,7 +60,7 @@ def test_bars_go_up_and_down_from_nought_within_the_picture() -> None:
 
 def test_the_page_puts_the_papers_best_beside_each_base() -> None:
     changes = (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
-    lines = [line(name, change) for name, change in zip(BASES, changes, strict=True)]
+    lines = [line(name, change) for name, change in zip((*NAMES.values(), UNTRAINED), changes, strict=True)]
     page = rltune.page(lines)
     assert page.count("<svg") == 3
     assert page.count("the last is the paper&#x27;s best") == 3

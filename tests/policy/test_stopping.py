@@ -113,7 +113,7 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     real = evaluate.carry_out
     monkeypatch.setattr(evaluate, "carry_out", lambda runs, **_: real(seen.extend(runs) or runs))
     verdict = judge(scenario_for(trace, site, partition), "p", EASY, spec)
-    assert [run.restart_s for run in seen] == [0.0, 1.0]
+    assert [run.options.restart_s for run in seen] == [0.0, 1.0]
     assert verdict.gain is not None
     scenario = seen[1].scenario
     played = replay(scenario.trace, scenario.pool, of_spec(spec, None, "p"), restart_s=1.0)

@@ -60,7 +60,8 @@ def materials(request: TrainRequest) -> list[Material]:
     inventory = _inventory(request)
     partitions = _partitions(request, inventory)
     if request.generate is not None:
-        workload = load_workload(request.generate)
+        drawn = request.generate
+        workload = load_workload(drawn) if isinstance(drawn, str) else drawn
         return [_generated(request, workload, partition) for partition in partitions]
     if request.trace is not None:
         return [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
@@ -179,8 +180,8 @@ _WITHOUT_LIMITS = "the record was made under limits of users, groups or classes;
 
 def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> Material:
     """This cluster's own jobs; where there are none yet, its flavors, drawn."""
+    from gpusched.study.own import history, own_inventory
     from gpusched.study.quotas import limited
-    from gpusched.study.request import history, own_inventory
 
     if partition is None:
         raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")

@@ -11,6 +11,7 @@ import numpy as np
 from gpusched.agents.common.request import UNTRAINED, Row
 from gpusched.config.weights import Arrays
 from gpusched.sched.sizing.rules import RULES
+from gpusched.sim.engine.build import Options
 from gpusched.sim.orders import ORDERS
 from gpusched.sim.policies import ReplayPolicy, composed, policy_by_name
 from gpusched.study.compare import compare
@@ -67,7 +68,7 @@ def table(
     about = agent.model.about if agent.model is not None and agent.chooses_sizes else {}
     restart_s = float(about.get("restart_s", 0.0))
     runs = [
-        Run(scenario, policy, None, 0, restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes))
+        Run(scenario, policy, Options(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes)))
         for policy in policies
         for sizes in [about.get("sizes") if policy.chooses_sizes else None]
         for scenario in scenarios

@@ -38,7 +38,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     partition: str | None = None
     trace: str | None = None
-    generate: str | None = None
+    generate: str | Workload | None = None
     format: str | None = None
     vc: str | None = None
     since: str | None = None

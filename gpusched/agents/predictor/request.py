@@ -103,7 +103,7 @@ def train_predictor(request: TrainRequest) -> Trained:
 
 def _workload(request: TrainRequest) -> tuple[Trace, float]:
     """The jobs, and when on their clock nothing later may be learned from: ``--until``, else the end of all."""
-    from gpusched.study.request import history
+    from gpusched.study.own import history
     from gpusched.traces.load import load
     from gpusched.traces.slicing import moment, slice_trace
 

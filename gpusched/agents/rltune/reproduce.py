@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,43 +20,40 @@ from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import Model
 from gpusched.model.papers import RLTUNE
 from gpusched.model.policy import PolicySpec
+from gpusched.sim.engine.build import Options as EngineOptions
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics
+from gpusched.study.request import Request
+from gpusched.study.scenario import load_scenario
 from gpusched.study.study import Run, Scenario, carry_out
-from gpusched.traces.workload import PHILLY_LIKE, load_workload, workload_text
 
-BASES = {
-    "FCFS": ("fcfs", "fifo+none"),
-    "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
-    "smallest": ("smallest", "smallest-skip"),
-    "WFP3": ("fcfs", "wfp3-skip"),
-    "UNICEF": ("fcfs", "unicef-skip"),
-    "F1": ("fcfs", "f1-skip"),
-    "multifactor": ("fcfs", "multifactor-skip"),
-    UNTRAINED: ("fcfs", UNTRAINED),
-}
-"""Name -> the base that the agent is trained against, and the policy that is replayed beside it.
-
-The last ones are none that the trainer measures rewards against; the agent trained against FCFS is compared with them.
-"""
+SETTING = "rltune"
+"""The scenario that comes along: jobs, nodes, and the policies that are replayed beside the agent."""
+NAMES = {
+    "fifo+none": "FCFS", "sjf-estimate-skip": "SJF (estimate)", "smallest-skip": "smallest", "wfp3-skip": "WFP3",
+    "unicef-skip": "UNICEF", "f1-skip": "F1", "multifactor-skip": "multifactor",
+}  # fmt: skip
+"""Policy -> what the paper calls it."""
+_TRAINED_AGAINST = {"sjf-estimate-skip": "sjf", "smallest-skip": "smallest"}
+"""Policy -> the base of its agent's rewards; the trainer has none for the others, whose agent is that against FCFS."""
 _HELD_OUT = 0.3
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make. Without a trace: a drawn one, bursty and with heavy tails, in the likeness of Philly."""
+    """What to make. Without a trace: a drawn one. None of ``bases``, 0 ``jobs``: as its scenario says."""
 
     trace: str | None = None
     format: str | None = None
     vcs: tuple[str, ...] = ()
     load: float = 0.9
     seed: int = 0
-    bases: tuple[str, ...] = tuple(BASES)
+    bases: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
-    jobs: int = 6000
+    jobs: int = 0
 
 
 QUICK = Options(
-    bases=("FCFS",), jobs=600,
+    bases=("fifo+none",), jobs=600,
     settings={"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2},
 )  # fmt: skip
 
@@ -89,17 +86,19 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
     """Trains for every trace and base on the earlier part, replays both on the later one."""
     lines: list[Line] = []
     vcs: tuple[str | None, ...] = options.vcs or (None,)
-    trained = list(dict.fromkeys(BASES[name][0] for name in options.bases))
+    setting = load_scenario(SETTING)
+    policies = options.bases or (*setting.policies, UNTRAINED)
+    trained = list(dict.fromkeys(_TRAINED_AGAINST.get(policy, "fcfs") for policy in policies))
     done, total = 0, len(vcs) * len(trained)
     with tempfile.TemporaryDirectory() as folder:
         for vc in vcs:
-            material = _material(options, vc, Path(folder))
+            material = _material(options, vc, setting)
             agents = {}
             for base in trained:
                 advance(done, total)
                 agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, material, Path(folder))
                 done += 1
-            lines += _lines(options, vc or material.scenario.trace.name, agents, material.held_out[0])
+            lines += _lines(options, policies, vc or material.scenario.trace.name, agents, material.held_out[0])
     advance(total, total)
     return lines
 
@@ -109,13 +108,13 @@ def as_json(lines: list[Line]) -> dict[str, Any]:
     return {"paper": RLTUNE._asdict(), "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _material(options: Options, vc: str | None, folder: Path) -> Material:
+def _material(options: Options, vc: str | None, setting: Request) -> Material:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
                            hold_out=_HELD_OUT)  # fmt: skip
     if options.trace is None:
-        file = folder / "drawn.yaml"
-        file.write_text(workload_text(replace(load_workload(PHILLY_LIKE), jobs=options.jobs)), encoding="utf-8")
-        request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
+        assert setting.workload is not None
+        drawn = replace(setting.workload, jobs=options.jobs or setting.workload.jobs)
+        request = msgspec.structs.replace(request, generate=drawn, nodes=setting.nodes)
     return materials(request)[0]
 
 
@@ -129,25 +128,28 @@ def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -
 
 
 def _lines(
-    options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Scenario
-) -> list[Line]:
+    options: Options, policies: Sequence[str], trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]],
+    held_out: Scenario,
+) -> list[Line]:  # fmt: skip
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
-    bases = {name: composed(BASES[name][1]) for name in options.bases if name != UNTRAINED}
+    bases = {name: composed(name) for name in policies if name != UNTRAINED}
     settings = replace(Settings(), **options.settings)
     begun = untrained(settings)
-    if UNTRAINED in options.bases and begun is not None:
+    if UNTRAINED in policies and begun is not None:
         bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
-    done = list(carry_out([Run(held_out, p, None, options.seed) for p in (*bases.values(), *mine.values())]))
+    runs = [Run(held_out, p, EngineOptions(seed=options.seed)) for p in (*bases.values(), *mine.values())]
+    done = list(carry_out(runs))
     theirs = dict(zip(bases, done, strict=False))
     ours = dict(zip(mine, done[len(bases) :], strict=True))
     lines = []
     for name, outcome in theirs.items():
-        base = BASES[name][0]
+        base = _TRAINED_AGAINST.get(name, "fcfs")
         if outcome.result.knows != "oracle":
             line = _compared(outcome.metrics, ours[base].metrics)
-            about: dict[str, Any] = {"trace": trace, "base": name, "trained": base, "knows": outcome.result.knows}
-            lines.append(Line(**about, **line, jobs=len(held_out.trace), notes=agents[base][1][:2]))
+            about: dict[str, Any] = {"trace": trace, "base": NAMES.get(name, name), "trained": base}
+            about |= {"knows": outcome.result.knows, "jobs": len(held_out.trace), "notes": agents[base][1][:2]}
+            lines.append(Line(**about, **line))
     return lines
 
 

@@ -14,6 +14,7 @@ from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
+from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.study.compare import compare
 from gpusched.study.study import Outcome, Run, carry_out
@@ -73,7 +74,7 @@ def table_of(
     if not job.held_out:
         return None, ()
     policies = [agent, *others]
-    runs = [Run(job.held_out[0], policy, None, 0, restart_s=restart_s) for policy in policies]
+    runs = [Run(job.held_out[0], policy, Options(restart_s=restart_s)) for policy in policies]
     told, outcomes = report.of("table"), []
     for outcome in carry_out(runs):
         outcomes.append(outcome)

@@ -1,0 +1,125 @@
+"""A scenario file: all that a replay needs, in YAML, read into the request that the options of ``replay`` make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpusched.config import fields
+from gpusched.config.topology import load_topology, read_topology
+from gpusched.config.yamlfile import Value, parse_file
+from gpusched.model.topology import Topology
+from gpusched.model.units import parse_memory_mib
+from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.study.metrics import Metrics
+from gpusched.study.request import Request
+from gpusched.traces.workload import PHILLY_LIKE, Workload, load_workload, read_workload
+
+SHIPPED = PHILLY_LIKE.parent
+FIGURES = tuple(name for name in Metrics.__struct_fields__ if name not in ("users", "groups"))
+MAX_NODES = 1_000_000
+_TEXTS = ("format", "vc", "placement", "since", "until", "gpu_type", "recorded_on", "share", "resizable", "cpus", "mem")
+_FILES = ("inventory", "outages", "reservations", "power", "estimates", "restart_costs")
+_EXPECTED = "a mapping such as {workload: jobs.yaml, nodes: 4, policies: [fifo, easy]}"
+_NODE: fields.Fields = {
+    "count": ("count", lambda value: value.whole(1, MAX_NODES)),
+    "gpus": ("gpus", lambda value: value.whole(0, fields.MAX_GPUS)),
+    "cores": ("cores", lambda value: value.whole(1, 100_000)),
+    "memory": ("memory_mib", lambda value: value.converted(parse_memory_mib, "an amount of memory such as 512G")),
+    "gpu_type": ("gpu_type", fields.name),
+    "partition": ("partition", fields.name),
+}
+
+
+def load_scenario(path: Path | str) -> Request:
+    """The request of a scenario file, or of one that comes along by its name; files in it are beside it.
+
+    Raises:
+        FileError: The first thing wrong with it (file, line, key, found and expected).
+    """
+    file = Path(path)
+    if not file.exists() and (shipped := SHIPPED / f"{path}.yaml").exists():
+        file = shipped
+    root = parse_file(file, "a scenario")
+    request = Request(**fields.read(root, _keys(file.parent), _EXPECTED))
+    for name, value in root.fields(_EXPECTED).items():
+        if name == "published" and (others := request.published.keys() - set(request.policies)):
+            raise value.error("policies of this scenario", f"the policy {min(others)}")
+    return request
+
+
+def with_options(scenario: Request, options: Request) -> Request:
+    """The scenario with what is said beside it in its place; traces take the place of a workload, too."""
+    plain = Request()
+    said = {name: getattr(options, name) for name in Request.__struct_fields__}
+    said = {name: value for name, value in said.items() if value != getattr(plain, name)}
+    if said.keys() - {"policies", "seeds", "workers", "backend", "strict"}:
+        said["about"] = (*scenario.about, f"not as the scenario says: {', '.join(said)}")
+    if "traces" in said:
+        said["workload"] = None
+    return msgspec.structs.replace(scenario, **said)
+
+
+def _keys(folder: Path) -> fields.Fields:
+    """The keys of a file in this folder."""
+
+    def path(value: Value) -> str:
+        return str(folder / value.text("the name of a file"))
+
+    def policy(text: str) -> str:
+        return str(folder / text) if text.endswith((".yaml", ".yml")) or "/" in text else text
+
+    def paths(value: Value) -> tuple[str, ...]:
+        return (path(value),) if value.is_text else tuple(map(path, value.items("names of files")))
+
+    def policies(value: Value) -> tuple[str, ...]:
+        return tuple(policy(item.text("the name or file of a policy")) for item in value.items("a list of policies"))
+
+    def published(value: Value) -> dict[str, Mapping[str, float]]:
+        return {policy(name): _figures(of) for name, of in value.fields("a mapping: policy -> figures").items()}
+
+    def workload(value: Value) -> Workload:
+        return load_workload(path(value)) if value.is_text else read_workload(value)
+
+    def topology(value: Value) -> Topology:
+        return load_topology(path(value)) if value.is_text else read_topology(value)
+
+    def node_list(value: Value) -> Pool:
+        if value.is_text:
+            return read_node_list(Path(path(value)))
+        expected = "a file, or nodes such as [{count: 2, gpus: 8}]"
+        if not (nodes := [node for item in value.items(expected) for node in _nodes(item)]):
+            raise value.error(expected)
+        return Pool.of(nodes)
+
+    readers: dict[str, Callable[[Value], Any]] = {
+        **{name: lambda value: value.text("text") for name in _TEXTS},
+        **dict.fromkeys(_FILES, path),
+        **dict.fromkeys(("limits", "quotas", "strict"), lambda value: value.flag()),
+        **dict.fromkeys(("traces", "profiles"), paths),
+        "about": lambda value: (value.text("a sentence"),),
+        "nodes": lambda value: value.whole(1, MAX_NODES),
+        "gpus_per_node": lambda value: value.whole(1, fields.MAX_GPUS),
+        "load": lambda value: value.number(1e-6, 1000),
+        "seeds": lambda value: tuple(item.whole(0, 1 << 31) for item in value.items("a list of seeds")),
+        "policies": policies, "published": published, "workload": workload, "topology": topology,
+        "node_list": node_list,
+    }  # fmt: skip
+    seconds = {"restart": ("restart_s", fields.duration), "backfill_every": ("backfill_every_s", fields.duration)}
+    return {**{name: (name, reader) for name, reader in readers.items()}, **seconds}
+
+
+def _figures(value: Value) -> dict[str, float]:
+    return {name: of.number(-1e15, 1e15) for name, of in value.fields("figures of a replay", FIGURES).items()}
+
+
+def _nodes(value: Value) -> list[NodeSpec]:
+    found = fields.read(value, _NODE, "nodes such as {count: 2, gpus: 8}")
+    if "gpus" not in found:
+        raise value.missing("gpus", "how many GPUs each of them has")
+    count = found.pop("count", 1)
+    return [NodeSpec(**found)] * count
