@@ -19,8 +19,7 @@ from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
-from gpusched.study.quotas import with_own_quotas
-from gpusched.study.reserved import with_own_reservations
+from gpusched.study.own import with_own_quotas, with_own_reservations
 from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace

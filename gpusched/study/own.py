@@ -1,29 +1,34 @@
-"""This cluster's own jobs, and the inventory under which they ran: for replays, training and predictors."""
+"""This cluster's own jobs, and what they ran under: the inventory, its limits, reservations of nodes."""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
-from gpusched.accounting.report import parse_since
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
-from gpusched.study.study import FROM_EMPTY
-from gpusched.traces.own import own_jobs
+from gpusched.sim.quotas import QuotaSet, Use
+from gpusched.sim.reserving import bookings_of
+from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 
+APPLIED = "the replay applies the inventory's limits of users, groups and classes"
+ALONE = "; jobs of other partitions do not count for them"
+WITHOUT = (
+    "the record was made under limits of users, groups or classes; this replay applies none, so recorded and replayed "
+    "waits are not comparable"
+)
+RESERVED = "the replay includes {} reservations of nodes"
 
-def history(since: str, until: str | None = None, *, vc: str | None = None, inventory: str | None = None) -> Trace:
-    """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
 
-    ``inventory``: its file, where it is not the one in force.
+def history(since: str, until: str | None = None, *, vc: str | None = None, own: Inventory | None = None) -> Trace:
+    """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time; ``own`` None: in force.
 
     Raises:
         NoHistory: There is no store yet, or no such job in it.
@@ -32,11 +37,14 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, inve
     """
     reader = Reader.open(state_folder())
     with nullcontext() if reader is None else closing(reader):
-        return history_of(own_inventory(inventory), reader, since, until, vc)
+        return own_history(own or own_inventory(), reader, since, until, vc)
 
 
-def history_of(own: Inventory | None, reader: Reader | None, since: str, until: str | None, vc: str | None) -> Trace:
+def own_history(own: Inventory | None, reader: Reader | None, since: str, until: str | None, vc: str | None) -> Trace:
     """As `history`, of an inventory and a store that are open."""
+    from gpusched.accounting.report import parse_since  # replays of traces start faster without these
+    from gpusched.traces.own import own_jobs
+
     now, folder = time.time(), state_folder()
     if reader is None and (own is None or own.engine != "slurm"):
         raise NoHistory(f"{folder}: no history yet", "name a trace, or start the controller")
@@ -49,9 +57,46 @@ def history_of(own: Inventory | None, reader: Reader | None, since: str, until: 
     return trace if vc is None else slice_trace(trace, vc=vc)
 
 
-def own_inventory(named: str | None = None) -> Inventory | None:
-    """The inventory that says who runs the jobs; None where there is none to be read: the controller."""
+def own_inventory() -> Inventory | None:
+    """The inventory in force, which says who runs the jobs; None where there is none to be read: the controller."""
     try:
-        return inventory_or_kept(Path(named) if named else None, state_folder())
+        return inventory_or_kept(None, state_folder())
     except GpuschedError:
         return None
+
+
+def limited(inventory: Inventory | None) -> bool:
+    """Whether the jobs of this inventory run under limits of its own; those of Slurm run under Slurm's."""
+    return inventory is not None and bool(inventory.quotas) and inventory.engine != "slurm"
+
+
+def with_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None = None) -> Scenario:
+    """Return the scenario under the inventory's limits.
+
+    ``reader``: of the store whose jobs these are: what it says was used in the week before counts for GPU hours.
+    """
+    quotas, epoch, used = inventory.quotas, scenario.trace.epoch, list[Use]()
+    if reader is not None and epoch is not None and quotas.by_hours:
+        used = [
+            Use(user, group, qos, gpus, start - epoch, min(end - epoch, 0.0))
+            for user, group, qos, gpus, start, end in reader.runs_of_week(epoch)
+        ]
+    alone = len(inventory.partitions) > 1 and len(scenario.pool.partitions) == 1
+    note = APPLIED + (ALONE if alone else "")
+    return scenario._replace(quotas=QuotaSet(quotas, tuple(used)), notes=(*scenario.notes, note))
+
+
+def with_own_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
+    """Return the scenario, of jobs of this inventory's store, under the limits under which they ran."""
+    return with_quotas(scenario, inventory, reader) if reader is not None and limited(inventory) else scenario
+
+
+def with_own_reservations(scenario: Scenario, reader: Reader | None) -> Scenario:
+    """The scenario, of jobs of this store on their own nodes, with what was reserved then."""
+    epoch = scenario.trace.epoch
+    if reader is None or epoch is None or not (there := reader.reservations(epoch)):
+        return scenario
+    found = bookings_of(there, reader.jobs_of_reservations(), scenario.trace, scenario.pool)
+    if not found:
+        return scenario
+    return scenario._replace(reserved=found, notes=(*scenario.notes, RESERVED.format(len(found))))

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,11 +23,9 @@ from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import Topology
 from gpusched.model.units import parse_memory_mib
-from gpusched.promotion.registry import find_policy
 from gpusched.queue.lastgood import inventory_or_kept, inventory_path
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import Elastic, Options
-from gpusched.sim.network import network_for
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.outages import read_outages, read_reservations
@@ -36,20 +35,17 @@ from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import history_of, own_inventory
-from gpusched.study.quotas import WITHOUT, limited, with_quotas
-from gpusched.study.reserved import with_own_reservations
+from gpusched.study.own import WITHOUT, limited, own_history, own_inventory, with_own_reservations, with_quotas
 from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Outcome, Run, Scenario, carry_out, scenario_of, workers_for
-from gpusched.traces.generate import generate
 from gpusched.traces.load import load
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
-from gpusched.traces.workload import Workload
+
+if TYPE_CHECKING:
+    from gpusched.traces.workload import Workload
 
 MAX_AMOUNT = 1 << 40
 Named = dict[str, ReplayPolicy | PolicySpec]
-
-
 Seeds = tuple[int, ...]
 
 
@@ -105,7 +101,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(request: Request) -> list[Run]:
-    """Every run that is asked for: files read, names looked up, contradictions said. Nothing after it sees the request.
+    """Every run that is asked for: files read, names looked up, contradictions said; what comes after sees only these.
 
     Raises:
         UsageError: Something asked for does not exist or contradicts something else.
@@ -127,6 +123,8 @@ def resolve(request: Request) -> list[Run]:
         scenario = scenario._replace(notes=(*scenario.notes, *notes), published=request.published)
         network = None
         if topology is not None:
+            from gpusched.sim.network import network_for
+
             network, note = network_for(topology, scenario.trace, scenario.pool)
             scenario = scenario._replace(notes=(*scenario.notes, note))
         here = replace(
@@ -256,6 +254,8 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
     """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
+    from gpusched.promotion.registry import find_policy  # here and below: replays without these start faster
+
     spec = find_policy(text, inventory_path(state_folder()), state_folder()).spec
     return spec if spec.agent is not None else of_spec(spec, text)
 
@@ -302,11 +302,13 @@ def _traces(
     if request.workload is not None:
         if request.traces:
             raise UsageError("a scenario's workload is drawn; it cannot be combined with traces", "use one of them")
+        from gpusched.traces.generate import generate
+
         cut = partial(slice_trace, vc=request.vc, since=request.since, until=request.until)
         drawn = [replace(generate(request.workload, seed), name=request.workload.name) for seed in seeds]
         return [(cut(trace), (seed,)) for trace, seed in zip(drawn, seeds, strict=True)]
     if request.is_own:
-        return [(history_of(inventory, reader, request.since or "30d", request.until, request.vc), seeds)]
+        return [(own_history(inventory, reader, request.since or "30d", request.until, request.vc), seeds)]
     return [
         (load(t, request.format, vc=request.vc, since=request.since, until=request.until, strict=request.strict), seeds)
         for t in request.traces

@@ -12,7 +12,6 @@ from gpusched.config import fields
 from gpusched.config.topology import load_topology, read_topology
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.model.topology import Topology
-from gpusched.model.units import parse_memory_mib
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.metrics import Metrics
@@ -27,11 +26,9 @@ _FILES = ("inventory", "outages", "reservations", "power", "estimates", "restart
 _EXPECTED = "a mapping such as {workload: jobs.yaml, nodes: 4, policies: [fifo, easy]}"
 _NODE: fields.Fields = {
     "count": ("count", lambda value: value.whole(1, MAX_NODES)),
-    "gpus": ("gpus", lambda value: value.whole(0, fields.MAX_GPUS)),
-    "cores": ("cores", lambda value: value.whole(1, 100_000)),
-    "memory": ("memory_mib", lambda value: value.converted(parse_memory_mib, "an amount of memory such as 512G")),
     "gpu_type": ("gpu_type", fields.name),
     "partition": ("partition", fields.name),
+    **{key: fields.FLAVOR[key] for key in ("gpus", "cores", "memory")},
 }
 
 
@@ -103,7 +100,7 @@ def _keys(folder: Path) -> fields.Fields:
         **dict.fromkeys(("traces", "profiles"), paths),
         "about": lambda value: (value.text("a sentence"),),
         "nodes": lambda value: value.whole(1, MAX_NODES),
-        "gpus_per_node": lambda value: value.whole(1, fields.MAX_GPUS),
+        "gpus_per_node": lambda value: value.whole(1, 1_000_000),
         "load": lambda value: value.number(1e-6, 1000),
         "seeds": lambda value: tuple(item.whole(0, 1 << 31) for item in value.items("a list of seeds")),
         "policies": policies, "published": published, "workload": workload, "topology": topology,

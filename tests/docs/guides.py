@@ -136,12 +136,13 @@ MEASURED = samples.SHARED.parent / "profiles"
 
 
 def write_files(folder: Path) -> None:
-    """Write what a reader of the guides has beside him: traces, job scripts, the policy that a guide shows.
+    """Write what a reader of the guides has beside him: traces, job scripts, the files that guides show.
 
     Measured speeds are those of ../shared/data, where it is.
     """
     (folder / "policies").mkdir()
     (folder / "policies/mixed.yaml").write_text(shown("heterogeneous.md", "description: EASY"))
+    (folder / "small.yaml").write_text(shown("replay.md", "about:"))
     (folder / "policies/gist.yaml").write_text(weights.YAML + weights.QUICK)
     if MEASURED.exists():
         shutil.copytree(MEASURED / "placement", folder / "profiles")

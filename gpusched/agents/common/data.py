@@ -20,6 +20,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.sim.power import power_model
+from gpusched.study.own import history, limited
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import moment, select, slice_trace
@@ -65,7 +66,10 @@ def materials(request: TrainRequest) -> list[Material]:
         return [_generated(request, workload, partition) for partition in partitions]
     if request.trace is not None:
         return [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
-    return [_history_or_flavors(request, partition) for partition in partitions]
+    if inventory is None:
+        raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
+    own = _history(request, inventory)
+    return [_history_or_flavors(request, own, partition) for partition in partitions if partition is not None]
 
 
 def _inventory(request: TrainRequest) -> Inventory | None:
@@ -178,21 +182,19 @@ def _generated(request: TrainRequest, workload: Workload, partition: Partition |
 _WITHOUT_LIMITS = "the record was made under limits of users, groups or classes; training applies none"
 
 
-def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> Material:
-    """This cluster's own jobs; where there are none yet, its flavors, drawn."""
-    from gpusched.study.own import history, own_inventory
-    from gpusched.study.quotas import limited
-
-    if partition is None:
-        raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
+def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
+    """This cluster's own jobs; None: there are none yet."""
     try:
-        trace = history(request.since or "30d", request.until, inventory=request.inventory)
-        if limited(own_inventory(request.inventory)):
-            trace = replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes))
-        if partition.name in trace.groups:
-            return _recorded(request, slice_trace(trace, vc=partition.name), partition)
+        trace = history(request.since or "30d", request.until, own=inventory)
     except NoHistory:
-        pass  # the flavors say what may come
+        return None
+    return replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes)) if limited(inventory) else trace
+
+
+def _history_or_flavors(request: TrainRequest, own: Trace | None, partition: Partition) -> Material:
+    """The partition's own jobs; where there are none yet, its flavors, drawn: they say what may come."""
+    if own is not None and partition.name in own.groups:
+        return _recorded(request, slice_trace(own, vc=partition.name), partition)
     if request.since is not None or request.until is not None:
         raise GpuschedError(f"{partition.name}: no job of that period has run and ended", "omit --since and --until")
     return _generated(request, workload_of(partition), partition)
