@@ -308,9 +308,12 @@ def test_conservative_plans_as_by_hand() -> None:
 
 @pytest.mark.slow
 def test_compiled_and_plain_agree(tmp_path: Path) -> None:
-    """The same random snapshots give the same plans, to the letter: compiled, by numba alone, and as plain Python."""
+    """The same random snapshots give the same plans, to the letter: compiled, and as plain Python.
+
+    By numba alone: tests/sim/test_engine.py, which compiles half as much.
+    """
     plans = {}
-    modes = {"": {}, "numba": {"GPUSCHED_COMPILED": "numba"}, "plain": {"NUMBA_DISABLE_JIT": "1"}}
+    modes: dict[str, dict[str, str]] = {"": {}, "plain": {"NUMBA_DISABLE_JIT": "1"}}
     for mode, variables in modes.items():
         env = {**os.environ, **variables}
         script = "from tests.sched.test_properties import print_plans; print_plans()"
@@ -320,7 +323,6 @@ def test_compiled_and_plain_agree(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         plans[mode] = json.loads(done.stdout)
     assert len(plans[""]) >= 150
-    assert plans["numba"] == plans[""]
     assert plans["plain"] == plans[""]
 
 
