@@ -12,6 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.forecast.start_times import Alternative, SpreadView
 from gpusched.model.forecast import Spread
 from gpusched.model.jobs import JobSpec
+from gpusched.model.plan import ReasonCode
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
@@ -130,8 +131,9 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
 def _shorter(snapshot: Snapshot, job: PendingView, explanation: Explanation) -> Iterator[tuple[str, str, JobSpec]]:
     """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
     limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
-    backfill = snapshot.policies[job.spec.partition].backfill
-    if backfill in ("easy", "conservative") and explanation.head not in ("", job.id):
+    protects = snapshot.policies[job.spec.partition].backfill in ("easy", "conservative")
+    protects = protects or explanation.reason.code is ReasonCode.BACKFILL
+    if protects and explanation.head not in ("", job.id):
         wait = int(min(explanation.head_at - snapshot.now, job.spec.time_limit_s))
         if 0 < wait < job.spec.time_limit_s:
             limits = {wait, *(s for s in limits if s < wait)}

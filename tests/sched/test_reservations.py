@@ -120,7 +120,14 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert plan.reasons["long"].code is ReasonCode.BACKFILL
         assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
         taken = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
-        assert explain(worlds.after(taken, plan), "long").reason == plan.reasons["long"]
+        told = explain(worlds.after(taken, plan), "long")
+        assert told.reason == plan.reasons["long"]
+        assert told.next_steps == ("a time limit of at most 4:00:00 would let it start now (-t 4:00:00)",)
+    skip = replace(snap.policies["p"], backfill="skip")
+    for agent, keeps in ((None, False), ("dl2", False), ("topology", False), ("rltune", True)):
+        policy = replace(skip, agent=agent, fallback=skip)
+        starts = started(decide(replace(taken, policies={"p": policy})))
+        assert ("long" in starts) != keeps, f"{agent}: stages that skip keep nothing, who orders by itself does"
 
 
 def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
@@ -130,6 +137,8 @@ def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
     snap = snapshot([node("n1"), node("n2")], jobs, busy, backfill="easy")
     plan = decide(with_reservations(snap, reservation("m", ["n1"], 4 * H, 6 * H)))
     assert plan.reasons["head"].message.endswith("can start within 6:00:00, by time limits")
+    taken = with_reservations(snap, reservation("m", ["n1"], 4 * H, 6 * H))
+    assert explain(taken, "head").next_steps[0] == "wait: at most 6:00:00 (reservation m ends)"
     assert list(started(plan)) == ["later"]
 
 
