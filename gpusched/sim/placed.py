@@ -148,6 +148,8 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
         held=np.full(queues, len(trace), np.int64), oldest=np.full(queues, len(trace), np.int64),
         since=np.zeros(queues), wake=np.full(1, np.inf), at=np.zeros(1, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
+        backfill=BACKFILLS[backfill], first=np.full(queues, -1, np.int64), shadow=np.full(queues, np.inf),
+        moves=np.zeros(1, np.int64), looked=empty.copy(), rests=empty.copy(), rests_late=empty.copy(),
     )  # fmt: skip
 
 

@@ -1,9 +1,7 @@
 """Replays in which it matters where a job runs: jobs that may be laid out in several ways, and may wait for a better.
 
-Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order. At
-every instant the first of each class is looked at, in order: whoever fits goes. Where the first of a class does not
-start, none behind it of that class would. One that has been the first of all for ``hold_s`` and fits nowhere holds up
-all behind it, so that nobody starves.
+Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order.
+`placing_index` decides by them, `placing_walk` by the whole queue.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
@@ -21,9 +19,7 @@ from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 from gpusched.sim.engine.ledger import exceeds_limit, just_turned
-from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
@@ -60,15 +56,22 @@ class Placing(NamedTuple):
         wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
-        hold_s: See above.
+        hold_s: With SKIP who has been the first of all for so long and fits nowhere holds up all behind it.
         ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. queue: ``int64[classes]``: the
             partition it waits in. size: ``int64[classes]``: GPUs of a job.
         head, tail: ``int64[classes]``: the first and last job that waits, -1: none. next: ``int64[jobs]``.
-        tried: ``int64[classes]``: its head has been looked at and nothing has changed for it since.
+        tried: ``int64[classes]``: its head has been looked at and nothing has changed for it since (but under EASY).
         held: ``int64[queues]``: place in the order of the job that holds up those behind it.
         oldest: ``int64[queues]``: place of the first of all that wait; since: ``float64[queues]``: since when it is.
         wake: ``float64[1]``: when to look again. at: ``int64[1]``.
         order: Room for classes in order. fits: ``int64[ways]``: room.
+        backfill: SKIP or EASY; under the latter:
+        first: ``int64[queues]``: the first job that cannot start, -1: none. shadow: ``float64[queues]``: when it can.
+        moves: ``int64[1]``: 1: a job that outlasts a shadow has started, beside which other nodes may suit the first
+            better.
+        looked: ``int64[classes]``: the job that is looked at.
+        rests, rests_late: ``int64[classes]``: the pass in which no more of its jobs start, and none that outlast the
+            shadow.
     """
 
     rule: int
@@ -92,50 +95,13 @@ class Placing(NamedTuple):
     order: Heap
     fits: Ints
     search: Search
-
-
-@jit
-def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
-    """Starts whoever may start."""
-    now = sim.clock[0]
-    for i in range(sim.counter[READY]):
-        append(sim, of, sim.ready[i])
-    look_again(sim, of)
-    order = of.order
-    order.size[0] = 0
-    for c in range(of.head.size):
-        if of.head[c] >= 0 and of.tried[c] == 0:
-            push(order, key_of(sim, of, c, of.head[c]), c)
-    free, runs = free_gpus(sim) if order.size[0] > 0 else 0, sim.counter[RUNS]
-    while order.size[0] > 0:
-        c = pop(order)
-        job = of.head[c]
-        rank = sim.jobs[job]["rank"]
-        if rank > of.held[of.queue[c]]:
-            continue
-        if exceeds_limit(sim.ledger, job):
-            of.tried[c] = 1
-            continue
-        way = _chosen_way(sim, passes, of, c, job, now) if of.size[c] <= free else -1
-        if way >= 0:
-            start(sim, log, passes, of, job, way)
-            free -= of.size[c]
-            of.head[c] = of.next[job]
-            if of.head[c] >= 0:
-                push(order, key_of(sim, of, c, of.head[c]), c)
-            else:
-                of.tail[c] = -1
-            continue
-        of.tried[c] = 1
-        if holds(sim, of, c, job, now):
-            of.held[of.queue[c]] = rank
-    if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
-        of.tried[:] = 0  # whoever has started is a neighbour: another place may be the cheapest
-    wait_on(sim, of)
-    return DECIDE
-
-
-run_placed = looped(decide_placed)
+    backfill: int
+    first: Ints
+    shadow: Floats
+    moves: Ints
+    looked: Ints
+    rests: Ints
+    rests_late: Ints
 
 
 @jit
@@ -156,22 +122,6 @@ def wait_on(sim: Sim, of: Placing) -> None:
     _note_oldest(sim, of, sim.clock[0])
     sim.clock[1] = of.wake[0]
     sim.dirty[:] = 0
-
-
-@jit
-def free_gpus(sim: Sim) -> int:
-    """On all nodes that are available."""
-    free = 0
-    for node in range(sim.node.size):
-        free += max(0, sim.resources.gpus[node])
-    return free
-
-
-@jit
-def key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
-    """The place of a class's job among those that are looked at."""
-    rank = sim.jobs[job]["rank"]
-    return float(rank - of.size[c] * sim.jobs.size if of.rule == ALIGNED else rank)
 
 
 @jit
@@ -214,31 +164,6 @@ def append(sim: Sim, of: Placing, job: int) -> None:
         of.next[before] = job
     if of.next[job] < 0:
         of.tail[c] = job
-
-
-@jit
-def start(sim: Sim, log: Log, passes: Passes, of: Placing, job: int, way: int) -> None:
-    """Starts a job so on ``sim.chosen``."""
-    shape = of.ways.shape[way]
-    sim.jobs[job]["shape"] = shape
-    passes.jobs.shape[job] = shape
-    occupy(sim, log, job, shape_request(sim.shapes, shape), 0.0)
-
-
-@jit
-def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
-    """The way in which a job starts, with its nodes in ``sim.chosen``; -1: it waits."""
-    if of.rule == CHEAPEST:
-        way, then = cheapest_way(sim, passes, of, sim.resources, c, job, now)
-        return way if then <= now else -1
-    first, last = ways_now(sim, passes, of, c, job, now)
-    if of.rule == DRAWN:
-        return drawn_way(sim, passes, of, sim.resources, first, last)
-    for way in range(first, last):
-        request = shape_request(sim.shapes, of.ways.shape[way])
-        if choose(sim.resources, passes.jobs.masks, request, TRY[of.rule], passes.scratch):
-            return way
-    return -1
 
 
 @jit

@@ -1,6 +1,6 @@
 """Replays with placement costs by the live controller's own passes, `sched.kernel`, which walk the whole queue.
 
-What `placing` and `placing_easy` decide with an index is held to this, start by start. A job's ways are a chain of
+What `placing_index` decides is held to this, start by start. A job's ways are a chain of
 requests (`Requests.looser`), as live; one that waits for its rack asks for the first of them alone.
 """
 
