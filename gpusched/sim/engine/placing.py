@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
@@ -23,8 +23,18 @@ from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
-# position in Placing.at: node events so far
-EVENTS = 0
+# positions in Placing.at: node events so far; 1: a job that outlasts a shadow has started, beside which other nodes may
+# suit the first better
+EVENTS, MOVES = 0, 1
+# Jobs that are alike. queue: the partition they wait in, gpus: of each, head and tail: the first and last that
+# waits (-1: none), tried: the head has been looked at and nothing has changed for it since (but under EASY), looked:
+# the job that is looked at, rests and rests_late: the pass in which no more of them start, and none that end late.
+CLASS = np.dtype([(n, np.int64) for n in ("queue", "gpus", "head", "tail", "tried", "looked", "rests", "rests_late")])
+# A partition. held: place in the order of the job that holds up those behind it, oldest: of the first of all that wait,
+# since when it is that; under EASY first: the first job that cannot start (-1: none), shadow: when it can.
+QUEUE = np.dtype(
+    [("held", np.int64), ("oldest", np.int64), ("since", np.float64), ("first", np.int64), ("shadow", np.float64)]
+)
 
 
 class Network(NamedTuple):
@@ -57,21 +67,12 @@ class Placing(NamedTuple):
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
         hold_s: With SKIP who has been the first of all for so long and fits nowhere holds up all behind it.
-        ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. queue: ``int64[classes]``: the
-            partition it waits in. size: ``int64[classes]``: GPUs of a job.
-        head, tail: ``int64[classes]``: the first and last job that waits, -1: none. next: ``int64[jobs]``.
-        tried: ``int64[classes]``: its head has been looked at and nothing has changed for it since (but under EASY).
-        held: ``int64[queues]``: place in the order of the job that holds up those behind it.
-        oldest: ``int64[queues]``: place of the first of all that wait; since: ``float64[queues]``: since when it is.
-        wake: ``float64[1]``: when to look again. at: ``int64[1]``.
+        ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. next: ``int64[jobs]``: the next of
+            its class that waits, -1: none.
+        classes: ``CLASS[classes]``. queues: ``QUEUE[queues]``, of every partition.
+        wake: ``float64[1]``: when to look again. at: ``int64[2]``: see EVENTS, MOVES.
         order: Room for classes in order. fits: ``int64[ways]``: room.
-        backfill: SKIP or EASY; under the latter:
-        first: ``int64[queues]``: the first job that cannot start, -1: none. shadow: ``float64[queues]``: when it can.
-        moves: ``int64[1]``: 1: a job that outlasts a shadow has started, beside which other nodes may suit the first
-            better.
-        looked: ``int64[classes]``: the job that is looked at.
-        rests, rests_late: ``int64[classes]``: the pass in which no more of its jobs start, and none that outlast the
-            shadow.
+        backfill: SKIP or EASY.
     """
 
     rule: int
@@ -81,27 +82,15 @@ class Placing(NamedTuple):
     hold_s: float
     ways: Ways
     of: Ints
-    queue: Ints
-    size: Ints
-    head: Ints
-    tail: Ints
     next: Ints
-    tried: Ints
-    held: Ints
-    oldest: Ints
-    since: Floats
+    classes: Records
+    queues: Records
     wake: Floats
     at: Ints
     order: Heap
     fits: Ints
     search: Search
     backfill: int
-    first: Ints
-    shadow: Floats
-    moves: Ints
-    looked: Ints
-    rests: Ints
-    rests_late: Ints
 
 
 @jit
@@ -109,8 +98,8 @@ def look_again(sim: Sim, of: Placing) -> None:
     """Where something changed for those that were looked at before, or it is time, all are looked at again."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
-        of.tried[:] = 0
-        of.held[:] = sim.jobs.size
+        of.classes["tried"][:] = 0
+        of.queues["held"][:] = sim.jobs.size
         of.wake[0] = np.inf
     of.at[EVENTS] = sim.counter[CHANGED]
     _note_oldest(sim, of, sim.clock[0])  # who was cut waits again before the others
@@ -127,43 +116,43 @@ def wait_on(sim: Sim, of: Placing) -> None:
 @jit
 def holds(sim: Sim, of: Placing, c: int, job: int, now: float) -> bool:
     """Whether a job has been the first of all for so long that it must start before those behind it."""
-    queue = of.queue[c]
-    return bool(sim.jobs[job]["rank"] == of.oldest[queue] and now >= of.since[queue] + of.hold_s)
+    queue = of.classes[c]["queue"]
+    return bool(sim.jobs[job]["rank"] == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s)
 
 
 @jit
 def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
     """Who is the first of all from now on."""
-    for queue in range(of.oldest.size):
-        oldest = sim.jobs.size
-        for c in range(of.head.size):
-            if of.head[c] >= 0 and of.queue[c] == queue and not exceeds_limit(sim.ledger, of.head[c]):
-                oldest = min(oldest, sim.jobs[of.head[c]]["rank"])
-        if oldest != of.oldest[queue]:
-            of.oldest[queue], of.since[queue] = oldest, now
-        if oldest < sim.jobs.size and now < of.since[queue] + of.hold_s:
-            of.wake[0] = min(of.wake[0], of.since[queue] + of.hold_s)
+    for q in range(of.queues.size):
+        queue, oldest = of.queues[q], sim.jobs.size
+        for c in range(of.classes.size):
+            head = of.classes[c]["head"]
+            if head >= 0 and of.classes[c]["queue"] == q and not exceeds_limit(sim.ledger, head):
+                oldest = min(oldest, sim.jobs[head]["rank"])
+        if oldest != queue["oldest"]:
+            queue["oldest"], queue["since"] = oldest, now
+        if oldest < sim.jobs.size and now < queue["since"] + of.hold_s:
+            of.wake[0] = min(of.wake[0], queue["since"] + of.hold_s)
 
 
 @jit
 def append(sim: Sim, of: Placing, job: int) -> None:
     """A job comes to wait, at its place by rank, also where it waits again."""
-    c, rank = of.of[job], sim.jobs[job]["rank"]
-    of.next[job] = -1
-    if of.head[c] < 0 or sim.jobs[of.head[c]]["rank"] > rank:
-        of.next[job] = of.head[c]
-        of.head[c] = job
-        of.tried[c] = 0
+    own, rank, following = of.classes[of.of[job]], sim.jobs[job]["rank"], of.next
+    following[job] = -1
+    if own["head"] < 0 or sim.jobs[own["head"]]["rank"] > rank:
+        following[job] = own["head"]
+        own["head"], own["tried"] = job, 0
     else:
-        before = of.tail[c]
+        before = own["tail"]
         if sim.jobs[before]["rank"] > rank:
-            before = of.head[c]
-            while of.next[before] >= 0 and sim.jobs[of.next[before]]["rank"] < rank:
-                before = of.next[before]
-        of.next[job] = of.next[before]
-        of.next[before] = job
-    if of.next[job] < 0:
-        of.tail[c] = job
+            before = own["head"]
+            while following[before] >= 0 and sim.jobs[following[before]]["rank"] < rank:
+                before = following[before]
+        following[job] = following[before]
+        following[before] = job
+    if following[job] < 0:
+        own["tail"] = job
 
 
 @jit

@@ -24,6 +24,7 @@ from gpusched.sim.engine.placing import (
     CHEAPEST,
     DRAWN,
     EVENTS,
+    MOVES,
     RACK_WAIT,
     TRY,
     Placing,
@@ -52,44 +53,45 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
     if behind:
         _gather_ready(sim, of)
     else:
-        _gather(sim, passes, of)
+        passes.scratch.stamp[0] += 1
+        _gather(sim, of)
     free = _free_gpus(sim) if order.size[0] > 0 else 0
     while order.size[0] > 0:
         c = pop(order)
-        job, queue = of.looked[c], of.queue[c]
+        own = of.classes[c]
+        job, queue = own["looked"], of.queues[own["queue"]]
         rank = sim.jobs[job]["rank"]
-        if rank > of.held[queue]:
+        if rank > queue["held"]:
             continue
         if exceeds_limit(sim.ledger, job):  # so do all of its class
-            of.tried[c] = 1
+            own["tried"] = 1
             continue
-        guarded = of.first[queue] >= 0
-        late = guarded and now + sim.jobs[job]["expected"] > of.shadow[queue]
+        late = queue["first"] >= 0 and now + sim.jobs[job]["expected"] > queue["shadow"]
         following, way, then = of.next[job], -1, now
-        if of.size[c] <= free:
+        if own["gpus"] <= free:
             way, then = _try(sim, passes, of, c, job, now, late)
         else:
-            of.rests[c] = passes.scratch.stamp[0]
+            own["rests"] = passes.scratch.stamp[0]
         if way >= 0 and then <= now:
-            free -= of.size[c]
+            free -= own["gpus"]
             _take_out(of, c, job)
             _start(sim, log, passes, of, c, job, way, now)
         elif of.backfill == EASY:
-            if not guarded:
+            if queue["first"] < 0:
                 shadow = _reserve(sim, passes, of, c, job, now, then)
                 if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
-                    of.first[queue], of.shadow[queue] = job, shadow
+                    queue["first"], queue["shadow"] = job, shadow
         else:
-            following, of.tried[c] = -1, 1
+            following, own["tried"] = -1, 1
             if holds(sim, of, c, job, now):
-                of.held[queue] = rank
+                queue["held"] = rank
         if of.backfill == EASY:
             following = _next(sim, passes, of, c, following, now)
         if following >= 0:
-            of.looked[c] = following
+            own["looked"] = following
             push(order, _key_of(sim, of, c, following), c)
     if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
-        of.tried[:] = 0  # whoever has started is a neighbour: another place may be the cheapest
+        of.classes["tried"][:] = 0  # whoever has started is a neighbour: another place may be the cheapest
     if of.rule == RACK_WAIT and of.backfill == EASY:
         _note_waits(sim, of, now)
     wait_on(sim, of)
@@ -100,16 +102,16 @@ run_placed = looped(decide_placed)
 
 
 @jit
-def _gather(sim: Sim, passes: Passes, of: Placing) -> None:
-    """The first of each class is looked at, if anything has changed for it."""
-    passes.scratch.stamp[0] += 1
-    of.moves[0] = 0
-    of.first[:] = -1
-    of.shadow[:] = np.inf
-    for c in range(of.head.size):
-        if of.head[c] >= 0 and of.tried[c] == 0:
-            of.looked[c] = of.head[c]
-            push(of.order, _key_of(sim, of, c, of.head[c]), c)
+def _gather(sim: Sim, of: Placing) -> None:
+    """The first of each class is looked at, if anything has changed for it; nothing is reserved any more."""
+    of.at[MOVES] = 0
+    for queue in range(of.queues.size):
+        of.queues[queue]["first"], of.queues[queue]["shadow"] = -1, np.inf
+    for c in range(of.classes.size):
+        own = of.classes[c]
+        if own["head"] >= 0 and own["tried"] == 0:
+            own["looked"] = own["head"]
+            push(of.order, _key_of(sim, of, c, own["head"]), c)
 
 
 @jit
@@ -125,29 +127,28 @@ def _free_gpus(sim: Sim) -> int:
 def _key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
     """The place of a class's job among those that are looked at."""
     rank = sim.jobs[job]["rank"]
-    return float(rank - of.size[c] * sim.jobs.size if of.rule == ALIGNED else rank)
+    return float(rank - of.classes[c]["gpus"] * sim.jobs.size if of.rule == ALIGNED else rank)
 
 
 @jit
 def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, way: int, now: float) -> None:
     """Starts a job so on ``sim.chosen``."""
-    shape, queue, end = of.ways.shape[way], of.queue[c], now + sim.jobs[job]["expected"]
+    shape, queue, end = of.ways.shape[way], of.queues[of.classes[c]["queue"]], now + sim.jobs[job]["expected"]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
     request = shape_request(sim.shapes, shape)
     occupy(sim, log, job, request, 0.0)
     if of.backfill == EASY:
-        guarded = of.first[queue] >= 0
-        late = guarded and end > of.shadow[queue]
+        guarded, late = queue["first"] >= 0, queue["first"] >= 0 and end > queue["shadow"]
         note_release(sim, passes, request, job, end, guarded, late)
-        of.moves[0] = max(of.moves[0], int(late or of.rule == CHEAPEST))
+        of.at[MOVES] = max(of.at[MOVES], int(late or of.rule == CHEAPEST))
 
 
 @jit
 def _note_waits(sim: Sim, of: Placing, now: float) -> None:
     """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
-    for c in range(of.head.size):
-        job = of.head[c]
+    for c in range(of.classes.size):
+        job = of.classes[c]["head"]
         while job >= 0:
             until = sim.jobs[job]["submit"] + of.wait_s
             if until > now:
@@ -161,15 +162,15 @@ def _only_behind(sim: Sim, of: Placing, now: float) -> bool:
 
     Then it holds as it was made, and no other job can start that could not start before.
     """
-    if of.backfill != EASY or of.rule == ALIGNED or of.moves[0] != 0 or of.wake[0] <= now:
+    if of.backfill != EASY or of.rule == ALIGNED or of.at[MOVES] != 0 or of.wake[0] <= now:
         return False
     if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger):
         return False
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
-        queue = of.queue[of.of[job]]
-        first = of.first[queue]
-        if first < 0 or of.shadow[queue] <= now or sim.jobs[first]["rank"] > sim.jobs[job]["rank"]:
+        queue = of.queues[of.classes[of.of[job]]["queue"]]
+        first = queue["first"]
+        if first < 0 or queue["shadow"] <= now or sim.jobs[first]["rank"] > sim.jobs[job]["rank"]:
             return False
     return True
 
@@ -178,30 +179,30 @@ def _only_behind(sim: Sim, of: Placing, now: float) -> bool:
 def _gather_ready(sim: Sim, of: Placing) -> None:
     """Only those who have just come are looked at."""
     for i in range(sim.counter[READY]):
-        of.looked[of.of[sim.ready[i]]] = -1
+        of.classes[of.of[sim.ready[i]]]["looked"] = -1
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
-        c = of.of[job]
-        if of.looked[c] < 0 or sim.jobs[job]["rank"] < sim.jobs[of.looked[c]]["rank"]:
-            of.looked[c] = job
+        own = of.classes[of.of[job]]
+        if own["looked"] < 0 or sim.jobs[job]["rank"] < sim.jobs[own["looked"]]["rank"]:
+            own["looked"] = job
     for i in range(sim.counter[READY]):
-        job = sim.ready[i]
-        if of.looked[of.of[job]] == job:
-            push(of.order, _key_of(sim, of, of.of[job], job), of.of[job])
+        job, c = sim.ready[i], of.of[sim.ready[i]]
+        if of.classes[c]["looked"] == job:
+            push(of.order, _key_of(sim, of, c, job), c)
 
 
 @jit
 def _take_out(of: Placing, c: int, job: int) -> None:
     """A job of a class waits no more."""
-    before, at = -1, of.head[c]
+    before, at = -1, of.classes[c]["head"]
     while at != job:
         before, at = at, of.next[at]
     if before < 0:
-        of.head[c] = of.next[job]
+        of.classes[c]["head"] = of.next[job]
     else:
         of.next[before] = of.next[job]
     if of.next[job] < 0:
-        of.tail[c] = before
+        of.classes[c]["tail"] = before
 
 
 @jit
@@ -210,7 +211,7 @@ def _try(
 ) -> tuple[int, float]:  # fmt: skip
     """The way in which a job fits, with its nodes in ``sim.chosen``, -1: none; and until when it waits for less."""
     scratch = passes.scratch
-    stamp, resting = scratch.stamp[0], of.rests_late if late else of.rests
+    stamp, resting = scratch.stamp[0], of.classes["rests_late"] if late else of.classes["rests"]
     failed = scratch.failed_late if late else scratch.failed
     resources: Resources = scratch.late if late else sim.resources
     if of.rule == CHEAPEST:
@@ -238,13 +239,13 @@ def _try(
 def _next(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
     """The first of a class from ``job`` on that may start in this pass; -1: none."""
     failed, failed_late = passes.scratch.failed, passes.scratch.failed_late
-    stamp, queue = passes.scratch.stamp[0], of.queue[c]
-    guarded = of.first[queue] >= 0
-    if of.rests[c] == stamp or _all_failed(failed, of, c, stamp):
+    stamp, queue = passes.scratch.stamp[0], of.classes[c]["queue"]
+    guarded = of.queues[queue]["first"] >= 0
+    if of.classes[c]["rests"] == stamp or _all_failed(failed, of, c, stamp):
         return -1
     while job >= 0:
-        late = guarded and now + sim.jobs[job]["expected"] > of.shadow[queue]
-        if not (late and of.rests_late[c] == stamp):
+        late = guarded and now + sim.jobs[job]["expected"] > of.queues[queue]["shadow"]
+        if not (late and of.classes[c]["rests_late"] == stamp):
             if of.rule == CHEAPEST or of.rule == DRAWN:
                 return job
             first, last = ways_now(sim, passes, of, c, job, now)
