@@ -137,17 +137,15 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
             jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
         ),
     )
-    own = {
-        "queue": world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3],
-        "gpus": [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()],
-    }
+    queue = world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3]
+    own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
     queues = len(world.sim.dirty) * parts
     own_wait_s = world.policy.place_wait_s
     wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, Placing(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
         patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
-        classes=filled(CLASS, classes, **own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
+        classes=filled(CLASS, classes, queue=queue, gpus=own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
         queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),

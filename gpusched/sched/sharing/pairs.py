@@ -24,6 +24,7 @@ from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.units import count_of, format_memory
 from gpusched.sched.alone import Alone, in_order
+from gpusched.sched.decide import ask
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.limits import Rooms
@@ -117,8 +118,7 @@ class _Room:
         self._believed = believed
         self._kinds: dict[str, KindBelief] = {}
         self._costs: dict[tuple[str, str], Cost] = {}
-        self._orders: dict[str, list[PendingView]] = {}
-        self._may: dict[str, bool] = {}  # job -> whether it would fit if the nodes were empty
+        self._heads: dict[str, PendingView] = {}
         self._fits: dict[str, float] = {}  # job -> when it fits at the latest, as first asked
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._pending = {job.id: job for job in snapshot.pending}
@@ -212,21 +212,15 @@ class _Room:
         return head.id if Alone(self._with(job, found)).when(head) > self._fits[head.id] else None
 
     def _head(self, job: PendingView) -> PendingView | None:
+        """The first of its queue that waits for room; None: itself, or nobody."""
         partition = job.spec.partition
-        if partition not in self._orders:
-            self._orders[partition] = in_order(self._snapshot, partition)
-        started = {start.job_id for start in self.starts}
-        for other in self._orders[partition]:
-            if other.id == job.id:
+        head = self._heads.get(partition)
+        if head is None or head.id in {start.job_id for start in self.starts}:
+            found = ask(self._snapshot, job.id, partition).head
+            if found is None:
                 return None
-            if other.id not in started and not self.full(other) and self._possible(other):
-                return other
-        return None
-
-    def _possible(self, job: PendingView) -> bool:
-        if job.id not in self._may:
-            self._may[job.id] = self._alone.fits(job, "usable")
-        return self._may[job.id]
+            head = self._heads[partition] = found[0]
+        return None if head.id == job.id else head
 
     def _with(self, job: PendingView, found: Beside) -> Snapshot:
         """The snapshot with the job there."""
