@@ -58,6 +58,7 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
         said = plan.reasons[job.id]
         told = explain(snap, job.id)
         assert told.reason == said, "why and the plan"
+        assert bool(told.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
         if said.code in LIMITS:
             free = replace(job, bounds=())
             assert alone(snap, job) == said.code, "a limit holds whoever else waits"

@@ -24,7 +24,6 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.alone import in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.explain import explain
 from gpusched.sched.limits import Rooms
 from gpusched.sched.topology.spread import Ask, splits
 from tests.sched.limited import with_bounds
@@ -123,21 +122,6 @@ def test_skip_leaves_nothing_that_fits(snap: Snapshot) -> None:
     snap = with_policy(snap, backfill="skip", place="best-fit")
     left = after(snap, decide(snap))
     assert decide(left).actions == ()
-
-
-@QUICK
-@given(snapshots())
-def test_explain_agrees_with_decide(snap: Snapshot) -> None:
-    assume(all(p.place != "naive" for p in snap.policies.values()))
-    left = after(snap, decide(snap))
-    plan = decide(left)
-    assume(not plan.actions)
-    for job_id, reason in plan.reasons.items():
-        why = explain(left, job_id)
-        if ReasonCode.BACKFILL in (reason.code, why.reason.code):
-            continue
-        assert (why.reason.code, why.reason.message) == (reason.code, reason.message), job_id
-        assert why.nodes or not any(n.partition == _of(left, job_id).spec.partition for n in left.nodes)
 
 
 def _of(snap: Snapshot, job_id: str) -> PendingView:

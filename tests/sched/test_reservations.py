@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -237,20 +237,6 @@ def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
 def test_nor_does_one_that_looks_at_racks(snap: Snapshot) -> None:
     """Likewise."""
     sound(snap, decide(snap))
-
-
-@QUICK
-@given(reserved_snapshots())
-def test_why_says_what_the_decision_says(snap: Snapshot) -> None:
-    """The same for every job that stays, once nothing more starts."""
-    assume(all(p.place != "naive" for p in snap.policies.values()))
-    snap = worlds.after(snap, decide(snap))
-    plan = decide(snap)
-    assume(not plan.actions)
-    for job, reason in plan.reasons.items():
-        said = explain(snap, job).reason
-        if ReasonCode.BACKFILL not in (reason.code, said.code):
-            assert (said.code, said.message) == (reason.code, reason.message), job
 
 
 def fits_from(snap: Snapshot, ones: Iterable[Reservation], job: PendingView, time: float) -> bool:

@@ -69,7 +69,9 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
     nodes = [node for node in snapshot.nodes if node.partition == job.spec.partition]
     bad = job.resizes.unusable if job.resizes is not None else ()
     asked = {gpus: shape(job.spec, gpus, nodes) for gpus in job.spec.elastic.sizes if gpus not in bad}
-    return {gpus: msgspec.structs.replace(job, spec=spec.least) for gpus, spec in asked.items() if spec is not None}
+    least = {gpus: spec.least for gpus, spec in asked.items() if spec is not None}
+    at_once = {gpus: msgspec.structs.replace(spec, placement_wait_s=0.0) for gpus, spec in least.items()}
+    return {gpus: msgspec.structs.replace(job, spec=spec) for gpus, spec in at_once.items()}
 
 
 def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:
