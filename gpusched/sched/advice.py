@@ -14,7 +14,7 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.alone import Alone, Has
 from gpusched.sched.decide import Answer
-from gpusched.sched.tally import Amounts, barred, covers, need, total_of
+from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
 from gpusched.sched.text import listed, listed_types
 
 _MOST_STEPS = 5
@@ -137,13 +137,11 @@ def _fewer(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
 
 
 def _split(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
-    """The same GPUs as more and smaller parts."""
     nodes = _own(alone, job, what)
-    gpus, cores, memory = (job.spec.nodes * n for n in need(job.spec))
-    for parts in range(job.spec.nodes + 1, min(gpus, len(nodes)) + 1):
-        part = (gpus // parts, -(-cores // parts), -(-memory // parts))
-        if gpus % parts == 0 and sum(covers(has, part) for has in nodes) >= parts:
-            yield f"spread it over {parts} nodes, if it supports that (-N {parts} --gpus-per-node {part[0]})"
+    for spec in over_more_nodes(job.spec, len(nodes)):
+        if sum(covers(has, need(spec)) for has in nodes) >= spec.nodes:
+            options = f"-N {spec.nodes} --gpus-per-node {spec.gpus_per_node}"
+            yield f"spread it over {spec.nodes} nodes, if it supports that ({options})"
             return
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
+
+from msgspec.structs import replace
 
 from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of, split_leaf
@@ -40,6 +42,17 @@ def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[Amounts]) -> J
     memory = sorted(room[2] for room in having if room[1] >= min(cores, found.cores_per_node))[-nodes]
     found = spec.at_size(gpus, nodes, (cores, memory))
     return found if sum(covers(room, need(found)) for room in having) >= nodes else None
+
+
+def over_more_nodes(spec: JobSpec, most: int) -> Iterator[JobSpec]:
+    """The same GPUs as more and smaller parts, over the fewest nodes first."""
+    gpus, cores, memory = (spec.nodes * n for n in need(spec))
+    for parts in range(spec.nodes + 1, min(gpus, most) + 1):
+        if gpus % parts == 0:
+            yield replace(
+                spec, flavor=None, nodes=parts, gpus_per_node=gpus // parts, cores_per_node=-(-cores // parts),
+                memory_mib_per_node=-(-memory // parts),
+            )  # fmt: skip
 
 
 def excluded_by(spec: JobSpec, node: NodeView) -> str:
