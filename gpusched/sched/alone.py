@@ -12,11 +12,23 @@ from msgspec.structs import replace
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
-from gpusched.sched.backfill import reserve_any
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.fit import entry, request_of
-from gpusched.sched.place import choose
-from gpusched.sched.state import FIRST_FIT, Releases, Request, Resources, Scratch
+from gpusched.sched.fit import entry, request_of, set_feasibility
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.state import (
+    EASY,
+    FIRST_FIT,
+    OK,
+    PLENTY,
+    ClusterState,
+    Releases,
+    Request,
+    Resources,
+    Scratch,
+    copied,
+    new_outcome,
+    seed_words,
+)
 from gpusched.sched.tally import Amounts, usage_of
 
 Has = Literal["total", "usable", "free"]
@@ -60,7 +72,7 @@ class Alone:
 
     @cached_property
     def _releases(self) -> Releases:
-        return releases_of(self.snapshot.running, self.world, 0)
+        return releases_of(self.snapshot.running, self.world, len(self.world.nodes))
 
     def _asked(self, job: PendingView) -> tuple[Waiting, Scratch]:
         known = job.spec.partition in self.snapshot.policies
@@ -70,15 +82,23 @@ class Alone:
     def asks(self, job: PendingView) -> list[Request]:
         """What it asks for now, first to last."""
         waiting, _ = self._asked(job)
-        return [request_of(waiting.requests, shape) for shape in _chain(waiting)]
+        found, at = [], int(waiting.jobs.shape[0])
+        while at >= 0:
+            found.append(request_of(waiting.requests, at))
+            at = entry(waiting.requests.looser, at, -1)
+        return found
 
     def fits(self, job: PendingView, what: Has = "free") -> bool:
         """Whether it fits now on that."""
-        return self._fits(*self._asked(job), self.of(what))
+        (waiting, scratch), on = self._asked(job), self.of(what)
+        jobs = waiting.jobs
+        set_feasibility(on, on, jobs.masks, waiting.requests, scratch, jobs.feasibility)
+        return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
     def when(self, job: PendingView) -> float:
         """When it fits at the latest, by the limits of what runs (Unix seconds); infinite: never."""
-        return self._when(*self._asked(job), self._releases)
+        starts, when = self._walked(job, int(self._releases.used[0]))
+        return self.snapshot.now if starts else when
 
     def earliest(self, job: PendingView) -> tuple[float, str] | None:
         """The same, and thanks to whom; None: it fits now or never.
@@ -86,39 +106,27 @@ class Alone:
         Returns:
             (Unix seconds, ``job X on dgx001 frees 4 GPUs``).
         """
-        waiting, scratch = self._asked(job)
-        when = self._when(waiting, scratch, self._releases)
-        if when == np.inf or self._fits(waiting, scratch, self.of("free")):
+        releases, used = self._releases, int(self._releases.used[0])
+        starts, when = self._walked(job, used)
+        if starts or when == np.inf:
             return None
-        ends = np.maximum(self._releases.end, self.snapshot.now)  # ascending
-        for count in range(int(np.searchsorted(ends, when)), len(ends) + 1):
-            first = self._releases._replace(used=np.full(2, count))
-            if self._when(waiting, scratch, first) > when:
-                continue
-            if count == 0 or ends[count - 1] < when:  # nobody ends then
-                over = next((one.what for one in self.world.reserved.all if one.end == when), "a reservation")
-                return when, f"{over} ends"
-            _, node, gpus, _, _, owner = (column[count - 1] for column in first[:6])
-            who, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
-            return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
-        raise AssertionError("it fits once all have ended that do by then")
+        ends = np.maximum(releases.end[:used], self.snapshot.now)  # ascending
+        last = int(np.searchsorted(ends, when))
+        count = next(count for count in range(last, used + 1) if self._walked(job, count)[1] <= when)
+        if count == last:  # nobody ends then
+            over = next((one.what for one in self.world.reserved.all if one.end == when), "a reservation")
+            return when, f"{over} ends"
+        _, node, gpus, _, _, owner = (column[count - 1] for column in releases[:6])
+        who, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
+        return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
 
-    def _fits(self, waiting: Waiting, scratch: Scratch, resources: Resources) -> bool:
-        masks, asked = waiting.jobs.masks, (request_of(waiting.requests, shape) for shape in _chain(waiting))
-        return any(choose(resources, masks, request, FIRST_FIT, scratch) for request in asked)
-
-    def _when(self, waiting: Waiting, scratch: Scratch, releases: Releases) -> float:
-        jobs, now = waiting.jobs, self.snapshot.now
-        when, _ = reserve_any(
-            self.world.resources, releases, jobs.masks, waiting.requests, jobs.shape[0], FIRST_FIT, now, jobs.limit[0],
-            scratch,
-        )  # fmt: skip
-        return float(when)
-
-
-def _chain(waiting: Waiting) -> Iterator[int]:
-    """The requests of a job that is the only one."""
-    at = int(waiting.jobs.shape[0])
-    while at >= 0:
-        yield at
-        at = entry(waiting.requests.looser, at, -1)
+    def _walked(self, job: PendingView, ends: int) -> tuple[bool, float]:
+        """Whether the walk over it alone starts it, and else when it can, by the first so many ends of what runs."""
+        waiting, scratch = self._asked(job)
+        jobs, resources = waiting.jobs, copied(self.world.resources)
+        jobs.feasibility[:], jobs.room[:] = OK, PLENTY
+        releases = self._releases._replace(used=np.full(2, ends))
+        outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
+        state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)
+        head, when = pass_by_rule(state, np.zeros(1, np.int64), EASY, Rule(FIRST_FIT, seed_words(0)))
+        return head < 0, float(when)
