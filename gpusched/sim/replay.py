@@ -19,8 +19,8 @@ from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.placing import Placing, run_placed
-from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
+from gpusched.sim.engine.placing import Placing
+from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import Walk, run_walk
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.sized import Sizer, run_sized
@@ -115,7 +115,6 @@ _RUNS: dict[str, Callable[..., int]] = {
     "merged": run_merged,
     "sized": run_sized,
     "placed": run_placed,
-    "placed+easy": run_placed_easy,
     "placed walk": run_walk,
 }
 _warm: set[str] = set()
@@ -124,9 +123,7 @@ _warm: set[str] = set()
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
     if is_placed(world):
-        if walks(world):
-            return "placed walk"
-        return "placed+easy" if world.policy.backfill == "easy" else "placed"
+        return "placed walk" if walks(world) else "placed"
     if is_sized(world):
         return "sized"
     if world.policy.kind == "agent":
@@ -201,9 +198,6 @@ def _runner(world: World, kind: str, keeps: Placing | Walk | None = None) -> Cal
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
     if isinstance(keeps, Walk):
         return lambda log: run_walk(sim, log, passes, keeps)
-    if keeps is not None and kind == "placed+easy":
-        easy = with_backfill(keeps)
-        return lambda log: run_placed_easy(sim, log, passes, easy)
     if keeps is not None:
         return lambda log: run_placed(sim, log, passes, keeps)
     if kind == "mapped":
