@@ -12,11 +12,12 @@ from gpusched.errors import UsageError
 from gpusched.forecast.start_times import Alternative, SpreadView
 from gpusched.model.forecast import Spread
 from gpusched.model.jobs import JobSpec
+from gpusched.model.plan import ReasonCode
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.explain import Explanation
-from gpusched.sched.tally import covers
+from gpusched.sched.tally import covers, need, over_more_nodes
 from gpusched.sched.topology.spread import knows_racks, splits
 
 _SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
@@ -113,8 +114,7 @@ def _elsewhere(inventory: Inventory, spec: JobSpec) -> Iterator[tuple[str, str, 
 
 
 def _holds(partition: Partition, spec: JobSpec) -> bool:
-    needs = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
-    return sum(covers((n.gpus, n.cores, n.memory_mib), needs) for n in partition.nodes) >= spec.nodes
+    return sum(covers((n.gpus, n.cores, n.memory_mib), need(spec)) for n in partition.nodes) >= spec.nodes
 
 
 def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSpec | None:
@@ -130,8 +130,9 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
 def _shorter(snapshot: Snapshot, job: PendingView, explanation: Explanation) -> Iterator[tuple[str, str, JobSpec]]:
     """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
     limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
-    backfill = snapshot.policies[job.spec.partition].backfill
-    if backfill in ("easy", "conservative") and explanation.head not in ("", job.id):
+    protects = snapshot.policies[job.spec.partition].backfill in ("easy", "conservative")
+    protects = protects or explanation.reason.code is ReasonCode.BACKFILL
+    if protects and explanation.head not in ("", job.id):
         wait = int(min(explanation.head_at - snapshot.now, job.spec.time_limit_s))
         if 0 < wait < job.spec.time_limit_s:
             limits = {wait, *(s for s in limits if s < wait)}
@@ -145,15 +146,6 @@ def _shorter(snapshot: Snapshot, job: PendingView, explanation: Explanation) -> 
 
 def _spread(spec: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
     """The same GPUs over more nodes."""
-    for parts in range(spec.nodes + 1, spec.gpus + 1):
-        if spec.gpus % parts == 0:
-            gpus = spec.gpus // parts
-            each = msgspec.structs.replace(
-                spec,
-                flavor=None,
-                nodes=parts,
-                gpus_per_node=gpus,
-                cores_per_node=-(-spec.nodes * spec.cores_per_node // parts),
-                memory_mib_per_node=-(-spec.nodes * spec.memory_mib_per_node // parts),
-            )
-            yield f"over {parts} nodes, if it supports that", f"-N {parts} --gpus-per-node {gpus}", each
+    for each in over_more_nodes(spec, spec.gpus):
+        options = f"-N {each.nodes} --gpus-per-node {each.gpus_per_node}"
+        yield f"over {each.nodes} nodes, if it supports that", options, each

@@ -12,6 +12,7 @@ from gpusched.client.context import Client
 from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.waiting import inbox_jobs
+from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
@@ -64,6 +65,8 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     counts = _counts(client, query) if for_people else {}
     most = SHOWN_OF_LONG if query.is_usual and counts.get(JobState.PENDING, 0) > LONG_QUEUE else None
     jobs = _named(client, query) if query.jobs else queried(client, query, most)
+    if query.partition is not None and not jobs:
+        _check_partition(client, query.partition)
     reader = client.reader
     found = Listing(
         now=time.time(),
@@ -88,6 +91,16 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         notes=client.notes(),
         engine=slurm.modes_line(client) if slurm.in_charge() else "",
     )
+
+
+def _check_partition(client: Client, name: str) -> None:
+    """Refuse a name that is no partition's: an empty list would say that it is idle.
+
+    Raises:
+        UsageError: Neither the inventory nor any job knows it.
+    """
+    if not client.reader or not client.reader.counts(partition=name):
+        known_partition(client.inventory, name)
 
 
 def _progress(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, JobProgress]:

@@ -161,12 +161,24 @@ class _Output:
 
     def _finished_or_now(self, attempt: int, rank: int) -> Iterator[bytes]:
         source = self._file(attempt, rank)
-        if source is not None:
-            with source:
-                yield from iter(lambda: source.read(_CHUNK), b"")
-            return
-        tail_bytes = None if self._request.tail is None else _TAIL_BYTES
-        yield from self._from_node(attempt, rank, False, tail_bytes)
+        if source is None:
+            chunks = self._from_node(attempt, rank, False, None if self._request.tail is None else _TAIL_BYTES)
+            trouble: GpuschedError | None = None
+            try:
+                first = next(chunks, b"")
+            except GpuschedError as error:
+                first, trouble = b"", error
+            if first:
+                yield first
+                yield from chunks
+                return
+            source = self._file(attempt, rank)  # it may have been collected and removed while the node was asked
+            if source is None:
+                if trouble is not None:
+                    raise trouble
+                return
+        with source:
+            yield from iter(lambda: source.read(_CHUNK), b"")
 
     def _from_node(self, attempt: int, rank: int, follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
         reader, records = self._client.reader, self._records(attempt, rank)

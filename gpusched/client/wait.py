@@ -12,6 +12,8 @@ from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, Job, JobState
 
 POLL_S = 0.5
+OUTPUT_S = 30.0
+"""After the end: a node that cannot bring the rest of an ``-o`` file by then is not waited for."""
 REOPEN_S = 5.0
 """A store opened while nobody wrote it (no WAL) never shows later changes; opening it anew does."""
 
@@ -40,7 +42,7 @@ def worst_exit_code(jobs: Iterable[Job]) -> int:
 
 
 def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> list[Job]:
-    """Wait until all of the jobs (tasks of arrays included) have ended; the jobs then.
+    """Wait until all of the jobs (tasks of arrays included) have ended and their ``-o`` files are whole; the jobs then.
 
     Raises:
         UsageError: No such job.
@@ -55,22 +57,40 @@ def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) ->
     Raises:
         GpuschedError: Not ended in time, or refused by the controller.
     """
+    until = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     ended: dict[str, list[Job]] = {}
-    for _ in _changes(client, math.inf if timeout_s is None else timeout_s):
+    for _ in _changes(client, until):
         for target in targets:
             if target not in ended and (jobs := _ended(client, target)) is not None:
                 ended[target] = jobs
         if len(ended) == len(targets):
-            return [job for target in targets for job in ended[target]]
+            jobs = [job for target in targets for job in ended[target]]
+            _wait_for_output(client, jobs, min(until, time.monotonic() + OUTPUT_S))
+            return jobs
     left = [t for t in targets if t not in ended]
     raise GpuschedError(f"still running after {timeout_s:g} s: {', '.join(left[:8])}")
 
 
-def _changes(client: Client, timeout_s: float) -> Iterator[None]:
-    """At once, then whenever the store has changed or was opened anew, until the time is over."""
-    end, opened, seen = time.monotonic() + timeout_s, 0.0, None
+def _wait_for_output(client: Client, jobs: Iterable[Job], until: float) -> None:
+    """Wait until the nodes have written the rest of the jobs' ``-o`` files.
+
+    A container's output reaches its file through the engine, whose last lines come after the end: GPUs are not held
+    for them, but who reads the file next counts on it.
+    """
+    ids = {job.id for job in jobs if job.spec.output is not None or job.spec.error is not None}
+    if not ids:
+        return
+    for _ in _changes(client, until):
+        ranks = client.reader.ranks() if client.reader else []
+        if not any(rank.job_id in ids and rank.output is not None and not rank.collected for rank in ranks):
+            return
+
+
+def _changes(client: Client, until: float) -> Iterator[None]:
+    """At once, then whenever the store has changed or was opened anew, until a time of the monotonic clock."""
+    opened, seen = 0.0, None
     yield
-    while (left := end - time.monotonic()) > 0:
+    while (left := until - time.monotonic()) > 0:
         time.sleep(min(POLL_S, left))
         anew = time.monotonic() - opened > REOPEN_S
         if anew:

@@ -20,6 +20,7 @@ from gpusched.model import ids
 from gpusched.model.arrays import chosen, first_of, part_of, wanted
 from gpusched.model.indices import both, without
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
 from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
@@ -170,8 +171,7 @@ def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | Non
 def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[str, Model]:
     """The weights by which an agent chooses sizes there now; none where a rule does."""
     policy = snapshot.policies.get(partition)
-    out = client.reader is None or partition in client.reader.fallbacks()
-    if policy is None or policy.agent is None or not policy.traits.sizes or out:
+    if policy is None or policy.agent is None or not policy.traits.sizes or client.reader is None:
         return {}
     from gpusched.config.weights import ModelError, load_model
 
@@ -208,7 +208,10 @@ def _around(row: Job, job: Job) -> list[Job]:
 
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
-    """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
+    """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue.
+
+    Where an agent is out, its fallback is the policy, as in the controller.
+    """
     from gpusched.client.reservations import known_reservations
     from gpusched.promotion.live import live_policies
     from gpusched.queue.quotas import used_lately
@@ -216,6 +219,8 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
 
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
+    out = reader.fallbacks() if reader else {}
+    policies = {name: (p.fallback or PolicySpec(name="fifo")) if name in out else p for name, p in policies.items()}
     now = time.time()
     queued = inbox_jobs(client)
     stored = reader.pending_rows() if reader else []

@@ -33,17 +33,18 @@ class EndWatch:
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
         self._is_open = False
+        self._wake: Callable[[], None] = lambda: None
 
-    def begin(self) -> None:
-        """Open channels from now on; before, nothing is done."""
-        self._is_open = True
+    def begin(self, wake: Callable[[], None]) -> None:
+        """Open channels from now on; before, nothing is done. ``wake`` is called, by any thread, when one tells."""
+        self._is_open, self._wake = True, wake
 
     def update(self, name: str, transport: Transport, reading: NodeReading) -> None:
         """Wait for what runs on a node by this reading, over the transport that it came by."""
         with self._lock:
             if not self._is_open or reading.containers is None:
                 return
-            node = self._nodes.setdefault(name, _Node(self._cluster_id, name))
+            node = self._nodes.setdefault(name, _Node(self._cluster_id, name, self._wake))
         node.update(awaited(reading), transport)
 
     def is_due(self, probing: Container[str]) -> bool:
@@ -86,8 +87,8 @@ class _Node:
         look_at: Monotonic seconds; None: not before the tick.
     """
 
-    def __init__(self, cluster_id: str, name: str) -> None:
-        self._cluster_id, self._name = cluster_id, name
+    def __init__(self, cluster_id: str, name: str, wake: Callable[[], None]) -> None:
+        self._cluster_id, self._name, self._wake = cluster_id, name, wake
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
         self.look_at: float | None = None
@@ -130,6 +131,7 @@ class _Node:
         with self._lock:
             self._told.add(job)
             self.look_at = time.monotonic()
+        self._wake()
 
     def _lost(self, now: float) -> None:
         channel = self._channel
@@ -197,6 +199,7 @@ class _Channel:
         *lines, rest = (self._rest + chunk).split(b"\n")
         self._rest = rest[-_LONGEST_LINE:]
         for line in lines:
-            job = parse_told(line)
-            if job in self._sent:  # else it is what a start-up file prints
-                self._hear(job)
+            told = parse_told(line)
+            for job in self._sent:  # what else comes is what a start-up file prints
+                if told in (job, (job[0], None)):
+                    self._hear(job)

@@ -63,6 +63,7 @@ class SshCluster:
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
         self._pools: dict[tuple[str, bool], ThreadPoolExecutor] = {}
         self._ends = EndWatch(cluster_id)
+        self._wake: Callable[[], None] = lambda: None
 
     def use_inventory(self, inventory: Inventory) -> None:
         """Go on with the settings of a changed inventory."""
@@ -157,7 +158,8 @@ class SshCluster:
         """See `Cluster.perform`."""
         for operation in operations:
             if operation.key not in self._operations:
-                self._operations[operation.key] = self._pool_of(operation).submit(self._do, operation)
+                future = self._operations[operation.key] = self._pool_of(operation).submit(self._do, operation)
+                future.add_done_callback(lambda _: self._wake())
 
     def _pool_of(self, operation: Operation) -> ThreadPoolExecutor:
         """A node's own threads (made when needed): operations that hang on one node hold up no other's.
@@ -236,9 +238,10 @@ class SshCluster:
         """See `Cluster.busy`."""
         return frozenset(self._operations)
 
-    def watch_ends(self) -> None:
-        """Have nodes tell at once when jobs end, from now on; see `has_news`."""
-        self._ends.begin()
+    def watch_ends(self, wake: Callable[[], None]) -> None:
+        """Have nodes tell at once when jobs end, from now on; ``wake`` is called when `has_news` may have changed."""
+        self._wake = wake
+        self._ends.begin(wake)
 
     def has_news(self) -> bool:
         """Whether an operation has ended that `finished` has not told of yet, or a node told of a job's end."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -142,6 +143,7 @@ class Service:
         self._notices = NoticeDesk(self.store, say)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
+        self._ran_s = 0.0  # how long the last cycle took
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
@@ -183,6 +185,7 @@ class Service:
 
     def run(self, patience_s: float) -> None:
         """One cycle with a fresh look at the files."""
+        begun = time.monotonic()
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
             self._begin_anew()
@@ -197,6 +200,7 @@ class Service:
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
+        self._ran_s = time.monotonic() - begun
 
     def tell(self, wait_s: float = 0.0) -> None:
         """Send notices of what is new, waiting so long for what becomes of them."""
@@ -302,10 +306,16 @@ class Service:
             self._say(f"kept the old inventory: {declared.trouble}")
 
     def pause(self, stop: Stop) -> None:
-        """Wait for the next tick, or for news: a command in the inbox, an operation that ended."""
-        until = time.monotonic() + self.cycle.inventory.settings.tick_s
-        while time.monotonic() < until and not stop.wait(POLL_S):
-            if self.cluster.has_news() or self.cycle.inbox.has_any():
+        """Wait for the next tick, or for news: a command in the inbox, an operation or a job that ended.
+
+        News end it at once, but not before it has lasted as long as the cycle did: many ends in a row leave time.
+        """
+        begun = now = time.monotonic()
+        until = begun + self.cycle.inventory.settings.tick_s
+        rested = begun + min(POLL_S, self._ran_s)
+        while now < until and not stop.wait(rested - now if now < rested else POLL_S):
+            now = time.monotonic()
+            if now >= rested and (self.cluster.has_news() or self.cycle.inbox.has_any()):
                 return
 
     def close(self) -> None:
@@ -328,19 +338,28 @@ class Stop:
 
     def __init__(self) -> None:
         self._asked = False
+        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
 
     def set(self) -> None:
         """For a signal's handler."""
         self._asked = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End `wait` at once, from any thread or a signal's handler."""
+        with contextlib.suppress(BlockingIOError):  # there is much that nobody has read: it wakes as well
+            os.write(self._waking, b"\0")
 
     def is_set(self) -> bool:
         """Whether it was asked for."""
         return self._asked
 
     def wait(self, seconds: float) -> bool:
-        """The same, after so long."""
-        if not self._asked:
-            time.sleep(seconds)
+        """The same, after so long or when woken."""
+        if not self._asked and self._poll.poll(1000 * seconds):
+            os.read(self._woken, 65536)
         return self._asked
 
 
@@ -458,7 +477,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
         lock_wait = LockWait(state, say, stop, math.inf)  # to start again later would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
-        service.cluster.watch_ends()
+        service.cluster.watch_ends(stop.wake)
         relaying, relayed = Relaying(state, inventory_path, say), False
         outliving = _outliving(service, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-# A new order stands here, in `sched.order` and `sched.tally`, and for replays in `sim.orders` and `sim.knowledge`
+# A new order stands here, in `sched.order`, and for replays in `sim.orders` and `sim.knowledge`
 # (of a static one) or `sim.engine.keys` (of one that changes).
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
@@ -31,6 +31,11 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     holds_back: bool = False
     sizes: bool = False
     places: bool = False
+
+    @property
+    def orders(self) -> bool:
+        """Whether it goes through the queue in an order of its own, not by the stages of its policy."""
+        return not (self.sizes or self.places)
 
 
 AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),

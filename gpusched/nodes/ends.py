@@ -54,10 +54,10 @@ def request(names: Iterable[Awaited]) -> bytes:
     return " ".join(f"{name}:{pid}" for name, pid in sorted(names)).encode() + b"\n"
 
 
-def parse_told(line: bytes) -> Awaited:
-    """The job of a line that says that it has ended, as it was asked for."""
+def parse_told(line: bytes) -> tuple[str, int | None]:
+    """The job of a line that says that it has ended, as asked for; its launcher says it without the process."""
     name, _, pid = line.decode(errors="replace").rpartition(":")
     try:
-        return name, int(pid)
+        return name, int(pid) if pid else None
     except ValueError:
-        return "", 0
+        return "", None

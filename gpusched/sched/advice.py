@@ -4,44 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from math import inf
+from typing import Any
+
+from msgspec.structs import replace
 
 from gpusched.model.plan import LIMITS, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
-from gpusched.sched.tally import Has, NodeCount, asks_of, barred, covers, earliest, fits, need
+from gpusched.sched.alone import Alone, Has
+from gpusched.sched.decide import Answer
+from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
 from gpusched.sched.text import listed, listed_types
 
 _MOST_STEPS = 5
 
 
-def next_steps(
-    snapshot: Snapshot, job: PendingView, code: ReasonCode, counts: dict[str, NodeCount], queue: list[PendingView]
-) -> list[str]:
-    """What the user or the operator can do, given the dominant reason's code."""
-    own = [c for c in counts.values() if not barred(job, c.node)]
+def next_steps(alone: Alone, job: PendingView, code: ReasonCode, answer: Answer) -> list[str]:
+    """What the user or the operator can do, given the dominant reason's code and what the passes answer."""
     steps: Iterable[str]
     match code:
         case ReasonCode.BAD_CONSTRAINTS:
-            steps = [*_anywhere(snapshot, job, own, "total"), *_fewer(job, own, "total")]
-            steps += [*_split(job, own, "total"), *_unbar(job)]
-            steps += _elsewhere(job, counts, "total")
+            steps = [*_anywhere(alone, job, "total"), *_fewer(alone, job, "total")]
+            steps += [*_split(alone, job, "total"), *_unbar(job)]
+            steps += _elsewhere(alone, job, "total")
         case ReasonCode.REQ_NODE_NOT_AVAIL:
-            steps = [*_before(snapshot, job, own), *_bring_back(job, own), *_fewer(job, own, "usable")]
-            steps += _elsewhere(job, counts)
+            steps = [*_before(alone, job), *_bring_back(alone, job), *_fewer(alone, job, "usable")]
+            steps += _elsewhere(alone, job)
         case ReasonCode.RESOURCES:
-            steps = [*_wait(snapshot, job, counts, queue), *_anywhere(snapshot, job, own, "free")]
-            steps += [
-                *_fewer(job, own, "free"),
-                *_split(job, own, "free"),
-                *_elsewhere(job, counts),
-                *_bring_back(job, own),
-            ]
+            steps = [*_wait(alone, job, answer.queue), *_anywhere(alone, job, "free")]
+            steps += [*_fewer(alone, job, "free"), *_split(alone, job, "free")]
+            steps += [*_elsewhere(alone, job), *_bring_back(alone, job)]
         case ReasonCode.BACKFILL:
-            steps = [*_shorter(snapshot, queue, counts), *_elsewhere(job, counts)]
+            steps = [*_shorter(alone.snapshot.now, answer), *_elsewhere(alone, job)]
         case ReasonCode.PRIORITY:
-            steps = [*_head(snapshot, queue, counts), *_elsewhere(job, counts)]
+            steps = [*_head(alone, answer.queue), *_elsewhere(alone, job)]
         case _:
-            steps = _may_not_start(snapshot, job, code)
+            steps = _may_not_start(alone.snapshot, job, code)
     return list(dict.fromkeys(steps))[:_MOST_STEPS]
 
 
@@ -60,13 +59,19 @@ def refuted(step: str, starts_now: set[str]) -> bool:
 _PARTITION, _LIMIT = "partition ", "a time limit of at most "
 
 
-def _before(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount]) -> Iterator[str]:
+def _with(job: PendingView, **asked: Any) -> PendingView:
+    """The job with another request."""
+    return replace(job, spec=replace(job.spec, **asked))
+
+
+def _before(alone: Alone, job: PendingView) -> Iterator[str]:
     """The longest limit with which it would be done before its nodes are reserved."""
-    now = snapshot.now
-    begins = {one.begin for c in nodes for one in c.node.reservations if now < one.begin < now + job.limit_s}
+    now = alone.snapshot.now
+    here = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
+    begins = {one.begin for node in here for one in node.reservations if now < one.begin < now + job.limit_s}
     for begin in sorted(begins, reverse=True):
-        free = [c for c in nodes if not any(one.meets(now, begin) for one in c.node.reservations)]
-        if job.reserved is None and (wait := int(begin - now)) > 0 and fits(job, free, lambda c: c.free):
+        wait = int(begin - now)
+        if job.reserved is None and wait > 0 and alone.fits(_with(job, time_limit_s=wait)):
             yield f"{_LIMIT}{format_duration(wait)} would let it start now (-t {format_duration(wait)})"
             return
 
@@ -113,12 +118,17 @@ def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"cancel it and submit it with {' and '.join(words)}"
 
 
-def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
+def _own(alone: Alone, job: PendingView, what: Has) -> list[Amounts]:
+    """What the nodes have that the job may use."""
+    return [has for node, has in alone.nodes(what) if not barred(job, node)]
+
+
+def _fewer(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
     """The one dimension that is in the way, at what the ``spec.nodes`` best nodes have of it."""
-    needs = need(job.spec)
+    needs, nodes = need(job.spec), _own(alone, job, what)
     for i, option in enumerate(("--gpus-per-node", "--cpus-per-node", "--mem-per-node")):
         others = [j for j in range(3) if j != i]
-        has = sorted((h[i] for c in nodes if all((h := c.has(what))[j] >= needs[j] for j in others)), reverse=True)
+        has = sorted((h[i] for h in nodes if all(h[j] >= needs[j] for j in others)), reverse=True)
         if len(has) < job.spec.nodes or not 0 < (most := has[job.spec.nodes - 1]) < needs[i]:
             continue
         amount = (count_of(most, "GPU"), count_of(most, "core"), f"{format_memory(most)} of memory")[i]
@@ -126,19 +136,19 @@ def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]
         yield f"ask for at most {amount} per node{asked}"
 
 
-def _split(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
-    """The same GPUs as more and smaller parts."""
-    gpus, cores, memory = (job.spec.nodes * n for n in need(job.spec))
-    for parts in range(job.spec.nodes + 1, min(gpus, len(nodes)) + 1):
-        part = (gpus // parts, -(-cores // parts), -(-memory // parts))
-        if gpus % parts == 0 and sum(1 for c in nodes if covers(c.has(what), part)) >= parts:
-            yield f"spread it over {parts} nodes, if it supports that (-N {parts} --gpus-per-node {part[0]})"
+def _split(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
+    nodes = _own(alone, job, what)
+    for spec in over_more_nodes(job.spec, len(nodes)):
+        if sum(covers(has, need(spec)) for has in nodes) >= spec.nodes:
+            options = f"-N {spec.nodes} --gpus-per-node {spec.gpus_per_node}"
+            yield f"spread it over {spec.nodes} nodes, if it supports that ({options})"
             return
 
 
-def _anywhere(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
+def _anywhere(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
     """Where it asks for one rack, and several would do."""
-    if not asks_of(snapshot, job, nodes)[0].one_rack or not fits(job, nodes, lambda count: count.has(what)):
+    spread = _with(job, max_spread="any", placement_wait_s=0.0)
+    if not alone.asks(job)[0].spread or not alone.fits(spread, what):
         return
     option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
     yield f"allow several racks ({option})" + (" now" if what == "free" else "")
@@ -153,50 +163,50 @@ def _unbar(job: PendingView) -> Iterator[str]:
         yield f"see why earlier attempts failed on {listed(list(job.excluded_nodes))}"
 
 
-def _elsewhere(job: PendingView, counts: dict[str, NodeCount], what: Has = "free") -> Iterator[str]:
-    needs = need(job.spec)
-    others = (c for c in counts.values() if c.node.partition != job.spec.partition)
-    fitting = Counter(c.node.partition for c in others if covers(c.has(what), needs))
+def _elsewhere(alone: Alone, job: PendingView, what: Has = "free") -> Iterator[str]:
+    needs, own = need(job.spec), job.spec.partition
+    fitting = Counter(n.partition for n, has in alone.nodes(what) if n.partition != own and covers(has, needs))
     for partition, nodes in fitting.items():
         if nodes >= job.spec.nodes:
             yield f"{_PARTITION}{partition} could run it" + (" now" if what == "free" else "")
 
 
-def _bring_back(job: PendingView, nodes: list[NodeCount]) -> Iterator[str]:
+def _bring_back(alone: Alone, job: PendingView) -> Iterator[str]:
     needs = need(job.spec)
-    for count in nodes:
-        node = count.node
+    for node, usable in alone.nodes("usable"):
+        if barred(job, node):
+            continue
         if not node.available:
-            if covers(count.total, needs):
+            if covers(total_of(node), needs):
                 kind, colon, detail = node.unavailable_reason.partition(":")
                 verb = "resume" if kind.upper().startswith("DRAIN") else "bring back"
                 yield f"{verb} {node.name} ({kind.lower() + colon + detail or 'not available'})"
-        elif count.usable[0] < needs[0] <= count.total[0]:
+        elif usable[0] < needs[0] <= len(node.gpus):
             for gpu, why in sorted(node.blocked.items()):
                 what = "end the foreign process on" if why.startswith("BUSY") else "repair"
                 yield f"{what} GPU {gpu} of {node.name} ({why})"
 
 
-def _wait(
-    snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount], queue: list[PendingView]
-) -> Iterator[str]:
+def _wait(alone: Alone, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
     """By the limits alone; where others are before it, they may take the room first."""
-    if by_limits := earliest(snapshot, job, counts):
+    if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
         unless = "" if first else " unless jobs ahead of it take the room"
-        yield f"wait: at most {format_duration(by_limits[0] - snapshot.now)}{unless} ({by_limits[1]})"
+        yield f"wait: at most {format_duration(by_limits[0] - alone.snapshot.now)}{unless} ({by_limits[1]})"
 
 
-def _shorter(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCount]) -> Iterator[str]:
-    by_limits = earliest(snapshot, queue[0], counts) if queue else None
-    if by_limits and (wait := int(by_limits[0] - snapshot.now)) > 0:
-        limit = format_duration(wait)
+def _shorter(now: float, answer: Answer) -> Iterator[str]:
+    """Of a job that must not delay another; nothing is certain where others before that start now."""
+    if answer.head is None or (answer.head[0] in answer.queue and answer.head[0] is not answer.queue[0]):
+        return
+    if 1 <= (wait := answer.head[1] - now) < inf:
+        limit = format_duration(int(wait))
         yield f"{_LIMIT}{limit} would let it start now (-t {limit})"
 
 
-def _head(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCount]) -> Iterator[str]:
+def _head(alone: Alone, queue: list[PendingView]) -> Iterator[str]:
     if not queue:
         return
-    by_limits = earliest(snapshot, queue[0], counts)
-    when = f"; it can start in {format_duration(by_limits[0] - snapshot.now)} ({by_limits[1]})" if by_limits else ""
+    by_limits, now = alone.earliest(queue[0]), alone.snapshot.now
+    when = f"; it can start in {format_duration(by_limits[0] - now)} ({by_limits[1]})" if by_limits else ""
     yield f"wait for job {queue[0].id}, first in the queue{when}"

@@ -19,11 +19,11 @@ from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
-from gpusched.sched.keeping import kept_clear
+from gpusched.sched.keeping import Kept, kept_clear
 from gpusched.sched.reasons import Block, Verdicts, holds_back
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
+from gpusched.sched.state import BACKFILL, BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import waits_now
@@ -61,7 +61,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     if not eligible:
         return Plan(actions=resizes, reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
-    effects = _Effects(troubles, {}, [], {})
+    effects = _Effects(troubles, {}, [], {}, [])
     waiting, outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
@@ -79,9 +79,10 @@ class Answer(NamedTuple):
         reason: Why it does not start; None: it does.
         ordered: All jobs of its partition that may start, from first to last. queue: Those of them that could run and
             that no limit holds.
-        head: The first of them that blocks, and when it can start at the latest, by limits (Unix seconds); None: nobody
-            does.
+        head: The first of them that blocks, or the one that waits for the end of a reservation and would be delayed by
+            this job, and when that can start at the latest, by limits (Unix seconds); None: there is none.
         better: Whether it could start, and waits for a better place.
+        racks: On how many racks it could start, where it waits for a better place or for one rack.
         exceeded: The bounds that leave too little for it (index into `Snapshot.bounds`), each with its reason.
     """
 
@@ -90,21 +91,19 @@ class Answer(NamedTuple):
     queue: list[PendingView]
     head: tuple[PendingView, float] | None
     better: bool
+    racks: int | None
     exceeded: list[tuple[int, Reason]]
 
 
 def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     """What the passes answer for a job of the partition. Agents and solvers are not asked, nobody draws or sizes."""
-    policies = {
-        name: replace(policy, agent=None, sizes="base", place=_UNASKED.get(policy.place, policy.place))
-        for name, policy in snapshot.policies.items()
-    }
+    policies = {name: replace(p, place=_UNASKED.get(p.place, p.place)) for name, p in snapshot.policies.items()}
     snapshot = replace(snapshot, policies=policies)
     world = node_arrays_of(snapshot)
     eligible = [job for job in snapshot.pending if ineligible(job, snapshot.now, policies) is None]
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
-    effects = _Effects({}, {}, [], {})
-    waiting, outcome, blocks = _run(snapshot, world, waiting, {}, effects)
+    effects = _Effects({}, {}, [], {}, [])
+    waiting, outcome, blocks = _run(snapshot, world, waiting, None, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
     of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
@@ -112,12 +111,19 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     at = next((job for job in queue if views[job].id == job_id), -1)
     verdicts.add(queue, block, reasons, only=at)
     counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
+    own = at >= 0 and job_id in effects.reasons
+    heads = [(k.job, k.begin) for k in effects.kept if own and outcome.code[at] == BACKFILL and at in k.behind]
+    heads += [(block.head, block.shadow)] if block.head >= 0 else []
+    reason = (reasons | effects.reasons).get(job_id)
+    better = own and outcome.code[at] == POLICY
+    waits = better or (reason is not None and at >= 0 and verdicts.waits_until(at, block.policy) is not None)
     return Answer(
-        reason=(reasons | effects.reasons).get(job_id),
+        reason=reason,
         ordered=[views[job] for job in queue],
         queue=[views[job] for job in counted],
-        head=(views[block.head], block.shadow) if block.head >= 0 else None,
-        better=at >= 0 and outcome.code[at] == POLICY and job_id in effects.reasons,
+        head=next(((views[job], when) for job, when in heads), None),
+        better=better,
+        racks=verdicts.racks_now(at) if waits else None,
         exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
     )
 
@@ -126,12 +132,13 @@ _UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "n
 
 
 class _Effects(NamedTuple):
-    """What partitions' decisions leave beside the arrays; see `Context`."""
+    """What partitions' decisions leave beside the arrays; see `Context`. ``kept``: for whom nodes are kept."""
 
     troubles: dict[str, str]
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
+    kept: list[Kept]
 
 
 def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
@@ -189,18 +196,19 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 
 def _run(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
+    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model] | None, effects: _Effects
 ) -> tuple[Waiting, Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
 
-    The jobs come back with what is kept for others in their masks.
+    The jobs come back with what is kept for others in their masks. ``models``: None: no agent is asked.
     """
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     scratch = scratch_for(world, waiting, releases)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
     if world.reserved:
-        waiting = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
+        waiting, kept = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
+        effects.kept.extend(kept)
         scratch = scratch_for(world, waiting, releases)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
@@ -212,7 +220,7 @@ def _run(
             name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
             effects.reasons, costs,
         )  # fmt: skip
-        if policy.agent is not None and not policy.traits.sizes:
+        if models is not None and policy.agent is not None and not policy.traits.sizes:
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))

@@ -9,14 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of
 from gpusched.sched.advice import next_steps
+from gpusched.sched.alone import Alone
 from gpusched.sched.decide import Answer, ask
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.tally import NodeCount, asks_of, counts_of, covers, need, racks_of, shortfall_of, shut
+from gpusched.sched.tally import Amounts, covers, need, shortfall_of, shut, total_of
 from gpusched.sched.text import ELSEWHERE, HELD_BACK, before_it
-from gpusched.sched.topology.spread import gives_up, splits
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
@@ -41,7 +41,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         next_steps: What would help, most useful first.
         racks: On how many racks it could start now, where it waits for one, or for a better place.
         beside: Of a job that a limit holds: which limits hold it besides, and who goes first once they do not; or "".
-        head: Its partition's first job that blocks others, "": nobody does.
+        head: Whom it must not delay: its partition's first job that blocks others, or the one that waits for the end
+            of a reservation; "": nobody.
         head_at: When that can start at the latest, by limits, Unix seconds; infinite: not by these.
     """
 
@@ -68,28 +69,27 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     job = next((j for j in snapshot.pending if j.id == job_id), None)
     if job is None:
         raise KeyError(job_id)
-    counts = counts_of(snapshot)
-    own = [c for c in counts.values() if c.node.partition == job.spec.partition]
+    alone = Alone(snapshot)
+    own = ((node, free) for node, free in alone.nodes("free") if node.partition == job.spec.partition)
     answer = ask(snapshot, job_id, job.spec.partition)
     at = next((i for i, j in enumerate(answer.queue) if j.id == job_id), None)
     place = 0 if at is None else sum(1 + j.behind for j in answer.queue[:at])
     reason = ineligible(job, snapshot.now, snapshot.policies) or answer.reason or _FITS
     if at is not None:
         reason = _undecided(snapshot, job, place, reason)
-    waits = answer.better or _waits_for_rack(snapshot, job, own) is not None
     steps = ["accept what is free (--wait-for-placement 0) now"] if answer.better else []
-    head = answer.head
+    head, head_at = answer.head or (None, math.inf)
     return Explanation(
         job_id=job_id,
         reason=reason,
-        nodes=tuple(_verdict(job, count, snapshot.now) for count in own),
+        nodes=tuple(_verdict(job, node, free, snapshot.now) for node, free in own),
         position=None if at is None else place + 1,
         queue_length=sum(1 + j.behind for j in answer.queue),
-        next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, answer.queue)),
-        racks=_racks_now(job, own) if waits else None,
+        next_steps=(*steps, *next_steps(alone, job, reason.code, answer)),
+        racks=answer.racks,
         beside=_beside_limit(snapshot, job, answer),
-        head=head[0].id if head is not None else "",
-        head_at=head[1] if head is not None else math.inf,
+        head=head.id if head is not None else "",
+        head_at=head_at,
     )
 
 
@@ -141,22 +141,8 @@ def _before(snapshot: Snapshot, job: PendingView, ordered: list[PendingView]) ->
     ]
 
 
-def _waits_for_rack(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount]) -> float | None:
-    """Until when it waits for better nodes than there are now; None: it does not."""
-    policy = snapshot.policies.get(job.spec.partition)
-    if policy is None:
-        return None
-    return gives_up(job, policy, lambda at: asks_of(snapshot, job, nodes, at), snapshot.now)
-
-
-def _racks_now(job: PendingView, nodes: list[NodeCount]) -> int | None:
-    """On how many racks it could start now."""
-    found = (racks_of(job, nodes, lambda count: count.free, ask) for ask in splits(job.spec))
-    return next((racks for racks in found if racks is not None), None)
-
-
-def _verdict(job: PendingView, count: NodeCount, now: float) -> NodeVerdict:
-    node, needs, free, total = count.node, need(job.spec), count.free, count.total
+def _verdict(job: PendingView, node: NodeView, free: Amounts, now: float) -> NodeVerdict:
+    needs, total = need(job.spec), total_of(node)
     dimension: Dimension
     if text := shut(job, node, now):
         dimension = "barred"
@@ -166,5 +152,5 @@ def _verdict(job: PendingView, count: NodeCount, now: float) -> NodeVerdict:
     elif covers(free, needs):
         dimension, text = "", f"fits: {free[0]} of {total[0]} GPUs and {free[1]} of {total[1]} cores free"
     else:
-        dimension, text = shortfall_of(count, needs)
+        dimension, text = shortfall_of(node, free, needs)
     return NodeVerdict(node=node.name, fits=not dimension, dimension=dimension, text=text)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.backfill import reserve_any
@@ -27,7 +26,7 @@ from gpusched.sched.text import would_delay
 _BEHIND, _LATE = 1, 2  # would end before the job's time; would not
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """``rows``: of nodes kept for a job from ``begin`` to ``end``; ``behind``: who is behind it."""
 
     job: int
@@ -40,34 +39,33 @@ class _Kept(NamedTuple):
 def kept_clear(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, releases: Releases, scratch: Scratch,
     reasons: dict[str, Reason],
-) -> Waiting:  # fmt: skip
-    """The jobs with what is kept for others in their masks; as given, where nobody waits for the end of a reservation.
+) -> tuple[Waiting, list[Kept]]:  # fmt: skip
+    """The jobs with what is kept for others in their masks, and that; as given, where nobody waits for such an end.
 
     ``reasons`` gets those of jobs that nothing but that holds back. ``scratch`` fits the jobs as given, and their
     feasibility is set.
     """
     waits = waiting.jobs.feasibility[waiting.jobs.shape] == RESERVED
+    found: list[Kept] = []
     if not waits.any():
-        return waiting
-    found = []
+        return waiting, found
     for name, policy in snapshot.policies.items():
-        own = waiting.queues.get(name, [])
-        if own and waits[own].any() and (policy.agent is not None or policy.backfill in ("none", "easy")):
-            kept = _first(waiting, name, policy, waits, world, releases, scratch)
+        own, ordering = waiting.queues.get(name, []), policy.agent is not None and policy.traits.orders
+        if own and waits[own].any() and (ordering or policy.backfill in ("none", "easy")):
+            queue = waiting.ordered(name, "fifo" if ordering else policy.order)
+            kept = _first(waiting, queue, waits, world, releases, scratch)
             if kept is not None:
                 found.append(kept)
     for kept in found:
         waiting = _behind(waiting, kept, world, snapshot.now, scratch, reasons)
-    return waiting
+    return waiting, found
 
 
 def _first(
-    waiting: Waiting, partition: str, policy: PolicySpec, waits: np.ndarray, world: NodeArrays, releases: Releases,
-    scratch: Scratch,
-) -> _Kept | None:  # fmt: skip
-    """The first of a partition's jobs that wait for the end of a reservation and get a place, with that."""
+    waiting: Waiting, queue: Ints, waits: np.ndarray, world: NodeArrays, releases: Releases, scratch: Scratch
+) -> Kept | None:
+    """The first of a partition's queue that waits for the end of a reservation and gets a place, with that."""
     jobs, now = waiting.jobs, world.reserved.now
-    queue = waiting.ordered(partition, policy.order if policy.agent is None else "fifo")
     for at in np.flatnonzero(waits[queue]).tolist():
         job = int(queue[at])
         if exceeds(jobs.links, jobs.room, jobs.account, job):
@@ -78,12 +76,12 @@ def _first(
         )
         if begin < np.inf:
             rows = scratch.chosen[: waiting.requests.parts[given]].copy()
-            return _Kept(job, rows, float(begin), float(begin) + limit, queue[at + 1 :])
+            return Kept(job, rows, float(begin), float(begin) + limit, queue[at + 1 :])
     return None
 
 
 def _behind(
-    waiting: Waiting, kept: _Kept, world: NodeArrays, now: float, scratch: Scratch, reasons: dict[str, Reason]
+    waiting: Waiting, kept: Kept, world: NodeArrays, now: float, scratch: Scratch, reasons: dict[str, Reason]
 ) -> Waiting:
     """Those behind a job with masks of their own, which know what is kept."""
     jobs, requests, calendar = waiting.jobs, waiting.requests, waiting.calendar
@@ -127,7 +125,7 @@ def _set_late(waiting: Waiting, world: NodeArrays, scratch: Scratch, count: int)
             jobs.feasibility[shape] = BACKFILL
 
 
-def _with(calendar: Calendar, kept: _Kept, rows: int) -> Calendar:
+def _with(calendar: Calendar, kept: Kept, rows: int) -> Calendar:
     """The calendar of masks three times as long, of which the last two thirds know what is kept."""
     size, more = len(calendar.base), len(kept.rows)
     node = np.concatenate((calendar.node, kept.rows))

@@ -1,7 +1,4 @@
-"""The order of a queue: explicit priority first, then the policy's key, then Slurm's priority, submit time and id.
-
-`tally.plain_order` says the same in plain Python; a test holds the two together.
-"""
+"""The order of a queue: explicit priority first, then the policy's key, then Slurm's priority, submit time and id."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -164,7 +165,7 @@ class Verdicts:
             missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
-            waits = self._waits(shape, job, block) if patient else ""
+            waits = self._waits(job, block.policy) if patient else ""
             message = waits or self._shortage("waits for", "free", self._world.resources, shape)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
@@ -188,26 +189,30 @@ class Verdicts:
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]
 
-    def _waits(self, shape: int, job: int, block: Block) -> str:
+    def _waits(self, job: int, policy: PolicySpec) -> str:
         """Of a job that waits for one rack, that it does; else ""."""
-        view, requests, jobs = self._waiting.views[job], self._waiting.requests, self._waiting.jobs
-        mask, partition = int(requests.mask[shape]), view.spec.partition
+        until = self.waits_until(job, policy)
+        view = self._waiting.views[job]
+        return "" if until is None else waits_text(until, self._now, policy, view, self.racks_now(job))
 
-        def possible(ask: Ask) -> bool:
-            return racks_for_ask(self._world.usable, self._world, jobs.masks, mask, partition, ask) is not None
+    def waits_until(self, job: int, policy: PolicySpec) -> float | None:
+        """Until when a job waits for better nodes than there are now (Unix seconds); None: it does not."""
+        view = self._waiting.views[job]
 
         def asked_at(at: float) -> tuple[Ask, ...]:
-            return asks(view, block.policy, at, self._world.racked, possible)
+            possible = partial(self._racks, self._world.usable, job)
+            return asks(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
 
-        until = gives_up(view, block.policy, asked_at, self._now)
-        if until is None:
-            return ""
-        found = (
-            racks_for_ask(self._world.resources, self._world, jobs.masks, mask, partition, looser)
-            for looser in splits(view.spec)
-        )
-        on = next((racks for racks in found if racks is not None), None)
-        return waits_text(until, self._now, block.policy, view, on)
+        return gives_up(view, policy, asked_at, self._now)
+
+    def racks_now(self, job: int) -> int | None:
+        """On how many racks a job could start once all is started; None: it could not."""
+        found = (self._racks(self._world.resources, job, ask) for ask in splits(self._waiting.views[job].spec))
+        return next((racks for racks in found if racks is not None), None)
+
+    def _racks(self, resources: Resources, job: int, ask: Ask) -> int | None:
+        waiting, mask = self._waiting, int(self._waiting.requests.mask[self._shapes[job]])
+        return racks_for_ask(resources, self._world, waiting.jobs.masks, mask, waiting.views[job].spec.partition, ask)
 
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)

@@ -34,9 +34,11 @@ from gpusched.sim.engine.placing import (
     ALIGNED,
     BALANCED,
     CHEAPEST,
+    CLASS,
     DRAWN,
     FEWEST,
     ONE_RACK,
+    QUEUE,
     RACK_WAIT,
     Network,
     Placing,
@@ -132,19 +134,19 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
             jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
         ),
     )
-    empty = np.full(classes, -1, np.int64)
+    queue = world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3]
+    own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
     queues = len(world.sim.dirty) * parts
     own_wait_s = world.policy.place_wait_s
     wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, Placing(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
-        patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
-        queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
-        size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
-        head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
-        held=np.full(queues, len(trace), np.int64), oldest=np.full(queues, len(trace), np.int64),
-        since=np.zeros(queues), wake=np.full(1, np.inf), at=np.zeros(1, np.int64),
+        patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
+        classes=filled(CLASS, classes, queue=queue, gpus=own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
+        queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
+        wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
+        backfill=BACKFILLS[backfill],
     )  # fmt: skip
 
 
@@ -263,7 +265,7 @@ def walked(world: World, of: Placing) -> tuple[World, Walk]:
     assert network is not None
     links = pace.links
     assert links is not None
-    classes, laid_out, sure = len(of.head), ways._replace(shape=chain), network.sure or network.model
+    classes, laid_out, sure = len(of.classes), ways._replace(shape=chain), network.sure or network.model
     sure_ways = _ways(world, ways.kind, [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())], sure)
     costs = Costs(
         links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,

@@ -13,8 +13,7 @@ from gpusched.sched.state import BACKFILLS, filled
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.placing import run_placed
-from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
+from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.sized import run_sized
@@ -52,11 +51,6 @@ def _by(run: Loop[State], world: World, state: State) -> tuple[World, Runner]:
     return world, lambda log: run(sim, log, passes, state)
 
 
-def _placed_easy(world: World) -> tuple[World, Runner]:
-    world, placing = with_ways(world)
-    return _by(run_placed_easy, world, with_backfill(placing))
-
-
 def _sized(world: World) -> tuple[World, Runner]:
     world, sizer = with_sizes(world)
     return world, sized_run(world, sizer)
@@ -89,10 +83,6 @@ def _fixed(world: World, strict: bool) -> Fixed:
     return Fixed(waitlist, filled(LAST, 1, head=-1), PLACEMENTS[world.rule], BACKFILLS[world.policy.backfill])
 
 
-def _is_placed(world: World) -> bool:
-    return world.options.network is not None
-
-
 def _is_strict(world: World) -> bool:
     """One queue whose head waits, on nodes that stay; with speeds a loop less is compiled."""
     sim = world.sim
@@ -101,8 +91,7 @@ def _is_strict(world: World) -> bool:
 
 KINDS = (
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
-    RunKind("placed+easy", lambda w: _is_placed(w) and w.policy.backfill == "easy", _placed_easy, run_placed_easy, 1),
-    RunKind("placed", _is_placed, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
+    RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
     RunKind("sized", lambda w: w.policy.chooses_sizes and w.options.elastic is not None, _sized, run_sized, 1),
     RunKind("agent", lambda w: w.policy.by_agent, _by_agent),
     RunKind("mapped", is_mapped, lambda w: (w, MappedRun(w))),

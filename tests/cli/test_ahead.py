@@ -12,7 +12,9 @@ import pytest
 from gpusched.config.inventory import load_inventory
 from gpusched.config.users import user_name
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import Gpu, NodeReading, NodeState
+from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import NodeRecord, Run, Store
 from tests.cli.conftest import Site
 
@@ -110,6 +112,25 @@ def test_without_a_history_everybody_uses_the_limit(cluster: Cluster) -> None:
     shown = datetime.fromisoformat(f"{day} {said[2]}").astimezone()
     assert abs((shown - median).total_seconds()) <= 120
     assert f"sooner after job {first} of" in out
+
+
+def test_where_an_agent_is_out_the_reason_is_its_fallback_s(cluster: Cluster) -> None:
+    """Under the stages of its own file the small job would wait for the large one, whatever its limit."""
+    policies = cluster.site.inventory.parent / "policies"
+    policies.mkdir(exist_ok=True)
+    (policies / "learned.yaml").write_text("agent: rltune\nfallback: easy\n")
+    cluster.site.inventory.write_text(INVENTORY.replace("policy: easy", "policy: learned"))
+    cluster.run("a1", 8, 1.0, "3h")
+    cluster.wait(16)
+    small = cluster.wait(4, "5h")
+    assert cluster.why(small)["reason"] == ReasonCode.PRIORITY
+    store = Store.create_or_open(cluster.site.state)
+    with store.transaction():
+        store.put_fallbacks(
+            [Fallback(partition="A100", policy="learned", version="", fallback="easy", why="no weights", since=1.0)]
+        )
+    store.close()
+    assert cluster.why(small)["reason"] == ReasonCode.BACKFILL
 
 
 def test_with_a_history_runs_end_as_the_users_runs_did(cluster: Cluster) -> None:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from gpusched.client.wait import OUTPUT_S
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import (
     AnyCommand,
@@ -22,6 +24,7 @@ from gpusched.model.commands import (
     SetPriority,
 )
 from gpusched.model.jobs import JobState
+from gpusched.queue.store import RankRecord, Store
 from tests.cli.conftest import GPUSCHED, Site
 
 
@@ -227,6 +230,34 @@ def test_wait_gives_up(site: Site) -> None:
     done = site.call("wait", job_id, "--timeout", "1s")
     assert (done.code, done.out) == (1, "")
     assert f"still running after 1 s: {job_id}" in done.err
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_wait_waits_for_the_rest_of_an_o_file(site: Site, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    job_id = site.submit("-F", "one", "-o", "/data/%j.out", "--", "x")
+    site.fold()
+    site.start(job_id)
+    site.end(job_id, JobState.FAILED, 5)
+    rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="pc1", runtime="process", output=f"/data/{job_id}.out")
+
+    def put(rank: RankRecord) -> None:
+        store = Store.create_or_open(site.state)
+        with store.transaction():
+            store.put_ranks([rank])
+        store.close()
+
+    put(rank)
+    waited = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waited
+        if answers and waited < 10 <= waited + seconds:
+            put(msgspec.structs.replace(rank, collected=True))
+        waited += seconds
+
+    monkeypatch.setattr("gpusched.client.wait.time", SimpleNamespace(sleep=sleep, monotonic=lambda: waited))
+    assert site.call("wait", job_id).code == 5
+    assert waited == pytest.approx(10 if answers else OUTPUT_S, abs=1)
 
 
 def test_wait_is_no_busy_loop(site: Site) -> None:

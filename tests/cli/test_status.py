@@ -55,6 +55,20 @@ def test_who_was_stopped_for_others_is_told(site: Site) -> None:
     assert "preemptible" not in site.call("show", never).ok().out
 
 
+def test_a_partition_that_does_not_exist_is_not_idle(site: Site) -> None:
+    for options in ((), ("--json",)):
+        done = site.call("status", "-p", "A10", *options)
+        assert done.code == 2
+        assert "there is no partition 'A10'; did you mean 'A100'?" in done.err + done.out
+    assert site.call("status", "-p", "A100", "--json").ok().json == []
+    job_id = site.submit()
+    site.fold()
+    spec = site.change(job_id).spec
+    site.change(job_id, spec=msgspec.structs.replace(spec, partition="left"), state=JobState.CANCELLED)
+    assert [job["id"] for job in site.call("status", "-p", "left", "--json").ok().json] == [job_id]
+    assert site.call("status", "-p", "left", "-s", "running", "--json").ok().json == []
+
+
 def test_counts_are_of_the_user_and_partition_asked_for(site: Site) -> None:
     mine, also, ours = site.submit(), site.submit("--array", "0-4", "-F", "s-V100", "--", "true"), site.submit()
     site.fold()

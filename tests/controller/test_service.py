@@ -11,14 +11,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpusched.cluster.base import Observation
 from gpusched.controller import service as module
-from gpusched.controller.service import Service, run_forever, tick_once
+from gpusched.controller.service import Service, Stop, run_forever, tick_once
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -61,7 +61,7 @@ class Nodes(ImaginedCluster):
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory
 
-    def watch_ends(self) -> None:
+    def watch_ends(self, wake: Callable[[], None]) -> None:
         pass
 
     def has_news(self) -> bool:
@@ -292,6 +292,41 @@ def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Instal
     service.cycle.inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
     service.pause(Stop())
     assert len(waits) == 9
+
+
+def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends that come one after another leave the controller time for nothing else otherwise."""
+    service, now, waits = site.start(), 0.0, list[float]()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    service.cluster.has_news = lambda: True  # type: ignore[method-assign]
+
+    class Woken(Stop):
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            waits.append(seconds)
+            now += min(seconds, 0.03)
+            return False
+
+    for ran_s, rested_s in ((0.01, 0.01), (0.1, 0.1), (5.0, module.POLL_S)):
+        service._ran_s, now = ran_s, 0.0
+        service.pause(Woken())
+        assert now == pytest.approx(rested_s, abs=1e-9)
+        assert waits[-1] <= 0.03
+
+
+def test_a_wait_ends_when_it_is_woken() -> None:
+    stop = Stop()
+    for asked in (False, True):
+        thread = threading.Timer(0.05, stop.set if asked else stop.wake)
+        thread.start()
+        assert stop.wait(60.0) is asked
+        thread.join()
+    assert stop.wait(60.0), "and from then on at once"
+    for _ in range(100_000):
+        stop.wake()
+    assert stop.wait(60.0), "the pipe is full"
 
 
 def test_logs_that_cannot_be_taken_back_are_told_of(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:

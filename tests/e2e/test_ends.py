@@ -72,18 +72,18 @@ def test_the_next_job_starts_when_the_one_before_has_ended(
     site: Cluster, how: str, share: Path, record_property: Callable[[str, object], None]
 ) -> None:
     site.runtime = how.split()[0]
-    wait = f"until [ -e {share}/go ]; do sleep 0.05; done"
+    wait = f"until [ -e {share}/go ]; do sleep 0.05; done; touch {share}/end"
     mount = () if site.runtime == "process" else ("--mount", f"{share}:{share}")
     first = site.sh(wait, *all_of(how), *mount)
     second = site.sh("exit 3", *all_of(how))
     site.wait_state(first, "RUNNING", timeout=90)
     site.wait_state(second, "PENDING")
     (share / "go").touch()
-    job = site.wait_state(first, "COMPLETED", timeout=90)
+    site.wait_state(first, "COMPLETED", timeout=90)
     assert site.wait_state(second, "FAILED", timeout=90).exit_code == 3
     seen = next(event.time for event in site.events(first) if event.kind == "ended")
-    assert job.end_time is not None
-    record_property("figure", f"the end of a job ({how}) was seen {seen - job.end_time:.2f} s after it")
+    ended = (share / "end").stat().st_mtime  # podman gives its ends in whole seconds
+    record_property("figure", f"the end of a job ({how}) was seen {seen - ended:.2f} s after it")
 
 
 def test_nothing_waits_on_a_node_once_the_controller_is_gone_and_a_new_one_waits_again(site: Cluster) -> None:

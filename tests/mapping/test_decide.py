@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from gpusched.config.policies import load_policy
 from gpusched.model.plan import ReasonCode
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
-from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.snapshot import NodeView, Snapshot
+from gpusched.sched.alone import Alone, in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
@@ -26,7 +27,7 @@ from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.problem import Problem
 from gpusched.sched.mapping.queue import unfit_of
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, plain_order
+from gpusched.sched.tally import barred
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
 
 SPEEDS = {"cnn*": {"A100": 1.0, "V100": 0.9, "K80": 0.5}, "*": {"A100": 1.0, "V100": 0.5, "K80": 0.1}}
@@ -57,7 +58,7 @@ def test_nobody_overtakes_whom_the_order_protects(snap: Snapshot) -> None:
     """Without backfill: a prefix of the queue. With EASY: the head's start is no later than its reservation."""
     snap = mapped(snap)
     plan = decide(snap)
-    queue = [j.id for j in plain_order(snap, "p") if plan.reasons.get(j.id, None) is None or _could_run(plan, j.id)]
+    queue = [j.id for j in in_order(snap, "p") if plan.reasons.get(j.id, None) is None or _could_run(plan, j.id)]
     starts = started(plan)
     if snap.policies["p"].backfill == "none":
         flags = [job in starts for job in queue]
@@ -76,22 +77,18 @@ def _could_run(plan: object, job: str) -> bool:
 def _best_end(snap: Snapshot, job_id: str) -> float:
     """When the job ends at the latest where it ends first, by limits and speeds; of one that mixes types: its start."""
     job = next(j for j in snap.pending if j.id == job_id)
-    counts = {name: count for name, count in counts_of(snap).items() if not barred(job, count.node)}
-    speed = speeds_by_name(SPEEDS, job.spec.name, kinds := tuple({c.node.gpu_type for c in counts.values()}))
-    of = {kind: {n: c for n, c in counts.items() if c.node.gpu_type == kind} for kind in kinds}
-    has = {k: s for k, s in zip(kinds, speed, strict=True) if fits(job, of[k].values(), lambda c: c.usable)}
+    kinds = tuple({node.gpu_type for node in snap.nodes if not barred(job, node)})
+    speed = dict(zip(kinds, speeds_by_name(SPEEDS, job.spec.name, kinds), strict=True))
+    of = {kind: Alone(msgspec.structs.replace(snap, nodes=_of_type(snap, kind))) for kind in kinds}
+    has = {kind: speed[kind] for kind in kinds if of[kind].fits(job, "usable")}
     if not has:
-        return _start(snap, job, counts)
+        return Alone(snap).when(job)
     best = max(has.values())
-    return min(_start(snap, job, of[k]) + job.spec.time_limit_s * best / s for k, s in has.items())
+    return min(of[k].when(job) + job.spec.time_limit_s * best / s for k, s in has.items())
 
 
-def _start(snap: Snapshot, job: PendingView, counts: dict[str, NodeCount]) -> float:
-    """When the job fits on these nodes at the latest, by the limits."""
-    if fits(job, counts.values(), lambda c: c.free):
-        return snap.now
-    found = earliest(snap, job, counts)
-    return found[0] if found else float("inf")
+def _of_type(snap: Snapshot, kind: str) -> tuple[NodeView, ...]:
+    return tuple(node for node in snap.nodes if node.gpu_type == kind)
 
 
 @QUICK

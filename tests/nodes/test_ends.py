@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import subprocess
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def transport() -> Iterator[Counting]:
 @pytest.fixture
 def watch() -> Iterator[EndWatch]:
     watch = EndWatch(CLUSTER)
-    watch.begin()
+    watch.begin(lambda: None)
     yield watch
     watch.close()
 
@@ -136,6 +137,36 @@ def test_an_end_is_told_and_seen_by_the_next_probe(
     first.end()
     wait_until(lambda: watch.is_due(()), what="the first one's end")
     assert len(transport.sessions) == 1, "one channel for all"
+
+
+def test_who_waits_for_news_is_woken(transport: Counting, jobs: Callable[..., Job], python: bool) -> None:
+    woken, job = threading.Event(), jobs()
+    watch = EndWatch(CLUSTER)
+    watch.begin(woken.set)
+    try:
+        watch.update(NODE, transport, reading(job))
+        assert not woken.is_set()
+        job.end()
+        assert woken.wait(60)
+        assert watch.is_due(())
+    finally:
+        watch.close()
+
+
+def test_launchers_on_nodes_without_python3_say_it_themselves(
+    watch: EndWatch, transport: Counting, jobs: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Nothing looks at the process, which goes on: what comes is the launcher's word."""
+    probing._memories.setdefault(cast(Transport, transport), probing._Memory()).mode = "sh"
+    first, second = jobs(True), jobs(True)
+    pipe = tmp_path / "gpusched-node" / CLUSTER / NODE / "ended"
+    watch.update(NODE, transport, reading(first, second))
+    wait_until(pipe.is_fifo, what="the pipe")
+    subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=60)
+    wait_until(lambda: watch.is_due(()), what="the launcher's word")
+    assert {name for name, _ in watch._nodes[NODE]._told} == {second.name}
+    watch.close()
+    wait_until(lambda: not pipe.exists(), what="its removal")
 
 
 def test_what_has_ended_but_is_not_written_down_is_looked_at_a_few_times(
@@ -279,7 +310,7 @@ def test_a_node_without_a_session_to_spare_is_asked_all_the_same(testbed: Testbe
         machine.start_sshd()
         assert cluster._transport(node).run(runtime.launch(request), 60).stdout == b"launched\n"
         wait_until(is_read, what="the job")
-        cluster.watch_ends()
+        cluster.watch_ends(lambda: None)
         wait_until(has_channel, what="the channel")
         other = wait_until(lambda: soon(lambda: cluster._transport(node).session(("cat",))), what="another session")
         assert other is not None

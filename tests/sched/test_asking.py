@@ -14,11 +14,27 @@ from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
 from tests.sched.limited import limited
 from tests.sched.test_reservations import reserved_snapshots
-from tests.sched.worlds import snapshots
+from tests.sched.worlds import after, snapshots
+
+
+def undrawn(snap: Snapshot) -> Snapshot:
+    """Where the naive placement is, nobody knows what it draws."""
+    drawn = {name: replace(p, place="first-fit") for name, p in snap.policies.items() if p.place == "naive"}
+    return replace(snap, policies=snap.policies | drawn)
+
+
+@st.composite
+def by_agents(draw: st.DrawFn) -> Snapshot:
+    """Nodes are reserved, and agents without weights are in charge: what decides are the stages of their policies."""
+    snap = undrawn(draw(reserved_snapshots()))
+    agents = {name: draw(st.sampled_from(["rltune", "dl2", "topology"])) for name in snap.policies}
+    policies = {name: replace(p, agent=agents[name], fallback=p) for name, p in snap.policies.items()}
+    return replace(snap, policies=policies)
+
 
 WORLDS = st.one_of(
     limited().map(lambda world: world[0]), limited(racked=True).map(lambda world: world[0]),
-    snapshots(racked=True), reserved_snapshots(racked=True),
+    snapshots(racked=True), reserved_snapshots(racked=True), by_agents(),
 )  # fmt: skip
 IMPOSSIBLE = {ReasonCode.BAD_CONSTRAINTS, ReasonCode.REQ_NODE_NOT_AVAIL}
 IN_THE_WAY = {ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL}
@@ -33,8 +49,8 @@ def alone(snap: Snapshot, job: PendingView, **more: object) -> ReasonCode | None
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(WORLDS)
 def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
-    drawn = {name: replace(p, place="first-fit") for name, p in snap.policies.items() if p.place == "naive"}
-    snap = replace(snap, policies=snap.policies | drawn)
+    snap = undrawn(snap)
+    snap = after(snap, decide(snap))
     plan = decide(snap)
     if plan.actions:
         return
@@ -42,6 +58,7 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
         said = plan.reasons[job.id]
         told = explain(snap, job.id)
         assert told.reason == said, "why and the plan"
+        assert bool(told.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
         if said.code in LIMITS:
             free = replace(job, bounds=())
             assert alone(snap, job) == said.code, "a limit holds whoever else waits"

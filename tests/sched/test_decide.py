@@ -9,11 +9,11 @@ import pytest
 
 from gpusched.model.plan import ReasonCode
 from gpusched.model.units import local_clock
+from gpusched.sched.alone import in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
 from gpusched.sched.state import BEST_FIT, SPREAD, Request, seed_words
-from gpusched.sched.tally import plain_order
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -61,7 +61,7 @@ def test_jobs_of_slurm_go_by_its_priority_then_by_time_then_by_number(order: str
     expected = ["102", "101", "9", "36", "36+0", "36+1", "36_2", "36_2~2", "36_10", "100"]
     expected = ["103", *expected] if order == "sjf" else [*expected, "103"]
     snap = snapshot([node(f"n{i:02d}") for i in range(len(jobs))], jobs, order=order)
-    assert [job.id for job in plain_order(snap, "p")] == expected
+    assert [job.id for job in in_order(snap, "p")] == expected
     placed = where(decide(snap))
     assert sorted(placed, key=placed.__getitem__) == expected
 
@@ -182,9 +182,9 @@ def test_largest_first_is_by_gpus_then_cores_then_memory() -> None:
     ]
     snap = snapshot([node("n"), node("m")], jobs, order="ljf")
     assert "".join(started(decide(snap))) == "fcbade"
-    assert "".join(job.id for job in plain_order(snap, "p")) == "fcbade"
+    assert "".join(job.id for job in in_order(snap, "p")) == "fcbade"
     few = [pending("g", 0, memory_mib_per_node=5), pending("h", 0, nodes=2, memory_mib_per_node=3)]
-    assert [job.id for job in plain_order(snapshot([node("n")], few, order="ljf"), "p")] == ["h", "g"]
+    assert [job.id for job in in_order(snapshot([node("n")], few, order="ljf"), "p")] == ["h", "g"]
 
 
 def test_estimates_go_before_limits_but_never_beyond_them() -> None:

@@ -8,9 +8,10 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import NodeView, PendingView, RunningView
 from gpusched.sched.advice import next_steps, refuted
-from gpusched.sched.decide import decide
+from gpusched.sched.alone import Alone
+from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
-from gpusched.sched.tally import NodeCount, counts_of, earliest, shortfall_of
+from gpusched.sched.tally import shortfall_of
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
@@ -223,9 +224,7 @@ def test_nodes_that_are_not_available_are_named_and_do_not_count() -> None:
     why = explain(snapshot(nodes, [pending("j", 2, nodes=3)]), "j").reason
     assert why.message.startswith("needs 3 nodes it may use; 2 usable; not available: GPU 1 of a")
     only = explain(snapshot(nodes[1:3], [pending("j", 7)]), "j").reason
-    assert only.message == (
-        "needs 1 node it may use; 0 usable; not available: b (DOWN: no answer), c (not available)"
-    )
+    assert only.message == ("needs 1 node it may use; 0 usable; not available: b (DOWN: no answer), c (not available)")
 
 
 def test_an_unknown_job_is_a_key_error() -> None:
@@ -235,24 +234,27 @@ def test_an_unknown_job_is_a_key_error() -> None:
 
 def test_what_of_a_node_is_there_well_and_free_and_who_has_the_rest() -> None:
     broken = {1: "LOST", 2: "BUSY: pid 4 of al", 3: "BUSY: pid 4 of al", 9: "OLD"}
-    count = NodeCount(node=node("n", blocked=broken), held={0, 1}, cores=3, memory_mib=2048)
-    assert (count.total, count.usable, count.free) == (
-        (8, 80, 512 << 10), (5, 80, 512 << 10), (4, 3, 2048),
-    )  # fmt: skip
-    away = NodeCount(node=node("n", available=False), held=set(), cores=80, memory_mib=9)
-    assert (away.usable, away.free) == ((-1, 80, 512 << 10), (-1, 80, 9))
-    assert shortfall_of(count, (5, 1, 1)) == (
+    nodes = [node("n", blocked=broken), node("m", available=False)]
+    busy = [running("r", {"n": (0, 1)}, NOW + 1, cores=77), running("s", {"m": ()}, NOW + 1, cores=2)]
+    alone = Alone(snapshot(nodes, [], busy))
+    whole, left = (80, 512 << 10), 511 << 10
+    assert [has for _, has in alone.nodes("total")] == [(8, *whole), (8, *whole)]
+    assert [has for _, has in alone.nodes("usable")] == [(5, *whole), (-1, *whole)]
+    assert [has for _, has in alone.nodes("free")] == [(4, 3, left), (-1, 78, left)]
+    assert alone.free("n") == (4, 3, left)
+    count = (nodes[0], (4, 3, 2048))
+    assert shortfall_of(*count, (5, 1, 1)) == (
         "gpus", "4 of 8 GPUs free, needs 5 (1 held by jobs, 1 LOST, 2 foreign: pid 4 of al)",
     )  # fmt: skip
-    assert shortfall_of(count, (4, 4, 1)) == ("cores", "3 of 80 cores free, needs 4 (77 held by jobs)")
-    assert shortfall_of(count, (4, 3, 4096)) == ("memory", "2G of 512G memory free, needs 4G (510G held by jobs)")
-    over = NodeCount(node=node("n"), held=set(), cores=-2, memory_mib=-1024)
-    assert shortfall_of(over, (8, 1, 1)) == ("cores", "0 of 80 cores free, needs 1 (82 held by jobs)")
-    assert shortfall_of(over, (0, -2, 1024)) == ("memory", "0G of 512G memory free, needs 1G (513G held by jobs)")
-    whole = NodeCount(node=node("n"), held=set(), cores=80, memory_mib=512 << 10)
-    assert shortfall_of(whole, (9, 1, 1)) == ("gpus", "8 of 8 GPUs free, needs 9")
-    assert shortfall_of(whole, (8, 81, 1)) == ("cores", "80 of 80 cores free, needs 81")
-    assert shortfall_of(whole, (8, 80, 513 << 10)) == ("memory", "512G of 512G memory free, needs 513G")
+    assert shortfall_of(*count, (4, 4, 1)) == ("cores", "3 of 80 cores free, needs 4 (77 held by jobs)")
+    assert shortfall_of(*count, (4, 3, 4096)) == ("memory", "2G of 512G memory free, needs 4G (510G held by jobs)")
+    over = (node("n"), (8, -2, -1024))
+    assert shortfall_of(*over, (8, 1, 1)) == ("cores", "0 of 80 cores free, needs 1 (82 held by jobs)")
+    assert shortfall_of(*over, (0, -2, 1024)) == ("memory", "0G of 512G memory free, needs 1G (513G held by jobs)")
+    empty = (node("n"), (8, *whole))
+    assert shortfall_of(*empty, (9, 1, 1)) == ("gpus", "8 of 8 GPUs free, needs 9")
+    assert shortfall_of(*empty, (8, 81, 1)) == ("cores", "80 of 80 cores free, needs 81")
+    assert shortfall_of(*empty, (8, 80, 513 << 10)) == ("memory", "512G of 512G memory free, needs 513G")
 
 
 def test_when_a_job_alone_would_fit_and_thanks_to_whom() -> None:
@@ -266,7 +268,7 @@ def test_when_a_job_alone_would_fit_and_thanks_to_whom() -> None:
     snap = snapshot(nodes, [], busy)
 
     def found(gpus: int, **more: object) -> tuple[float, str] | None:
-        return earliest(snap, pending("j", gpus, **more), counts_of(snap))  # type: ignore[arg-type]
+        return Alone(snap).earliest(pending("j", gpus, **more))  # type: ignore[arg-type]
 
     assert found(3) is None, "it fits now"
     assert found(4) == (NOW, "job over on m frees 7 GPUs")
@@ -302,7 +304,8 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
     def steps(code: ReasonCode, job: PendingView, *nodes: NodeView, busy: tuple[RunningView, ...] = (),
               ahead: tuple[PendingView, ...] = ()) -> list[str]:  # fmt: skip
         snap = snapshot(list(nodes), [*ahead, job], list(busy))
-        return next_steps(snap, job, code, counts_of(snap), [*ahead, job])
+        answer = ask(snap, job.id, "p")._replace(queue=[*ahead, job])
+        return next_steps(Alone(snap), job, code, answer)
 
     small = node("n", cores=10, memory_mib=64 << 10)
     bad = ReasonCode.BAD_CONSTRAINTS
@@ -337,9 +340,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
     assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), busy=hour, ahead=first) == [
         "wait for job i, first in the queue; it can start in 1:00:00 (job r on n frees 8 GPUs)"
     ]
-    assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), ahead=first) == [
-        "wait for job i, first in the queue"
-    ]
+    assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), ahead=first) == ["wait for job i, first in the queue"]
     assert steps(ReasonCode.BACKFILL, pending("j", 2), node("n"), busy=hour, ahead=first) == [
         "a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"
     ]
@@ -350,7 +351,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
 def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
     def steps(*nodes: NodeView, gpus: int = 4) -> list[str]:
         snap = snapshot(list(nodes), [job := pending("j", gpus)])
-        return next_steps(snap, job, ReasonCode.REQ_NODE_NOT_AVAIL, counts_of(snap), [])
+        return next_steps(Alone(snap), job, ReasonCode.REQ_NODE_NOT_AVAIL, ask(snap, "j", "p"))
 
     assert steps(node("n", available=False, unavailable_reason="DOWN: no answer")) == ["bring back n (down: no answer)"]
     assert steps(node("n", available=False)) == ["bring back n (not available)"]

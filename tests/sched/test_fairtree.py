@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from gpusched.model.limits import Group, Groups, leaf_of
 from gpusched.model.policy import PolicySpec
+from gpusched.sched.alone import in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.fairtree import places, tree_of
-from gpusched.sched.tally import plain_order, usage_of
+from gpusched.sched.tally import usage_of
 from tests.sched.worlds import node, pending, snapshot, started
 
 Leaf = tuple[str, str]
@@ -112,10 +113,10 @@ def test_no_user_of_a_group_that_used_more_goes_before_one_of_a_group_that_used_
         for user, group in (("cy", "small"), ("ann", "large"), ("bob", "large"))
     ]
     snap = snapshot([node("n", gpus=1)], jobs, order="fairshare", usage=usage, groups=groups)
-    assert [job.id for job in plain_order(snap, "p")] == ["bob", "ann", "cy"], "50 for 3 shares is less than 18 for one"
+    assert [job.id for job in in_order(snap, "p")] == ["bob", "ann", "cy"], "50 for 3 shares is less than 18 for one"
     assert list(started(decide(snap))) == ["bob"]
     less = replace(snap, usage=usage | {leaf_of("cy", "small"): 16.0})
-    assert [job.id for job in plain_order(less, "p")] == ["cy", "bob", "ann"]
+    assert [job.id for job in in_order(less, "p")] == ["cy", "bob", "ann"]
     assert usage_of(less)[leaf_of("cy", "small")] == 0
 
 

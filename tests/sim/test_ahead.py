@@ -19,9 +19,9 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.alone import Alone, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.tally import asks_of, counts_of, plain_order
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
@@ -77,10 +77,10 @@ class Plain:
     def gives_up(self, job: PendingView) -> float | None:
         """When it asks for something else than now."""
         until = waits_until(job, self.snap.policies[job.spec.partition])
-        counts = [c for c in counts_of(self.snap).values() if c.node.partition == job.spec.partition]
+        if until <= self.snap.now:
+            return None
         then = msgspec.structs.replace(self.snap, now=until)
-        same = until <= self.snap.now or asks_of(self.snap, job, counts) == asks_of(then, job, counts)
-        return None if same else until
+        return None if Alone(self.snap).asks(job) == Alone(then).asks(job) else until
 
     def limits_now(self) -> None:
         """Bounds as they stand, where there are any."""
@@ -375,7 +375,7 @@ def test_under_conservative_backfill_nobody_delays_a_job_before_it(snap: Snapsho
     policy = msgspec.structs.replace(snap.policies["p"], order="fifo", place=place, backfill="conservative")
     snap = msgspec.structs.replace(snap, policies={"p": policy}, pending=tuple(map(stays, snap.pending)))
     ahead = ahead_of(snap)
-    ordered = [ahead.index[job.id] for job in plain_order(snap, "p")]
+    ordered = [ahead.index[job.id] for job in in_order(snap, "p")]
     whole = ahead.run(ahead.by_limits).start
     if ordered:
         behind = data.draw(st.integers(1, len(ordered)))

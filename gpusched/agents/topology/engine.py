@@ -67,8 +67,8 @@ def decide_agents(sim: Sim, log: Log, passes: Passes, acting: Acting) -> int:
     look_again(sim, of)
     order.size[0] = 0
     acting.queued[:] = 0
-    for c in range(of.head.size):
-        if of.head[c] >= 0 and of.tried[c] == 0:
+    for c in range(of.classes.size):
+        if of.classes[c]["head"] >= 0 and of.classes[c]["tried"] == 0:
             _enqueue(sim, acting, c)
     if order.size[0] > 0:
         _see_waiting(sim, acting, now)
@@ -76,31 +76,32 @@ def decide_agents(sim: Sim, log: Log, passes: Passes, acting: Acting) -> int:
     while order.size[0] > 0:
         c = pop(order)
         acting.queued[c] = 0
-        job = of.head[c]
+        own = of.classes[c]
+        job, queue = own["head"], of.queues[own["queue"]]
         rank = sim.jobs[job]["rank"]
-        if rank > of.held[of.queue[c]]:
+        if rank > queue["held"]:
             continue
         if exceeds_limit(sim.ledger, job):
-            of.tried[c] = 1
+            own["tried"] = 1
             continue
         done, to = _act(sim, log, passes, acting, links, c, job, now)
         if done == _WAITS:
-            of.tried[c] = 1
+            own["tried"] = 1
             if holds(sim, of, c, job, now):
-                of.held[of.queue[c]] = rank
+                queue["held"] = rank
             continue
         _count(acting, c, -1.0)
-        of.head[c] = of.next[job]
-        if of.head[c] >= 0:
+        own["head"] = of.next[job]
+        if own["head"] >= 0:
             _enqueue(sim, acting, c)
         else:
-            of.tail[c] = -1
+            own["tail"] = -1
         if done == _HANDED:
             acting.handed[job] = now
             of.of[job] = to
             _count(acting, to, 1.0)
             append(sim, of, job)
-            if of.head[to] == job and acting.queued[to] == 0:
+            if of.classes[to]["head"] == job and acting.queued[to] == 0:
                 _enqueue(sim, acting, to)
         if order.size[0] > 0:
             pass_messages(acting.agent, links.tree, links.load, sim.resources, graph)
@@ -117,18 +118,19 @@ def _see_waiting(sim: Sim, acting: Acting, now: float) -> None:
     of, graph = acting.placing, acting.graph
     graph.blocked[:] = 0.0
     graph.large[:] = 0
-    for c in range(of.head.size):
-        if of.head[c] >= 0:
-            part, aged = acting.part[c], min((now - sim.jobs[of.head[c]]["submit"]) / of.wait_s, MOST)
-            blocked = np.sqrt(aged) * of.size[c] / max(graph.capacity[part], 1.0)
+    for c in range(of.classes.size):
+        own = of.classes[c]
+        if own["head"] >= 0:
+            part, aged = acting.part[c], min((now - sim.jobs[own["head"]]["submit"]) / of.wait_s, MOST)
+            blocked = np.sqrt(aged) * own["gpus"] / max(graph.capacity[part], 1.0)
             if blocked > graph.blocked[part]:
-                graph.blocked[part], graph.large[part] = blocked, of.size[c]
+                graph.blocked[part], graph.large[part] = blocked, own["gpus"]
 
 
 @jit
 def _enqueue(sim: Sim, acting: Acting, c: int) -> None:
     of = acting.placing
-    push(of.order, float(sim.jobs[of.head[c]]["rank"]), c)
+    push(of.order, float(sim.jobs[of.classes[c]["head"]]["rank"]), c)
     acting.queued[c] = 1
 
 
@@ -136,7 +138,7 @@ def _enqueue(sim: Sim, acting: Acting, c: int) -> None:
 def _count(acting: Acting, c: int, sign: float) -> None:
     """A job of a class waits, or waits no more."""
     part = acting.part[c]
-    acting.graph.waiting[part] += sign * acting.placing.size[c] / max(acting.graph.capacity[part], 1.0)
+    acting.graph.waiting[part] += sign * acting.placing.classes[c]["gpus"] / max(acting.graph.capacity[part], 1.0)
 
 
 @jit
@@ -146,7 +148,7 @@ def _act(
     """What becomes of a job: it starts, waits, or is handed on, and to which class."""
     of, graph, agent, part = acting.placing, acting.graph, acting.agent, acting.part[c]
     waited = now - sim.jobs[job]["submit"]
-    aged, size = min(waited / of.wait_s, MOST), of.size[c]
+    aged, size = min(waited / of.wait_s, MOST), of.classes[c]["gpus"]
     masks, resources, first = passes.jobs.masks, sim.resources, c - part
     best = best_place(
         agent, graph, part, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways, c, aged,
@@ -212,7 +214,7 @@ def begun(
     racks = world.passes.scratch.racks
     assert links is not None
     assert racks is not None
-    nodes, total, classes = len(pool), pool.gpus.astype(np.int64), len(placing.head)
+    nodes, total, classes = len(pool), pool.gpus.astype(np.int64), len(placing.classes)
     begins = [part * nodes // parts for part in range(parts)]
     part_of = np.searchsorted(begins, np.arange(nodes), side="right").astype(np.int64) - 1
     graph = new_graph(links.tree, racks["number"].copy(), total, part_of, parts)

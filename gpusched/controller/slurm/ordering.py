@@ -1,8 +1,8 @@
 """Mode advise: the policy's order of the queue, as priorities by which Slurm goes; Slurm places and backfills.
 
-Which order that is: the one in which the policy's file has its queue (`sched.tally.plain_order`, that of the compiled
-passes). An agent has none of its own, so what it would start now goes first, then its file's order. Only the first
-`HEAD` jobs of it are told to Slurm: they start before the others, and by then the next ones are told.
+Which order that is: the one in which the policy's file has its queue (`sched.alone.in_order`). An agent has none
+of its own, so what it would start now goes first, then its file's order. Only the first `HEAD` jobs of it are told to
+Slurm: they start before the others, and by then the next ones are told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
 from gpusched.model.slurm import SlurmJob, SlurmMode
 from gpusched.queue.store import Store
-from gpusched.sched.tally import plain_order
+from gpusched.sched.alone import in_order
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
 
@@ -116,7 +116,7 @@ def wanted(decided: Decided, partition: str) -> list[str]:
     """The store's ids of the first `HEAD` jobs of a partition in the order of its policy."""
     policy = decided.deciders.get(partition) or decided.snapshot.policies[partition]
     part = only(decided.snapshot, partition, policy)
-    queue = [job.id for job in plain_order(part, partition)]
+    queue = [job.id for job in in_order(part, partition)]
     if policy.agent is not None:
         own = set(queue)
         now = [a.job_id for a in decided.plan.actions if isinstance(a, Start) and a.job_id in own]

@@ -1,4 +1,5 @@
-# What ends.py does, on a node without python3: it looks at /proc once a second. $1: CLUSTER/NODE.
+# What ends.py does, on a node without python3: it looks at /proc once a second. $1: CLUSTER/NODE. Launchers of plain
+# processes need not be looked at: they write to the pipe "ended" ("NAME:", see supervised.py), which is held open here.
 root=${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$1
 field() { # PID NUMBER: of its stat, counted from its state
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
@@ -42,10 +43,17 @@ waiting() { # NAME:PID..., which become NAME:PID:KEEPER:STARTTIME
         [ $# = 0 ] || sleep 1
     done
 }
-child=
+child= heard=
+rm -f "$root/ended"
+if mkfifo -m 600 "$root/ended" 2>/dev/null; then
+    cat 0<>"$root/ended" &
+    heard=$!
+fi
 while read -r list; do
     [ -z "$child" ] || kill "$child" 2>/dev/null
     waiting $list </dev/null &
     child=$!
 done
 [ -z "$child" ] || kill "$child" 2>/dev/null
+[ -z "$heard" ] || kill "$heard" 2>/dev/null
+rm -f "$root/ended"

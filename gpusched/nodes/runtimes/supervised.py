@@ -88,6 +88,7 @@ launch)
     code=$?
     kill_strays
     echo "$code $(now)" >"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
+    [ ! -p "${dir%/*}/ended" ] || echo "$name:" 1<>"${dir%/*}/ended" # ends.sh; nobody need be there to read it
     ;;
 child)
     trap - HUP PIPE

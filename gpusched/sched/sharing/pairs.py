@@ -23,11 +23,13 @@ from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.units import count_of, format_memory
+from gpusched.sched.alone import Alone, in_order
+from gpusched.sched.decide import ask
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.tally import NodeCount, counts_of, earliest, fits, need, plain_order, shut
+from gpusched.sched.tally import need, shut
 
 Believed = Callable[[str], KindBelief | None]
 """Kind -> what is believed of it; None: nothing."""
@@ -75,7 +77,7 @@ def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
     room = _Room(plan, snapshot, believed)
     for partition in {node.partition: None for node in snapshot.nodes if node.shareable}:
         in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
-        for job in plain_order(snapshot, partition):
+        for job in in_order(snapshot, partition):
             reason = plan.reasons.get(job.id)
             if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.full(job):
                 continue
@@ -116,8 +118,7 @@ class _Room:
         self._believed = believed
         self._kinds: dict[str, KindBelief] = {}
         self._costs: dict[tuple[str, str], Cost] = {}
-        self._orders: dict[str, list[PendingView]] = {}
-        self._may: dict[str, bool] = {}  # job -> whether it would fit if the nodes were empty
+        self._heads: dict[str, PendingView] = {}
         self._fits: dict[str, float] = {}  # job -> when it fits at the latest, as first asked
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._pending = {job.id: job for job in snapshot.pending}
@@ -130,7 +131,7 @@ class _Room:
         for action in plan.actions:
             if isinstance(action, Start):
                 self._take(self._pending[action.job_id], action.allocation)
-        self._counts = counts_of(self._snapshot)
+        self._alone = Alone(self._snapshot)
 
     def _take(self, job: PendingView, allocation: Allocation) -> None:
         """Note a start of this decision."""
@@ -162,7 +163,7 @@ class _Room:
         return found, [one for one in tried if not isinstance(one, Beside)]
 
     def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
-        node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
+        node, spec = self._nodes[other.node], job.spec
         why: str | None = shut(job, node, self._snapshot.now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
@@ -173,9 +174,9 @@ class _Room:
                 0.0,
                 lambda: f"job {other.id} has {count_of(len(well), 'GPU')} to share; it requests {spec.gpus_per_node}",
             )
-        if count.cores < spec.cores_per_node or count.memory_mib < spec.memory_mib_per_node:
-            cores, memory = count_of(max(0, count.cores), "core"), max(0, count.memory_mib)
-            free = f"{cores} and {format_memory(memory)} of memory"
+        _, cores, memory = self._alone.free(node.name)
+        if cores < spec.cores_per_node or memory < spec.memory_mib_per_node:
+            free = f"{count_of(max(0, cores), 'core')} and {format_memory(max(0, memory))} of memory"
             return 2, 0.0, lambda: f"node {node.name} of job {other.id} has {free} free"
         gpus = _chosen(node, well, spec.gpus_per_node)
         part = NodeAllocation(
@@ -207,35 +208,19 @@ class _Room:
         if head is None:
             return None
         if head.id not in self._fits:
-            self._fits[head.id] = self._fits_at(head, self._snapshot)
-        return head.id if self._fits_at(head, self._with(job, found)) > self._fits[head.id] else None
+            self._fits[head.id] = self._alone.when(head)
+        return head.id if Alone(self._with(job, found)).when(head) > self._fits[head.id] else None
 
     def _head(self, job: PendingView) -> PendingView | None:
+        """The first of its queue that waits for room; None: itself, or nobody."""
         partition = job.spec.partition
-        own = [count for count in self._counts.values() if count.node.partition == partition]
-        if partition not in self._orders:
-            self._orders[partition] = plain_order(self._snapshot, partition)
-        started = {start.job_id for start in self.starts}
-        for other in self._orders[partition]:
-            if other.id == job.id:
+        head = self._heads.get(partition)
+        if head is None or head.id in {start.job_id for start in self.starts}:
+            found = ask(self._snapshot, job.id, partition).head
+            if found is None:
                 return None
-            if other.id not in started and not self.full(other) and self._possible(other, own):
-                return other
-        return None
-
-    def _possible(self, job: PendingView, own: list[NodeCount]) -> bool:
-        if job.id not in self._may:
-            self._may[job.id] = fits(job, own, lambda count: count.usable)
-        return self._may[job.id]
-
-    def _fits_at(self, job: PendingView, snapshot: Snapshot) -> float:
-        """When it fits at the latest, alone in the queue (Unix seconds)."""
-        counts = counts_of(snapshot)
-        found = earliest(snapshot, job, counts)
-        if found is not None:
-            return found[0]
-        own = [count for count in counts.values() if count.node.partition == job.spec.partition]
-        return snapshot.now if fits(job, own, lambda count: count.free) else float("inf")
+            head = self._heads[partition] = found[0]
+        return None if head.id == job.id else head
 
     def _with(self, job: PendingView, found: Beside) -> Snapshot:
         """The snapshot with the job there."""
@@ -249,9 +234,7 @@ class _Room:
     def start(self, job: PendingView, found: Beside) -> None:
         """Start it there."""
         self._snapshot = self._with(job, found)
-        count = self._counts[found.part.node]
-        count.cores -= found.part.cores
-        count.memory_mib -= found.part.memory_mib
+        self._alone = Alone(self._snapshot)
         self._rooms.take(job)
         self._sharers[found.other.id] = found.other._replace(partner=job.id)
         self.starts.append(Start(job.id, Allocation(job.id, (found.part,))))

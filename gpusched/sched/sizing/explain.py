@@ -9,10 +9,10 @@ import msgspec
 from gpusched.config.weights import Model
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of
+from gpusched.sched.alone import Alone
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.sizing.live import Sized, sizes_of
 from gpusched.sched.sizing.shapes import shape
-from gpusched.sched.tally import counts_of, fits
 from gpusched.sched.text import listed
 
 
@@ -46,8 +46,8 @@ def sizes_now(snapshot: Snapshot, job_id: str, models: Mapping[str, Model] = {})
         return snapshot, None
     sized = sizes_of(snapshot, node_arrays_of(snapshot), models)
     possible = _possible(snapshot, job)
-    counts = [count for count in counts_of(snapshot).values() if count.node.partition == job.spec.partition]
-    fitting = tuple(gpus for gpus, view in possible.items() if fits(view, counts, lambda count: count.free))
+    alone = Alone(snapshot)
+    fitting = tuple(gpus for gpus, view in possible.items() if alone.fits(view))
     given = sized.given.get(job_id)
     before = {view.id: view.allocation.gpus for view in snapshot.running}
     shrinks = {r.job_id: (before[r.job_id], r.gpus) for r in sized.resizes if r.gpus < before[r.job_id]}
@@ -69,7 +69,9 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
     nodes = [node for node in snapshot.nodes if node.partition == job.spec.partition]
     bad = job.resizes.unusable if job.resizes is not None else ()
     asked = {gpus: shape(job.spec, gpus, nodes) for gpus in job.spec.elastic.sizes if gpus not in bad}
-    return {gpus: msgspec.structs.replace(job, spec=spec.least) for gpus, spec in asked.items() if spec is not None}
+    least = {gpus: spec.least for gpus, spec in asked.items() if spec is not None}
+    at_once = {gpus: msgspec.structs.replace(spec, placement_wait_s=0.0) for gpus, spec in least.items()}
+    return {gpus: msgspec.structs.replace(job, spec=spec) for gpus, spec in at_once.items()}
 
 
 def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:

@@ -5,8 +5,7 @@ Fewest nodes first, those in one rack before others: most of what placement gain
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -100,16 +99,6 @@ def gives_up(
     until = waits_until(job, policy)
     waits = knows_racks(policy) and now < until
     return until if waits and asked_at(now) != asked_at(until) else None
-
-
-def racks_for(racks: Iterable[object], parts: int) -> int | None:
-    """The fewest racks that hold so many nodes; ``racks``: of each node that fits. None: too few fit."""
-    count = 0
-    for count, (_, nodes) in enumerate(Counter(racks).most_common(), 1):
-        parts -= nodes
-        if parts <= 0:
-            return count
-    return None
 
 
 def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:

@@ -1,9 +1,7 @@
 """Replays in which it matters where a job runs: jobs that may be laid out in several ways, and may wait for a better.
 
-Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order. At
-every instant the first of each class is looked at, in order: whoever fits goes. Where the first of a class does not
-start, none behind it of that class would. One that has been the first of all for ``hold_s`` and fits nowhere holds up
-all behind it, so that nobody starves.
+Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order.
+`placing_index` decides by them, `placing_walk` by the whole queue.
 """
 
 from __future__ import annotations
@@ -13,22 +11,30 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
 from gpusched.sim.engine.ledger import exceeds_limit, just_turned
-from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
-# position in Placing.at: node events so far
-EVENTS = 0
+# positions in Placing.at: node events so far; 1: a job that outlasts a shadow has started, beside which other nodes may
+# suit the first better
+EVENTS, MOVES = 0, 1
+# Jobs that are alike. queue: the partition they wait in, gpus: of each, head and tail: the first and last that
+# waits (-1: none), tried: the head has been looked at and nothing has changed for it since (but under EASY), looked:
+# the job that is looked at, rests and rests_late: the pass in which no more of them start, and none that end late.
+CLASS = np.dtype([(n, np.int64) for n in ("queue", "gpus", "head", "tail", "tried", "looked", "rests", "rests_late")])
+# A partition. held: place in the order of the job that holds up those behind it, oldest: of the first of all that wait,
+# since when it is that; under EASY first: the first job that cannot start (-1: none), shadow: when it can.
+QUEUE = np.dtype(
+    [("held", np.int64), ("oldest", np.int64), ("since", np.float64), ("first", np.int64), ("shadow", np.float64)]
+)
 
 
 class Network(NamedTuple):
@@ -60,15 +66,13 @@ class Placing(NamedTuple):
         wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
-        hold_s: See above.
-        ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. queue: ``int64[classes]``: the
-            partition it waits in. size: ``int64[classes]``: GPUs of a job.
-        head, tail: ``int64[classes]``: the first and last job that waits, -1: none. next: ``int64[jobs]``.
-        tried: ``int64[classes]``: its head has been looked at and nothing has changed for it since.
-        held: ``int64[queues]``: place in the order of the job that holds up those behind it.
-        oldest: ``int64[queues]``: place of the first of all that wait; since: ``float64[queues]``: since when it is.
-        wake: ``float64[1]``: when to look again. at: ``int64[1]``.
+        hold_s: With SKIP who has been the first of all for so long and fits nowhere holds up all behind it.
+        ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. next: ``int64[jobs]``: the next of
+            its class that waits, -1: none.
+        classes: ``CLASS[classes]``. queues: ``QUEUE[queues]``, of every partition.
+        wake: ``float64[1]``: when to look again. at: ``int64[2]``: see EVENTS, MOVES.
         order: Room for classes in order. fits: ``int64[ways]``: room.
+        backfill: SKIP or EASY.
     """
 
     rule: int
@@ -78,64 +82,15 @@ class Placing(NamedTuple):
     hold_s: float
     ways: Ways
     of: Ints
-    queue: Ints
-    size: Ints
-    head: Ints
-    tail: Ints
     next: Ints
-    tried: Ints
-    held: Ints
-    oldest: Ints
-    since: Floats
+    classes: Records
+    queues: Records
     wake: Floats
     at: Ints
     order: Heap
     fits: Ints
     search: Search
-
-
-@jit
-def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
-    """Starts whoever may start."""
-    now = sim.clock[0]
-    for i in range(sim.counter[READY]):
-        append(sim, of, sim.ready[i])
-    look_again(sim, of)
-    order = of.order
-    order.size[0] = 0
-    for c in range(of.head.size):
-        if of.head[c] >= 0 and of.tried[c] == 0:
-            push(order, key_of(sim, of, c, of.head[c]), c)
-    free, runs = free_gpus(sim) if order.size[0] > 0 else 0, sim.counter[RUNS]
-    while order.size[0] > 0:
-        c = pop(order)
-        job = of.head[c]
-        rank = sim.jobs[job]["rank"]
-        if rank > of.held[of.queue[c]]:
-            continue
-        if exceeds_limit(sim.ledger, job):
-            of.tried[c] = 1
-            continue
-        way = _chosen_way(sim, passes, of, c, job, now) if of.size[c] <= free else -1
-        if way >= 0:
-            start(sim, log, passes, of, job, way)
-            free -= of.size[c]
-            of.head[c] = of.next[job]
-            if of.head[c] >= 0:
-                push(order, key_of(sim, of, c, of.head[c]), c)
-            else:
-                of.tail[c] = -1
-            continue
-        of.tried[c] = 1
-        if holds(sim, of, c, job, now):
-            of.held[of.queue[c]] = rank
-    if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
-        of.tried[:] = 0  # whoever has started is a neighbour: another place may be the cheapest
-    wait_on(sim, of)
-    return DECIDE
-
-
-run_placed = looped(decide_placed)
+    backfill: int
 
 
 @jit
@@ -143,8 +98,8 @@ def look_again(sim: Sim, of: Placing) -> None:
     """Where something changed for those that were looked at before, or it is time, all are looked at again."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
-        of.tried[:] = 0
-        of.held[:] = sim.jobs.size
+        of.classes["tried"][:] = 0
+        of.queues["held"][:] = sim.jobs.size
         of.wake[0] = np.inf
     of.at[EVENTS] = sim.counter[CHANGED]
     _note_oldest(sim, of, sim.clock[0])  # who was cut waits again before the others
@@ -159,86 +114,45 @@ def wait_on(sim: Sim, of: Placing) -> None:
 
 
 @jit
-def free_gpus(sim: Sim) -> int:
-    """On all nodes that are available."""
-    free = 0
-    for node in range(sim.node.size):
-        free += max(0, sim.resources.gpus[node])
-    return free
-
-
-@jit
-def key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
-    """The place of a class's job among those that are looked at."""
-    rank = sim.jobs[job]["rank"]
-    return float(rank - of.size[c] * sim.jobs.size if of.rule == ALIGNED else rank)
-
-
-@jit
 def holds(sim: Sim, of: Placing, c: int, job: int, now: float) -> bool:
     """Whether a job has been the first of all for so long that it must start before those behind it."""
-    queue = of.queue[c]
-    return bool(sim.jobs[job]["rank"] == of.oldest[queue] and now >= of.since[queue] + of.hold_s)
+    queue = of.classes[c]["queue"]
+    return bool(sim.jobs[job]["rank"] == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s)
 
 
 @jit
 def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
     """Who is the first of all from now on."""
-    for queue in range(of.oldest.size):
-        oldest = sim.jobs.size
-        for c in range(of.head.size):
-            if of.head[c] >= 0 and of.queue[c] == queue and not exceeds_limit(sim.ledger, of.head[c]):
-                oldest = min(oldest, sim.jobs[of.head[c]]["rank"])
-        if oldest != of.oldest[queue]:
-            of.oldest[queue], of.since[queue] = oldest, now
-        if oldest < sim.jobs.size and now < of.since[queue] + of.hold_s:
-            of.wake[0] = min(of.wake[0], of.since[queue] + of.hold_s)
+    for q in range(of.queues.size):
+        queue, oldest = of.queues[q], sim.jobs.size
+        for c in range(of.classes.size):
+            head = of.classes[c]["head"]
+            if head >= 0 and of.classes[c]["queue"] == q and not exceeds_limit(sim.ledger, head):
+                oldest = min(oldest, sim.jobs[head]["rank"])
+        if oldest != queue["oldest"]:
+            queue["oldest"], queue["since"] = oldest, now
+        if oldest < sim.jobs.size and now < queue["since"] + of.hold_s:
+            of.wake[0] = min(of.wake[0], queue["since"] + of.hold_s)
 
 
 @jit
 def append(sim: Sim, of: Placing, job: int) -> None:
     """A job comes to wait, at its place by rank, also where it waits again."""
-    c, rank = of.of[job], sim.jobs[job]["rank"]
-    of.next[job] = -1
-    if of.head[c] < 0 or sim.jobs[of.head[c]]["rank"] > rank:
-        of.next[job] = of.head[c]
-        of.head[c] = job
-        of.tried[c] = 0
+    own, rank, following = of.classes[of.of[job]], sim.jobs[job]["rank"], of.next
+    following[job] = -1
+    if own["head"] < 0 or sim.jobs[own["head"]]["rank"] > rank:
+        following[job] = own["head"]
+        own["head"], own["tried"] = job, 0
     else:
-        before = of.tail[c]
+        before = own["tail"]
         if sim.jobs[before]["rank"] > rank:
-            before = of.head[c]
-            while of.next[before] >= 0 and sim.jobs[of.next[before]]["rank"] < rank:
-                before = of.next[before]
-        of.next[job] = of.next[before]
-        of.next[before] = job
-    if of.next[job] < 0:
-        of.tail[c] = job
-
-
-@jit
-def start(sim: Sim, log: Log, passes: Passes, of: Placing, job: int, way: int) -> None:
-    """Starts a job so on ``sim.chosen``."""
-    shape = of.ways.shape[way]
-    sim.jobs[job]["shape"] = shape
-    passes.jobs.shape[job] = shape
-    occupy(sim, log, job, shape_request(sim.shapes, shape), 0.0)
-
-
-@jit
-def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
-    """The way in which a job starts, with its nodes in ``sim.chosen``; -1: it waits."""
-    if of.rule == CHEAPEST:
-        way, then = cheapest_way(sim, passes, of, sim.resources, c, job, now)
-        return way if then <= now else -1
-    first, last = ways_now(sim, passes, of, c, job, now)
-    if of.rule == DRAWN:
-        return drawn_way(sim, passes, of, sim.resources, first, last)
-    for way in range(first, last):
-        request = shape_request(sim.shapes, of.ways.shape[way])
-        if choose(sim.resources, passes.jobs.masks, request, TRY[of.rule], passes.scratch):
-            return way
-    return -1
+            before = own["head"]
+            while following[before] >= 0 and sim.jobs[following[before]]["rank"] < rank:
+                before = following[before]
+        following[job] = following[before]
+        following[before] = job
+    if following[job] < 0:
+        own["tail"] = job
 
 
 @jit

@@ -1,6 +1,6 @@
 """Replays with placement costs by the live controller's own passes, `sched.kernel`, which walk the whole queue.
 
-What `placing` and `placing_easy` decide with an index is held to this, start by start. A job's ways are a chain of
+What `placing_index` decides is held to this, start by start. A job's ways are a chain of
 requests (`Requests.looser`), as live; one that waits for its rack asks for the first of them alone.
 """
 
@@ -49,7 +49,7 @@ def decide_walk(sim: Sim, log: Log, passes: Passes, walk: Walk) -> int:
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
     look_again(sim, of)
-    for queue in range(of.oldest.size):
+    for queue in range(of.queues.size):
         _decide(sim, log, passes, walk, queue)
     leave_started(sim, walk.waiting, walk.size)
     _set_heads(walk)
@@ -64,9 +64,9 @@ run_walk = looped(decide_walk)
 def _set_heads(walk: Walk) -> None:
     """The first of each class that waits."""
     of = walk.placing
-    of.head[:] = -1
+    of.classes["head"][:] = -1
     for i in range(walk.size[0] - 1, -1, -1):
-        of.head[of.of[walk.waiting[i]]] = walk.waiting[i]
+        of.classes[of.of[walk.waiting[i]]]["head"] = walk.waiting[i]
 
 
 @jit
@@ -78,17 +78,17 @@ def _decide(sim: Sim, log: Log, passes: Passes, walk: Walk, queue: int) -> None:
     for i in range(waiting.size):
         job = waiting[i]
         rank = sim.jobs[job]["rank"]
-        holds = rank == of.oldest[queue] and now >= of.since[queue] + of.hold_s
+        holds = rank == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s
         walk.costs.wait_s[job] = 0.0 if holds else of.most_wait_s
         passes.jobs.shape[job] = _asks(sim, passes, walk, job)
-        if (holds or rank == of.held[queue]) and walk.backfill == SKIP:
+        if (holds or rank == of.queues[queue]["held"]) and walk.backfill == SKIP:
             held = i
     _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
     rest, count = waiting[held + 1 :], 0
     if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
-        of.held[queue] = sim.jobs[waiting[held]]["rank"]
+        of.queues[queue]["held"] = sim.jobs[waiting[held]]["rank"]
         for job in rest:
-            if sim.jobs[job]["rank"] < of.held[queue]:
+            if sim.jobs[job]["rank"] < of.queues[queue]["held"]:
                 rest[count] = job
                 count += 1
         rest = rest[:count]
@@ -102,8 +102,8 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
     own, keys = np.empty(walk.size[0], np.int64), np.empty(walk.size[0], np.int64)
     for i in range(walk.size[0]):
         job = walk.waiting[i]
-        if of.queue[of.of[job]] == queue and sim.jobs[job]["rank"] <= of.held[queue]:
-            own[count], keys[count] = job, -of.size[of.of[job]]
+        if of.classes[of.of[job]]["queue"] == queue and sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
+            own[count], keys[count] = job, -of.classes[of.of[job]]["gpus"]
             count += 1
     return own[:count] if of.rule != ALIGNED else own[:count][np.argsort(keys[:count], kind="mergesort")]
 

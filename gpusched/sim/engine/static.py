@@ -43,8 +43,7 @@ class Fixed(NamedTuple):
 @jit
 def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
     """With one partition whose head blocks, without node events."""
-    heads, rule, scratch, last = fixed.waitlist.heads, fixed.rule, passes.scratch, fixed.last[0]
-    indexed = sim.by_free.many.size > 0 and rule < RANDOM
+    heads, last = fixed.waitlist.heads, fixed.last[0]
     for i in range(sim.counter[READY]):
         push(heads, float(sim.jobs[sim.ready[i]]["rank"]), sim.ready[i])
     if sim.counter[ENDED] > 0:
@@ -52,13 +51,9 @@ def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
     blocked = last["head"]
     while heads.size[0] > 0 and heads.item[0] != blocked:
         job = heads.item[0]
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        if indexed:
-            fits = pick(sim.by_free, request, rule, sim.chosen)
-        else:
-            code = attempt(sim.resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch)
-            fits = code == STARTED
-        if fits:
+        shape = sim.jobs[job]["shape"]
+        request = shape_request(sim.shapes, shape)
+        if _try(sim, passes, request, shape, fixed.rule, False):
             pop(heads)
             occupy(sim, log, job, request, 0.0)
         else:

@@ -1,0 +1,132 @@
+"""One job against a snapshot's nodes as the passes see it: whether it fits, and when, were it alone in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.units import count_of
+from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
+from gpusched.sched.eligible import ineligible
+from gpusched.sched.fit import entry, request_of, set_feasibility
+from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.state import (
+    EASY,
+    FIRST_FIT,
+    OK,
+    PLENTY,
+    ClusterState,
+    Releases,
+    Request,
+    Resources,
+    Scratch,
+    copied,
+    new_outcome,
+    seed_words,
+)
+from gpusched.sched.tally import Amounts, usage_of
+
+Has = Literal["total", "usable", "free"]
+
+
+def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
+    """The partition's jobs that may start, first to last."""
+    jobs = [j for j in snapshot.pending if j.spec.partition == partition]
+    jobs = [j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None]
+    if not jobs:
+        return []
+    nowhere = node_arrays_of(replace(snapshot, nodes=(), running=()))
+    waiting = waiting_of(jobs, nowhere, usage_of(snapshot))
+    return [jobs[i] for i in waiting.ordered(partition, snapshot.policies[partition].order).tolist()]
+
+
+class Alone:
+    """A snapshot's nodes and what runs there, for questions about one job each. Limits do not count."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    @cached_property
+    def world(self) -> NodeArrays:
+        """The nodes; no question changes them."""
+        return node_arrays_of(self.snapshot)
+
+    def of(self, what: Has) -> Resources:
+        """What is free now; what the nodes that are well have, if empty; what is declared."""
+        world = self.world
+        return world.resources if what == "free" else world.usable if what == "usable" else world.total
+
+    def nodes(self, what: Has) -> Iterator[tuple[NodeView, Amounts]]:
+        """Each node, partition by partition, and what it has of that; -1 GPUs where it is not available."""
+        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(what)), strict=True), strict=True)
+
+    def free(self, node: str) -> Amounts:
+        """What a node has free now; -1 GPUs where it is not available."""
+        gpus, cores, memory = (int(column[self.world.row[node]]) for column in self.world.resources)
+        return gpus, cores, memory
+
+    @cached_property
+    def _releases(self) -> Releases:
+        return releases_of(self.snapshot.running, self.world, len(self.world.nodes))
+
+    def _asked(self, job: PendingView) -> tuple[Waiting, Scratch]:
+        known = job.spec.partition in self.snapshot.policies
+        waiting = waiting_of([job], self.world, {}, self.snapshot if known else None)
+        return waiting, scratch_for(self.world, waiting, self._releases)
+
+    def asks(self, job: PendingView) -> list[Request]:
+        """What it asks for now, first to last."""
+        waiting, _ = self._asked(job)
+        found, at = [], int(waiting.jobs.shape[0])
+        while at >= 0:
+            found.append(request_of(waiting.requests, at))
+            at = entry(waiting.requests.looser, at, -1)
+        return found
+
+    def fits(self, job: PendingView, what: Has = "free") -> bool:
+        """Whether it fits now on that."""
+        (waiting, scratch), on = self._asked(job), self.of(what)
+        jobs = waiting.jobs
+        set_feasibility(on, on, jobs.masks, waiting.requests, scratch, jobs.feasibility)
+        return bool(jobs.feasibility[jobs.shape[0]] == OK)
+
+    def when(self, job: PendingView) -> float:
+        """When it fits at the latest, by the limits of what runs (Unix seconds); infinite: never."""
+        starts, when = self._walked(job, int(self._releases.used[0]))
+        return self.snapshot.now if starts else when
+
+    def earliest(self, job: PendingView) -> tuple[float, str] | None:
+        """The same, and thanks to whom; None: it fits now or never.
+
+        Returns:
+            (Unix seconds, ``job X on dgx001 frees 4 GPUs``).
+        """
+        releases, used = self._releases, int(self._releases.used[0])
+        starts, when = self._walked(job, used)
+        if starts or when == np.inf:
+            return None
+        ends = np.maximum(releases.end[:used], self.snapshot.now)  # ascending
+        last = int(np.searchsorted(ends, when))
+        count = next(count for count in range(last, used + 1) if self._walked(job, count)[1] <= when)
+        if count == last:  # nobody ends then
+            over = next((one.what for one in self.world.reserved.all if one.end == when), "a reservation")
+            return when, f"{over} ends"
+        _, node, gpus, _, _, owner = (column[count - 1] for column in releases[:6])
+        who, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
+        return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
+
+    def _walked(self, job: PendingView, ends: int) -> tuple[bool, float]:
+        """Whether the walk over it alone starts it, and else when it can, by the first so many ends of what runs."""
+        waiting, scratch = self._asked(job)
+        jobs, resources = waiting.jobs, copied(self.world.resources)
+        jobs.feasibility[:], jobs.room[:] = OK, PLENTY
+        releases = self._releases._replace(used=np.full(2, ends))
+        outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
+        state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)
+        head, when = pass_by_rule(state, np.zeros(1, np.int64), EASY, Rule(FIRST_FIT, seed_words(0)))
+        return head < 0, float(when)

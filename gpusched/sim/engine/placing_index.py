@@ -1,0 +1,294 @@
+"""`placing` with an index: at every instant the first of each class is looked at, in order, and whoever fits goes.
+
+Where the first of a class does not start, none behind it of that class would. One that has been the first of all for
+``hold_s`` and fits nowhere holds up all behind it, so that nobody starves. With EASY backfill the first that cannot
+start has nodes reserved instead, by the limits of what runs. Those behind it start where they fit now and end by then,
+or take what it leaves over, as `sched.backfill` says. A job that waits for a rack has that reserved. By the model, one
+that could start and waits for a cheaper place has nodes from when on it takes what is free. A job that is slowed down
+may outlast its limit, and counts as ending now: then others get what the first leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import protect, reserve
+from gpusched.sched.heaps import pop, push
+from gpusched.sched.place import choose
+from gpusched.sched.state import EASY, RACK, Ints, Resources
+from gpusched.sim.engine.ledger import exceeds_limit, just_turned
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.placing import (
+    ALIGNED,
+    CHEAPEST,
+    DRAWN,
+    EVENTS,
+    MOVES,
+    RACK_WAIT,
+    TRY,
+    Placing,
+    append,
+    cheapest_way,
+    drawn_way,
+    holds,
+    look_again,
+    wait_on,
+    ways_now,
+)
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.static import note_release
+from gpusched.sim.engine.step import occupy
+
+
+@jit
+def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
+    """Starts whoever may start."""
+    order, now, runs = of.order, sim.clock[0], sim.counter[RUNS]
+    behind = _only_behind(sim, of, now)
+    for i in range(sim.counter[READY]):
+        append(sim, of, sim.ready[i])
+    look_again(sim, of)
+    order.size[0] = 0
+    if behind:
+        _gather_ready(sim, of)
+    else:
+        passes.scratch.stamp[0] += 1
+        _gather(sim, of)
+    free = _free_gpus(sim) if order.size[0] > 0 else 0
+    while order.size[0] > 0:
+        c = pop(order)
+        own = of.classes[c]
+        job, queue = own["looked"], of.queues[own["queue"]]
+        rank = sim.jobs[job]["rank"]
+        if rank > queue["held"]:
+            continue
+        if exceeds_limit(sim.ledger, job):  # so do all of its class
+            own["tried"] = 1
+            continue
+        late = queue["first"] >= 0 and now + sim.jobs[job]["expected"] > queue["shadow"]
+        following, way, then = of.next[job], -1, now
+        if own["gpus"] <= free:
+            way, then = _try(sim, passes, of, c, job, now, late)
+        else:
+            own["rests"] = passes.scratch.stamp[0]
+        if way >= 0 and then <= now:
+            free -= own["gpus"]
+            _take_out(of, c, job)
+            _start(sim, log, passes, of, c, job, way, now)
+        elif of.backfill == EASY:
+            if queue["first"] < 0:
+                shadow = _reserve(sim, passes, of, c, job, now, then)
+                if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
+                    queue["first"], queue["shadow"] = job, shadow
+        else:
+            following, own["tried"] = -1, 1
+            if holds(sim, of, c, job, now):
+                queue["held"] = rank
+        if of.backfill == EASY:
+            following = _next(sim, passes, of, c, following, now)
+        if following >= 0:
+            own["looked"] = following
+            push(order, _key_of(sim, of, c, following), c)
+    if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
+        of.classes["tried"][:] = 0  # whoever has started is a neighbour: another place may be the cheapest
+    if of.rule == RACK_WAIT and of.backfill == EASY:
+        _note_waits(sim, of, now)
+    wait_on(sim, of)
+    return DECIDE
+
+
+run_placed = looped(decide_placed)
+
+
+@jit
+def _gather(sim: Sim, of: Placing) -> None:
+    """The first of each class is looked at, if anything has changed for it; nothing is reserved any more."""
+    of.at[MOVES] = 0
+    for queue in range(of.queues.size):
+        of.queues[queue]["first"], of.queues[queue]["shadow"] = -1, np.inf
+    for c in range(of.classes.size):
+        own = of.classes[c]
+        if own["head"] >= 0 and own["tried"] == 0:
+            own["looked"] = own["head"]
+            push(of.order, _key_of(sim, of, c, own["head"]), c)
+
+
+@jit
+def _free_gpus(sim: Sim) -> int:
+    """On all nodes that are available."""
+    free = 0
+    for node in range(sim.node.size):
+        free += max(0, sim.resources.gpus[node])
+    return free
+
+
+@jit
+def _key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
+    """The place of a class's job among those that are looked at."""
+    rank = sim.jobs[job]["rank"]
+    return float(rank - of.classes[c]["gpus"] * sim.jobs.size if of.rule == ALIGNED else rank)
+
+
+@jit
+def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, way: int, now: float) -> None:
+    """Starts a job so on ``sim.chosen``."""
+    shape, queue, end = of.ways.shape[way], of.queues[of.classes[c]["queue"]], now + sim.jobs[job]["expected"]
+    sim.jobs[job]["shape"] = shape
+    passes.jobs.shape[job] = shape
+    request = shape_request(sim.shapes, shape)
+    occupy(sim, log, job, request, 0.0)
+    if of.backfill == EASY:
+        guarded, late = queue["first"] >= 0, queue["first"] >= 0 and end > queue["shadow"]
+        note_release(sim, passes, request, job, end, guarded, late)
+        of.at[MOVES] = max(of.at[MOVES], int(late or of.rule == CHEAPEST))
+
+
+@jit
+def _note_waits(sim: Sim, of: Placing, now: float) -> None:
+    """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
+    for c in range(of.classes.size):
+        job = of.classes[c]["head"]
+        while job >= 0:
+            until = sim.jobs[job]["submit"] + of.wait_s
+            if until > now:
+                of.wake[0] = min(of.wake[0], until)
+            job = of.next[job]
+
+
+@jit
+def _only_behind(sim: Sim, of: Placing, now: float) -> bool:
+    """Whether all that has happened since the last pass is that jobs came behind those that wait with a reservation.
+
+    Then it holds as it was made, and no other job can start that could not start before.
+    """
+    if of.backfill != EASY or of.rule == ALIGNED or of.at[MOVES] != 0 or of.wake[0] <= now:
+        return False
+    if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger):
+        return False
+    for i in range(sim.counter[READY]):
+        job = sim.ready[i]
+        queue = of.queues[of.classes[of.of[job]]["queue"]]
+        first = queue["first"]
+        if first < 0 or queue["shadow"] <= now or sim.jobs[first]["rank"] > sim.jobs[job]["rank"]:
+            return False
+    return True
+
+
+@jit
+def _gather_ready(sim: Sim, of: Placing) -> None:
+    """Only those who have just come are looked at."""
+    for i in range(sim.counter[READY]):
+        of.classes[of.of[sim.ready[i]]]["looked"] = -1
+    for i in range(sim.counter[READY]):
+        job = sim.ready[i]
+        own = of.classes[of.of[job]]
+        if own["looked"] < 0 or sim.jobs[job]["rank"] < sim.jobs[own["looked"]]["rank"]:
+            own["looked"] = job
+    for i in range(sim.counter[READY]):
+        job, c = sim.ready[i], of.of[sim.ready[i]]
+        if of.classes[c]["looked"] == job:
+            push(of.order, _key_of(sim, of, c, job), c)
+
+
+@jit
+def _take_out(of: Placing, c: int, job: int) -> None:
+    """A job of a class waits no more."""
+    before, at = -1, of.classes[c]["head"]
+    while at != job:
+        before, at = at, of.next[at]
+    if before < 0:
+        of.classes[c]["head"] = of.next[job]
+    else:
+        of.next[before] = of.next[job]
+    if of.next[job] < 0:
+        of.classes[c]["tail"] = before
+
+
+@jit
+def _try(
+    sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, late: bool
+) -> tuple[int, float]:  # fmt: skip
+    """The way in which a job fits, with its nodes in ``sim.chosen``, -1: none; and until when it waits for less."""
+    scratch = passes.scratch
+    stamp, resting = scratch.stamp[0], of.classes["rests_late"] if late else of.classes["rests"]
+    failed = scratch.failed_late if late else scratch.failed
+    resources: Resources = scratch.late if late else sim.resources
+    if of.rule == CHEAPEST:
+        way, then = cheapest_way(sim, passes, of, resources, c, job, now)
+        if way < 0 or then > now:  # none behind it of its class would start either
+            resting[c] = stamp
+        return way, then
+    first, last = ways_now(sim, passes, of, c, job, now)
+    if of.rule == DRAWN:
+        way = drawn_way(sim, passes, of, resources, first, last)
+        if way < 0:
+            resting[c] = stamp
+        return way, now
+    for way in range(first, last):
+        shape = of.ways.shape[way]
+        if scratch.failed[shape] == stamp or failed[shape] == stamp:
+            continue
+        if choose(resources, passes.jobs.masks, shape_request(sim.shapes, shape), TRY[of.rule], scratch):
+            return way, now
+        failed[shape] = stamp
+    return -1, now
+
+
+@jit
+def _next(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
+    """The first of a class from ``job`` on that may start in this pass; -1: none."""
+    failed, failed_late = passes.scratch.failed, passes.scratch.failed_late
+    stamp, queue = passes.scratch.stamp[0], of.classes[c]["queue"]
+    guarded = of.queues[queue]["first"] >= 0
+    if of.classes[c]["rests"] == stamp or _all_failed(failed, of, c, stamp):
+        return -1
+    while job >= 0:
+        late = guarded and now + sim.jobs[job]["expected"] > of.queues[queue]["shadow"]
+        if not (late and of.classes[c]["rests_late"] == stamp):
+            if of.rule == CHEAPEST or of.rule == DRAWN:
+                return job
+            first, last = ways_now(sim, passes, of, c, job, now)
+            for way in range(first, last):
+                shape = of.ways.shape[way]
+                if failed[shape] != stamp and not (late and failed_late[shape] == stamp):
+                    return job
+        job = of.next[job]
+    return -1
+
+
+@jit
+def _all_failed(failed: Ints, of: Placing, c: int, stamp: int) -> bool:
+    """Whether none of a class's ways fits any more in this pass."""
+    for way in range(of.ways.first[c], of.ways.first[c + 1]):
+        if failed[of.ways.shape[way]] != stamp:
+            return False
+    return True
+
+
+@jit
+def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, then: float) -> float:
+    """When the first job that does not start can, by the limits of what runs; keeps its nodes for it.
+
+    ``then``: from when on it would take what is free.
+    """
+    rule = RACK if of.rule == CHEAPEST else TRY[of.rule]
+    first, last = ways_now(sim, passes, of, c, job, now)
+    best, chosen, tried = np.inf, first, -1
+    for way in range(first, last):
+        shadow = _reserve_way(sim, passes, of, job, way, rule, then)
+        tried = way
+        if shadow < best:
+            best, chosen = shadow, way
+    if chosen != tried:
+        _reserve_way(sim, passes, of, job, chosen, rule, then)
+    protect(sim.resources, shape_request(sim.shapes, of.ways.shape[chosen]), best < np.inf, passes.scratch)
+    return best
+
+
+@jit
+def _reserve_way(sim: Sim, passes: Passes, of: Placing, job: int, way: int, rule: int, begin: float) -> float:
+    """When it fits so, from ``begin`` on."""
+    request = shape_request(sim.shapes, of.ways.shape[way])
+    lasts = sim.jobs[job]["expected"]
+    return reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, begin, lasts, passes.scratch)

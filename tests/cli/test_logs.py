@@ -1,0 +1,37 @@
+"""``logs`` of a job whose output is brought home at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpusched.client import logs
+from gpusched.config.paths import log_path
+from gpusched.errors import GpuschedError
+from tests.cli.conftest import Site
+
+
+@pytest.mark.parametrize("answer", ["nothing", "an error"])
+def test_output_that_is_collected_while_the_node_is_asked_is_shown(
+    site: Site, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.end(job_id)
+    path = log_path(site.state, job_id, 1, 0)
+
+    def asked(*_: object) -> Iterator[bytes]:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"said\n")
+        if answer == "an error":
+            raise GpuschedError("there is no such container")
+        yield from ()
+
+    monkeypatch.setattr(logs._Output, "_from_node", asked)
+    assert site.call("logs", job_id).ok().out == "said\n"
+    path.unlink()
+    path.parent.rmdir()
+    monkeypatch.setattr(logs._Output, "_from_node", lambda *_: iter([b"still ", b"there\n"]))
+    assert site.call("logs", job_id).ok().out == "still there\n"
