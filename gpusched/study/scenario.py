@@ -54,8 +54,8 @@ def with_options(scenario: Request, options: Request) -> Request:
     plain = Request()
     said = {name: getattr(options, name) for name in Request.__struct_fields__}
     said = {name: value for name, value in said.items() if value != getattr(plain, name)}
-    if said.keys() - {"policies", "seeds", "workers", "backend", "strict"}:
-        said["about"] = (*scenario.about, f"not as the scenario says: {', '.join(said)}")
+    if others := [name for name in said if name not in ("policies", "seeds", "workers", "backend", "strict")]:
+        said["about"] = (*scenario.about, f"not as the scenario says: {', '.join(others)}")
     if "traces" in said:
         said["workload"] = None
     return msgspec.structs.replace(scenario, **said)

@@ -52,7 +52,7 @@ def test_options_take_precedence_and_a_note_says_so(place: Place) -> None:
     assert not any("not as the scenario says" in note for note in row["notes"])
     (row,) = place.rows("--scenario", "s.yaml", "-P", "sjf", "--nodes", "2")
     assert (row["seed"], row["nodes"]) == (3, 2)
-    assert "not as the scenario says: policies, nodes" in row["notes"]
+    assert "not as the scenario says: nodes" in row["notes"]
 
 
 def test_a_workload_is_drawn_anew_for_each_seed_and_published_figures_stand_beside(place: Place) -> None:
