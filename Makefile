@@ -98,7 +98,7 @@ $(DEMO_STAMP): pyproject.toml requirements/base.txt
 # Where pip knows no such build (or another than the locked one), tests go without torch; nothing fetches CUDA.
 define torch
 said=$$($(1) 2>&1) || case $$said in \
-  *"No matching distribution"* | *"DO NOT MATCH THE HASHES"*) \
+  *"No matching distribution"* | *"DO NOT MATCH THE HASHES"* | *"conflicting dependencies"*) \
     echo "note: pip finds no build of torch without CUDA that is locked (requirements/torch.txt): tests that need torch are skipped" ;; \
   *) echo "$$said" >&2; exit 1 ;; \
 esac
