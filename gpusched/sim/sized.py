@@ -17,17 +17,16 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
-from gpusched.sched.agent import Unusable, prepared
-from gpusched.sched.sizing.live import UNSOUND as UNSOUND_WISH
+from gpusched.sched.agent import prepared
 from gpusched.sched.sizing.live import ask_agent
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
+from gpusched.sched.sizing.settle import decide_sizes
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sched.tally import at_size
 from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.ledger import planned
-from gpusched.sim.engine.sized import ANSWER, ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
-from gpusched.sim.engine.sized import RULES as BY_RULE
+from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized, settled
 from gpusched.sim.engine.state import Log
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
@@ -262,26 +261,20 @@ class AgentRun:
     def __call__(self, log: Log) -> int:
         """To the end, or until the log must grow."""
         sim, passes, sizer = self._world.sim, self._world.passes, self._sizer
-        run = bound(run_sized, sim, log, passes, sizer)
-        while (code := run()) in (ASK, UNSOUND):
-            try:
-                if code == UNSOUND:
-                    raise Unusable(UNSOUND_WISH)
-                answer = ask_agent(self._agent, self._weights, self._question())
-                sizer.claims.jobs["wished"][: len(answer)] = answer
-            except ValueError as error:
-                self._troubles[str(error)] += 1
-                sizer.at[ANSWER] = BY_RULE
+        run, settle = bound(run_sized, sim, log, passes, sizer), bound(settled, sim, passes, sizer)
+        while (code := run()) == ASK:
+            if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settle):
+                self._troubles[why] += 1
         return code
 
-    def _question(self) -> Question:
-        """What the agent is asked now."""
+    def _ask(self) -> Ints:
+        """The agent's sizes now; see `ask_agent`."""
         world, claims, trace = self._world, self._sizer.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
         names = tuple(trace.models[model] if model >= 0 else "" for model in models)
         partition = self._partitions[self._sizer.at[PARTITION]]
-        return question_of(claims, partition, float(world.sim.clock[0]), names)
+        return ask_agent(self._agent, self._weights, question_of(claims, partition, float(world.sim.clock[0]), names))
 
 
 def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:

@@ -116,7 +116,7 @@ def map_queue(
 
 
 class _Window(NamedTuple):
-    """``int64[most]``: the first jobs of a queue that could all start together by their bounds; ``count[0]`` of them."""
+    """``int64[most]``: the first jobs that could all start together by their bounds; ``count[0]`` of them."""
 
     jobs: Ints
     count: Ints

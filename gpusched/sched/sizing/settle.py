@@ -1,7 +1,11 @@
-"""What is common to all who choose sizes: who is admitted, what the brakes allow, and what of a wish is done."""
+"""What is common to all who choose sizes, live and in replays.
+
+Who is admitted, what the brakes allow, who is asked, and what of a wish is done.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +15,14 @@ from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
+from gpusched.sched.sizing.rules import wish
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
+_USUAL_LEFT_S = 3600.0  # of a job that does not tell
+_LATEST = 8  # submissions by which is judged how long a size lasts
+UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 
 KEPT, WANTED, REFUSED = range(3)
 
@@ -23,14 +31,16 @@ class Rules(NamedTuple):
     """What decides beside the scene.
 
     Attributes:
-        soon_s: Seconds until somebody's end. horizon_s: for which a larger size can be expected to last.
+        now: Seconds. soonest: When the first of those that run ends; infinite: nobody runs.
+        submits: ``float64[...]``: when those that run or wait were submitted.
         gain: One grows only where it is faster by this part.
         blocks: The first that is not admitted blocks all behind it (backfill none).
         lo, hi: The partition's nodes.
     """
 
-    soon_s: float
-    horizon_s: float
+    now: float
+    soonest: float
+    submits: Floats
     gain: float
     blocks: bool
     lo: int
@@ -49,6 +59,7 @@ def gather(
     rows, count = scene.rows, 0
     free, total, spare, dearest = 0, 0, 0, 0.0
     known = np.empty(scene.menus.sizes.shape[1], np.int64)
+    _describe(scene, rules, usable)
     for node in range(rules.lo, rules.hi):
         free += max(0, resources.gpus[node])
         total += max(0, usable.gpus[node])
@@ -61,8 +72,8 @@ def gather(
             dearest = max(dearest, rows[i]["cost_s"])
             spare += rows[i]["held"] - claims.sizes[count, 0]
         count += 1
-    running = count
-    patient = rules.soon_s > _SOON * dearest
+    running, horizon_s = count, _horizon_s(rules)
+    patient = _SOON * dearest < rules.soonest - rules.now < np.inf
     taken, rigid, others, blocked = 0, 0, 0, False
     for i in range(running, rows.size):
         row = rows[i]
@@ -88,7 +99,47 @@ def gather(
     number[CAPACITY] = free - rigid
     for j in range(running):
         number[CAPACITY] += claims.jobs[j]["held"]
-        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, rules)
+        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
+
+
+@jit
+def _describe(scene: Scene, rules: Rules, usable: Resources) -> None:
+    """What follows from what the rows say: how old jobs are, how long they have to go, their shares."""
+    rows, gpus, cores, memory = scene.rows, 0, 0, 0
+    for node in range(rules.lo, rules.hi):
+        if usable.gpus[node] >= 0:
+            gpus += usable.gpus[node]
+            cores += max(0, usable.cores[node])
+            memory += max(0, usable.memory[node])
+    for i in range(rows.size):
+        row = rows[i]
+        row["age_s"] = max(0.0, rules.now - row["submit"])
+        row["share"] = max(1.0 / max(gpus, 1), row["cores"] / max(cores, 1), row["memory"] / max(memory, 1))
+        if row["held"] == 0:
+            row["left_s"] = _left_waiting(scene, i)
+        row["left_s"] = max(1.0, row["left_s"])
+
+
+@jit
+def _left_waiting(scene: Scene, i: int) -> float:
+    """Seconds that a job that waits has to go at its least size, by what it told; else by its limit, or the usual."""
+    row = scene.rows[i]
+    if not row["rigid"] and not np.isnan(row["work"]):
+        sizes, told = scene.menus.sizes[row["menu"]], scene.told[row["job"]]
+        known = np.flatnonzero(~np.isnan(told))
+        if known.size > 0:
+            return float(row["work"] / speed_at(sizes, told, known, sizes[0]))
+    return min(_USUAL_LEFT_S, row["left_s"])
+
+
+@jit
+def _horizon_s(rules: Rules) -> float:
+    """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
+    count = rules.submits.size
+    known = min(count, _LATEST)
+    if known == 0:
+        return _USUAL_LEFT_S
+    return float((rules.now - np.partition(rules.submits, count - known)[count - known]) / known)
 
 
 @jit
@@ -115,8 +166,9 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
     menu, shapes = scene.menus.sizes[row["menu"]], scene.menus.shape[row["menu"]]
     sizes, shape, allowed = claims.sizes[j], claims.shape[j], claims.allowed[j]
     pace, is_told, most = claims.pace[j], claims.told[j], menu.size
-    tells = 0
+    tells, barred = 0, True
     for k in range(most):
+        barred = barred and (menu[k] < 0 or unusable[k] != 0)
         if not np.isnan(told[k]):
             known[tells] = k
             tells += 1
@@ -124,7 +176,8 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
     for capped in (True, False):
         for k in range(most if count == 0 else 0):
             gpus = menu[k]
-            possible = shapes[k] >= 0 and feasibility[shapes[k]] == OK and not unusable[k] and (held == 0 or row["may"])
+            possible = shapes[k] >= 0 and feasibility[shapes[k]] == OK and (held == 0 or row["may"])
+            possible = possible and (not unusable[k] or (barred and held == 0 and gpus == row["base"]))
             if gpus < 0 or not (gpus == held > 0 or possible) or (capped and 0 < resume < gpus):
                 continue
             tells_it = not np.isnan(told[k])
@@ -168,26 +221,48 @@ def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
 
 
 @jit
-def _brake(claims: Claims, j: int, may: bool, shrinks: bool, rules: Rules) -> None:
+def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
     """Which sizes a running job may go to now: larger ones that pay, smaller ones where it may stop for others."""
     held = claims.jobs[j]["held"]
     for k in range(claims.jobs[j]["count"]):
         gpus = claims.sizes[j, k]
-        claims.allowed[j, k] = gpus == held or (may and (shrinks if gpus < held else _pays(claims, j, k, rules)))
+        changes = may and (shrinks if gpus < held else _pays(claims, j, k, horizon_s, gain))
+        claims.allowed[j, k] = gpus == held or changes
 
 
 @jit
-def _pays(claims: Claims, j: int, k: int, rules: Rules) -> bool:
+def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool:
     """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
     job, at = claims.jobs[j], 0
     while claims.sizes[j, at] < job["held"]:
         at += 1
     before, then = claims.pace[j, at], claims.pace[j, k]
-    part, lasts = 1.0, min(job["left_s"], rules.horizon_s)
+    part, lasts = 1.0, min(job["left_s"], horizon_s)
     if job["age_s"] + job["cost_s"] > 0.0:
         # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
         part = max(0.0, job["age_s"] - job["restarts"] * job["cost_s"]) / (job["age_s"] + job["cost_s"])
-    return bool(then * part >= before * (1.0 + rules.gain) and (then - before) * lasts > before * job["cost_s"])
+    return bool(then * part >= before * (1.0 + gain) and (then - before) * lasts > before * job["cost_s"])
+
+
+def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, settled: Callable[[], bool]) -> str:
+    """An agent's wishes, settled; a rule's where there is no agent, or it cannot choose: then why not, else "".
+
+    ``asked``: the agent's answer, which raises ValueError where there is none. ``settled``: `settle` with these claims.
+    """
+    why = ""
+    if asked is not None and claims.number[COUNT] > 0:
+        try:
+            answer = asked()
+            claims.jobs["wished"][: len(answer)] = answer
+            if settled():
+                return ""
+            why = UNSOUND
+        except ValueError as error:
+            why = str(error)
+    wish(rule, claims)
+    sound = settled()
+    assert sound, "the rule chose sizes that are not allowed"
+    return why
 
 
 @jit
