@@ -72,10 +72,12 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
             context.remarks[context.partition] = f"{error.message}; placed greedily"
-    done = map_queue(context.state, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
-    if solver is not None and (line := summary(done.reports)):
+    head, shadow, reports = map_queue(
+        context.state, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep
+    )
+    if solver is not None and (line := summary(reports)):
         context.remarks[context.partition] = line
-    return Block(policy, done.head, done.shadow)
+    return Block(policy, int(head), float(shadow))
 
 
 def deadline(budget_s: float) -> Solver:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpusched.sched.backfill import reserve, take
 from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.greedy import Takes
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
 from gpusched.sched.state import BEST_FIT, ClusterState, Flags, Floats, Ints, Releases, copied
@@ -45,41 +46,37 @@ def reserve_head(state: ClusterState, types: Ints, job: int, runs_s: Floats) -> 
     return shadow_on(state, types, job, best)
 
 
-class Prefix:
-    """Which of the first jobs start at once; asked in their order, as `greedy` places them.
+def starts_now(
+    state: ClusterState, types: Ints, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
+) -> Takes:
+    """Which of the first jobs start at once; asked in their order, as `greedy` places them, each starts if it may.
 
     Of ``state`` only `Scratch` changes. ``runs_s``, ``holds_s``: ``float64[jobs, kinds]``: how long each of the
     problem's jobs would run on each GPU type (not finite: not known), and keep its nodes at the most; ``first_node``:
     row of the problem's first node. ``types``: See `shadow_on`.
     """
+    releases, now = Releases._make(column.copy() for column in state.releases), state.now
+    state = state._replace(resources=copied(state.resources), releases=releases)
 
-    def __init__(
-        self, state: ClusterState, types: Ints, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats,
-        first_node: int,
-    ) -> None:  # fmt: skip
-        releases = Releases._make(column.copy() for column in state.releases)
-        self._state = state._replace(resources=copied(state.resources), releases=releases)
-        self._types, self._jobs, self._problem, self._lo = types, jobs, problem, first_node
-        self._runs_s, self._holds_s = runs_s, holds_s
-
-    def __call__(self, place: int, nodes: Nodes) -> bool:
-        """Whether the job starts there; it is taken as started then."""
-        state, job = self._state, int(self._jobs[place])
-        if not self._problem.mixes(place) and self._ends_sooner_elsewhere(place, nodes):
-            return False
-        request = request_of(state.requests, state.jobs.shape[job])
-        held = float(self._holds_s[place, self._problem.kind[list(nodes)]].max())
-        for node in nodes:
-            take(state.resources, request, self._lo + node)
-            add(state.releases, state.now + held, self._lo + node, request, job)
-        return True
-
-    def _ends_sooner_elsewhere(self, place: int, nodes: Nodes) -> bool:
-        runs, now = self._runs_s[place], self._state.now
-        here = float(runs[self._problem.kind[nodes[0]]])
+    def ends_sooner_elsewhere(place: int, nodes: Nodes) -> bool:
+        runs = runs_s[place]
+        here = float(runs[problem.kind[nodes[0]]])
         for kind in np.flatnonzero(runs < here).tolist():
-            shadow = shadow_on(self._state, self._types, int(self._jobs[place]), kind)
+            shadow = shadow_on(state, types, int(jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
             if now < shadow and shadow + float(runs[kind]) < now + here:
                 return True
         return False
+
+    def takes(place: int, nodes: Nodes) -> bool:
+        job = int(jobs[place])
+        if not problem.mixes(place) and ends_sooner_elsewhere(place, nodes):
+            return False
+        request = request_of(state.requests, state.jobs.shape[job])
+        held = float(holds_s[place, problem.kind[list(nodes)]].max())
+        for node in nodes:
+            take(state.resources, request, first_node + node)
+            add(releases, now + held, first_node + node, request, job)
+        return True
+
+    return takes

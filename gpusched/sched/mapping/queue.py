@@ -18,9 +18,9 @@ from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import protect
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import nothing_held, queue_pass
+from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
 from gpusched.sched.mapping.greedy import best_imaginable, greedy
-from gpusched.sched.mapping.head import Prefix, reserve_head
+from gpusched.sched.mapping.head import reserve_head, starts_now
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.place import choose
@@ -78,14 +78,6 @@ class Keep(NamedTuple):
     rows: Callable[[], Ints]
 
 
-class Mapped(NamedTuple):
-    """What stopped the queue (see `kernel.queue_pass`), and the mappings that were made."""
-
-    head: int
-    shadow: float
-    reports: list[Report]
-
-
 def map_queue(
     state: ClusterState,
     queue: Ints,
@@ -94,7 +86,7 @@ def map_queue(
     backfill: int,
     solver: Solver | None,
     keep: Keep | None = None,
-) -> Mapped:
+) -> tuple[int, float, list[Report]]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
@@ -104,30 +96,27 @@ def map_queue(
 
     ``solver`` betters the greedy answer; None: that is the answer. ``keep``: with SKIP, nodes held for a job: those
     ahead of it are mapped first, then the others on what is left.
+
+    Returns:
+        What the pass says (the head, and its shadow time), and the mappings that were made.
     """
     window = _window_of(state, queue, mapping.window)
     if not len(window):
-        return Mapped(-1, np.inf, [])
+        return -1, np.inf, []
     others = queue[state.outcome.code[queue] == LIMIT]
     mapper = _Mapper(state, facts, mapping, solver, window)
     mapper.asked = mapper.around(others, keep) if backfill == SKIP else mapper.by_turns(others, backfill == EASY)
     head, shadow = _mapping_pass(state, queue, backfill, mapper)
-    return Mapped(head, shadow, mapper.reports)
-
-
-class _Window(NamedTuple):
-    """``int64[most]``: the first jobs that could all start together by their bounds; ``count[0]`` of them."""
-
-    jobs: Ints
-    count: Ints
+    return head, shadow, mapper.reports
 
 
 @jit
-def _enter(state: ClusterState, job: int, late: bool, first: bool, window: _Window) -> tuple[int, int]:
-    jobs, count = state.jobs, window.count
-    if count[0] < window.jobs.size:
-        window.jobs[count[0]] = job
-        count[0] += 1
+def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints) -> tuple[int, int]:
+    """As long as there is room, into ``window: int64[1 + most]``: how many there are, and these."""
+    jobs = state.jobs
+    if window[0] < window.size - 1:
+        window[0] += 1
+        window[window[0]] = job
         charge(jobs.links, jobs.room, jobs.account, job)
     return PRIORITY, jobs.shape[job]
 
@@ -136,12 +125,12 @@ _window_pass = queue_pass(_enter, nothing_held)
 
 
 def _window_of(state: ClusterState, queue: Ints, most: int) -> Ints:
-    """The jobs that are looked at, first to last; the codes of all others say why they are not."""
+    """The first jobs that could all start together by their bounds; the codes of all others say why not they."""
     if state.jobs.links is not None:
         state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
-    window = _Window(np.empty(min(most, len(queue)), np.int64), np.zeros(1, np.int64))
+    window = np.zeros(1 + min(most, len(queue)), np.int64)
     _window_pass(state, queue, EASY, window)
-    return window.jobs[: window.count[0]]
+    return window[1 : 1 + window[0]]
 
 
 class _Mapper:
@@ -198,10 +187,9 @@ class _Mapper:
 
     def _first(self, jobs: Ints, waits: bool) -> list[int]:
         """As many of the first jobs as start one after the other, on the best nodes for all of these together."""
-        problem, takes = self._problem(jobs, None, 0.0), None
-        if waits:
-            runs_s, types = self._runs_s(jobs, problem), self._facts.kind
-            takes = Prefix(self._state, types, jobs, problem, runs_s, self._holds_s(jobs), self._rows.start)
+        problem, types = self._problem(jobs, None, 0.0), self._facts.kind
+        runs_s, holds_s = self._runs_s(jobs, problem), self._holds_s(jobs)
+        takes = starts_now(self._state, types, jobs, problem, runs_s, holds_s, self._rows.start) if waits else None
         nodes = greedy(problem, head_blocks=True, takes=takes).nodes
         count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
         if not count:
@@ -274,13 +262,16 @@ class _Mapper:
         self.reports.append(Report(len(jobs), len(found), answer.value, first.value, gap, answer.solver, answer.note))
         return list(found)
 
+    def place(self, job: int) -> Ints | None:
+        """Where a mapping starts the job, whose ``limit`` is from now on how long it lasts there; None: nowhere."""
+        nodes, lasts = self.nodes.get(job), self._facts.lasts
+        if nodes is not None and lasts is not None:
+            self._state.jobs.limit[job] = lasts(np.array([job]))[0, self._facts.kind[nodes]].max()
+        return nodes
+
     def started(self, job: int, request: Request) -> None:
-        """A job runs on the nodes that a mapping gave it: its user holds more, and by their type it lasts."""
+        """The job's user holds more."""
         self._held[self._facts.user[job]] += request.parts * request.gpus
-        if self._facts.lasts is not None:
-            state, releases = self._state, self._state.releases
-            held = self._facts.lasts(np.array([job]))[0, self._facts.kind[self.nodes[job]]].max()
-            releases.end[releases.order[releases.used[0] - request.parts : releases.used[0]]] = state.now + held
 
     def _problem(self, jobs: Ints, late: Bools | None, floor: float, must: Bools | None = None) -> Problem:
         state, facts, mapping, rows = self._state, self._facts, self._mapping, self._rows
@@ -338,7 +329,7 @@ class _Mapper:
 
 
 def _place(state: ClusterState, job: int, late: bool, first: bool, mapper: _Mapper) -> tuple[int, int]:
-    scratch, shape, nodes = state.scratch, int(state.jobs.shape[job]), mapper.nodes.get(job)
+    scratch, shape, nodes = state.scratch, int(state.jobs.shape[job]), mapper.place(job)
     if nodes is not None:
         scratch.chosen[: len(nodes)] = nodes
         return STARTED, shape
@@ -348,19 +339,13 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, mapper: _Mapp
     return PRIORITY, shape
 
 
-def _hold(state: ClusterState, job: int, code: int, mapper: _Mapper) -> float:
-    return mapper.reserve(job)
-
-
-def _started(state: ClusterState, job: int, request: Request, mapper: _Mapper) -> None:
-    mapper.started(job, request)
-
-
-def _following(state: ClusterState, queue: Ints, at: int, head: int, mapper: _Mapper) -> int:
-    return next(mapper.asked, -1)
-
-
-_mapping_pass = queue_pass(_place, _hold, _started, following=_following, compiled=False)
+_mapping_pass: Pass[_Mapper] = queue_pass(
+    _place,
+    lambda state, job, code, mapper: mapper.reserve(job),
+    lambda state, job, request, mapper: mapper.started(job, request),
+    following=lambda state, queue, at, head, mapper: next(mapper.asked, -1),
+    compiled=False,
+)
 
 
 def _table(resources: Resources, rows: slice) -> Ints:

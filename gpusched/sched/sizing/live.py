@@ -115,8 +115,8 @@ class _Partition:
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         settled = partial(settle, scene, claims, self.world.resources, requests, masks, self.scratch)
-        asked = partial(self._ask, claims, model) if self.policy.traits.sizes else None
-        if why := decide_sizes(claims, RULES[self.policy.sizes], asked, settled):
+        asks = partial(self._ask, claims, model) if self.policy.traits.sizes else None
+        if why := decide_sizes(claims, RULES[self.policy.sizes], asks, settled):
             found.troubles[self.name] = why
         return self._answer(scene, claims, specs, found)
 

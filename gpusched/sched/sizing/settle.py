@@ -129,7 +129,7 @@ def _left_waiting(scene: Scene, i: int) -> float:
         known = np.flatnonzero(~np.isnan(told))
         if known.size > 0:
             return float(row["work"] / speed_at(sizes, told, known, sizes[0]))
-    return min(_USUAL_LEFT_S, row["left_s"])
+    return float(min(_USUAL_LEFT_S, row["left_s"]))
 
 
 @jit
