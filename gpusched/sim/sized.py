@@ -19,11 +19,11 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared
 from gpusched.sched.sizing.live import ask_agent
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, new_claims, question_of
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.settle import decide_sizes
+from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
-from gpusched.sched.tally import at_size
 from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.ledger import planned
 from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized, settled
@@ -163,13 +163,7 @@ def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
             except UsageError:  # no equal parts of it fit the nodes
                 continue
         menus.append(found)
-    widest = max((len(found) for found in menus), default=1)
-    table = Menus(*(np.full((len(menus), widest), -1, np.int64) for _ in range(2)))
-    for row, found in enumerate(menus):
-        sizes = sorted(found)
-        table.sizes[row, : len(sizes)] = sizes
-        table.shape[row, : len(sizes)] = [found[gpus] for gpus in sizes]
-    return world, table, index.reshape(-1)
+    return world, menus_of(menus), index.reshape(-1)
 
 
 def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
@@ -195,11 +189,10 @@ def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
     columns = (
         np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
     )
-    has = list(zip(*columns, strict=True))
-    for count in range(1, len(has) + 1):
-        if gpus % count == 0 and (found := at_size(spec, gpus, count, has)) is not None:
-            return Size(gpus, *found.amounts, count)
-    raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
+    found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
+    if found is None:
+        raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
+    return Size(gpus, *found.amounts, found.nodes)
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.settle import Rules, decide_sizes, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
@@ -96,11 +96,11 @@ class _Partition:
         resizable = (j for j in self.all_running if j.spec is not None and j.spec.elastic is not None)
         self.running = sorted(resizable, key=lambda j: j.id)
         self.waiting = self._queue()
+        self.jobs: list[RunningView | PendingView] = [*self.running, *self.waiting]
         self.scratch = new_scratch(len(world.nodes), 0, world.rack)
         self._views: list[PendingView] = []
         self._menus: dict[tuple[object, ...], int] = {}
-        self._sizes: list[tuple[int, ...]] = []
-        self._shapes: list[list[int]] = []
+        self._sizes: list[dict[int, int]] = []  # of a menu: GPUs -> the view that asks for so many
         self._asked: list[dict[int, JobSpec]] = []  # of a menu: GPUs -> the request
 
     def decided(self, model: Model | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
@@ -125,16 +125,9 @@ class _Partition:
         assert self.policy.agent is not None
         if model is None:
             raise Unusable("no weights")
-        rows = claims.jobs["row"][: claims.number[COUNT]].tolist()
-        names = tuple(self._name(row) for row in rows)
+        specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
+        names = tuple(spec.name if spec is not None else "" for spec in specs)
         return ask_agent(self.policy.agent, prepared(model), question_of(claims, self.name, self.snapshot.now, names))
-
-    def _view(self, row: int) -> RunningView | PendingView:
-        return self.running[row] if row < len(self.running) else self.waiting[row - len(self.running)]
-
-    def _name(self, row: int) -> str:
-        spec = self._view(row).spec
-        return spec.name if spec is not None else ""
 
     def _queue(self) -> list[PendingView]:
         """Who may start, in order: what was stopped to be resized first; not those for which a limit leaves no room."""
@@ -158,9 +151,8 @@ class _Partition:
         return Rules(self.snapshot.now, soonest, submits, self.policy.resize.gain, blocks, self.lo, self.hi)
 
     def _scene(self) -> Scene:
-        count = len(self.running) + len(self.waiting)
-        rows = np.zeros(count, ROW)
-        rows["job"] = np.arange(count)
+        rows = np.zeros(len(self.jobs), ROW)
+        rows["job"] = np.arange(len(rows))
         parts: list[tuple[int, int, int, int]] = []
         for row, job in zip(rows, self.running, strict=False):
             assert job.spec is not None
@@ -168,26 +160,24 @@ class _Partition:
             row["menu"], row["first"] = self._menu(job.spec, (), left, self._reserved(job)), len(parts)
             parts += self._parts(job)
             row["last"] = len(parts)
-            self._of_running(row, job)
+            row["held"] = job.allocation.gpus
+            row["may"] = may_resize(job, self.policy.resize, self.snapshot.now) is None
+            row["submit"] = job.submit_time if job.submit_time is not None else job.start_time
+            row["left_s"] = _end_of(job) - self.snapshot.now
             _of_both(row, job, job.spec)
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
             row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
             row["rigid"], row["resume"] = waits.spec.elastic is None, waits.resume_at or 0
             row["submit"], row["left_s"] = waits.submit_time, waits.expected_s
             _of_both(row, waits, waits.spec)
-        most = max((len(sizes) for sizes in self._sizes), default=1)
-        menus = Menus(*(np.full((len(self._sizes), most), -1, np.int64) for _ in range(2)))
-        for menu, (sizes, shapes) in enumerate(zip(self._sizes, self._shapes, strict=True)):
-            menus.sizes[menu, : len(sizes)] = sizes
-            menus.shape[menu, : len(shapes)] = shapes
-        unusable, told = np.zeros((count, most), np.uint8), np.full((count, most), nan)
-        rooms = Rooms(self.snapshot)
-        for i in range(count):
-            job_view = self._view(i)
-            bad = job_view.resizes.unusable if job_view.resizes is not None else ()
+        menus = menus_of(self._sizes)
+        unusable = np.zeros((len(rows), menus.sizes.shape[1]), np.uint8)
+        told, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
+        for i, either in enumerate(self.jobs):
+            bad = either.resizes.unusable if either.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
-                unusable[i, k] = gpus in bad or rooms.exceeds(job_view, gpus)
-                told[i, k] = job_view.speeds.get(gpus, nan)
+                unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
+                told[i, k] = either.speeds.get(gpus, nan)
         return Scene(rows, np.array(parts, PART), unusable, told, menus)
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
@@ -199,11 +189,6 @@ class _Partition:
                 well = sum(g not in self.world.nodes[at].blocked for g in part.gpus)
                 found.append((at, well, part.cores, part.memory_mib))
         return found
-
-    def _of_running(self, row: Any, job: RunningView) -> None:
-        row["held"], row["may"] = job.allocation.gpus, may_resize(job, self.policy.resize, self.snapshot.now) is None
-        row["submit"] = job.submit_time if job.submit_time is not None else job.start_time
-        row["left_s"] = _end_of(job) - self.snapshot.now
 
     def _reserved(self, job: RunningView) -> Reservation | None:
         """The reservation that it runs in."""
@@ -220,10 +205,10 @@ class _Partition:
         if key not in self._menus:
             self._menus[key] = len(self._menus)
             sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
-            found, requests = [], {}
+            found, requests = {}, {}
             for gpus in sizes:
                 asked = shape(spec, gpus, self.nodes) if spec.elastic is not None else spec
-                found.append(len(self._views) if asked is not None else -1)
+                found[gpus] = len(self._views) if asked is not None else -1
                 if asked is not None:
                     requests[gpus] = asked
                     least = asked.least
@@ -234,8 +219,7 @@ class _Partition:
                             id="", user="", spec=least, submit_time=0, excluded_nodes=excluded, reserved=reserved
                         )
                     )
-            self._sizes.append(sizes)
-            self._shapes.append(found)
+            self._sizes.append(found)
             self._asked.append(requests)
         return self._menus[key]
 

@@ -7,6 +7,7 @@ An agent that chooses sizes has in its module ``live``, beside ``prepare``::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -117,6 +118,16 @@ class Question(NamedTuple):
     free: int
     total: int
     others: int
+
+
+def menus_of(found: Sequence[dict[int, int]]) -> Menus:
+    """Of kinds of requests: GPUs -> index of the request, or -1."""
+    most = max(map(len, found), default=1)
+    menus = Menus(*(np.full((len(found), most), -1, _I8) for _ in range(2)))
+    for row, sizes in enumerate(found):
+        menus.sizes[row, : len(sizes)] = sorted(sizes)
+        menus.shape[row, : len(sizes)] = [sizes[gpus] for gpus in sorted(sizes)]
+    return menus
 
 
 def new_claims(jobs: int, most: int) -> Claims:

@@ -15,7 +15,7 @@ from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
-from gpusched.sched.sizing.rules import wish
+from gpusched.sched.sizing.rules import index_of, wish
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
@@ -233,10 +233,8 @@ def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, g
 @jit
 def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool:
     """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
-    job, at = claims.jobs[j], 0
-    while claims.sizes[j, at] < job["held"]:
-        at += 1
-    before, then = claims.pace[j, at], claims.pace[j, k]
+    job = claims.jobs[j]
+    before, then = claims.pace[j, index_of(claims, j, job["held"])], claims.pace[j, k]
     part, lasts = 1.0, min(job["left_s"], horizon_s)
     if job["age_s"] + job["cost_s"] > 0.0:
         # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
@@ -372,10 +370,7 @@ def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scrat
 @jit
 def _shape(claims: Claims, j: int) -> int:
     """Index of the request of a claim at the size that it is to have."""
-    k = 0
-    while claims.sizes[j, k] < claims.jobs[j]["wished"]:
-        k += 1
-    return int(claims.shape[j, k])
+    return int(claims.shape[j, index_of(claims, j, claims.jobs[j]["wished"])])
 
 
 @jit
