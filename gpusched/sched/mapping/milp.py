@@ -272,7 +272,7 @@ class Search:
         problem, start = self._problem, self._start
         nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
         idle = np.array([job for job, where in enumerate(nodes) if not where], np.int64)
-        for job, where in zip(idle, greedy(part_of(problem, tuple(nodes), idle)).nodes, strict=True):
+        for job, where in zip(idle, greedy(part_of(problem, tuple(nodes), idle)), strict=True):
             nodes[job] = where
         answer = tuple(nodes)
         value = value_of(problem, answer)

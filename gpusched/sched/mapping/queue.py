@@ -19,9 +19,9 @@ from gpusched.sched.backfill import protect
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
-from gpusched.sched.mapping.greedy import best_imaginable, greedy
+from gpusched.sched.mapping.greedy import first_answer, greedy
 from gpusched.sched.mapping.head import reserve_head, starts_now
-from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
+from gpusched.sched.mapping.problem import Answer, Nodes, Problem
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
@@ -190,16 +190,14 @@ class _Mapper:
         problem, types = self._problem(jobs, None, 0.0), self._facts.kind
         runs_s, holds_s = self._runs_s(jobs, problem), self._holds_s(jobs)
         takes = starts_now(self._state, types, jobs, problem, runs_s, holds_s, self._rows.start) if waits else None
-        nodes = greedy(problem, head_blocks=True, takes=takes).nodes
+        nodes = greedy(problem, head_blocks=True, takes=takes)
         count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
-        if not count:
-            return []
-        problem = self._problem(jobs[:count], None, 0.0, must=np.ones(count, np.bool_))
-        if waits:
-            self._keep_to_floor(problem, nodes)
-        value, bound = value_of(problem, nodes[:count]), best_imaginable(problem)
-        first = Answer(nodes=nodes[:count], value=value, bound=bound, note="not optimised")
-        return self._solved(jobs[:count], problem, first, count / len(jobs))
+        first = jobs[:count]
+        if count and self._solver is not None:
+            problem = self._problem(first, None, 0.0, must=np.ones(count, np.bool_))
+            if waits:
+                self._keep_to_floor(problem, nodes)
+        return self._solved(first, problem, nodes[:count], count / len(jobs))
 
     def _keep_to_floor(self, problem: Problem, nodes: tuple[Nodes, ...]) -> None:
         """Whoever has a type above the floor is not brought below it for others' sake."""
@@ -246,20 +244,24 @@ class _Mapper:
         ``late``: which outlast the head's wait; ``share``: of the optimiser's time that is left.
         """
         problem = self._problem(jobs, late, self._mapping.floor)
-        first = greedy(problem)
+        nodes = greedy(problem)
         priority = self._facts.priority[jobs]
         above = priority > priority.min(initial=0)
         if above.any():
-            problem.must[:] = above & np.array([bool(nodes) for nodes in first.nodes])
-        return self._solved(jobs, problem, first, share)
+            problem.must[:] = above & np.array(list(map(bool, nodes)))
+        return self._solved(jobs, problem, nodes, share)
 
-    def _solved(self, jobs: Ints, problem: Problem, first: Answer, share: float) -> list[int]:
-        """Who starts by the best answer there is."""
-        answer = first if self._solver is None else self._solver(problem, first, share)
-        found = {int(jobs[i]): np.array(nodes) + self._rows.start for i, nodes in enumerate(answer.nodes) if nodes}
+    def _solved(self, jobs: Ints, problem: Problem, nodes: tuple[Nodes, ...], share: float) -> list[int]:
+        """Who starts: those placed greedily, or by the best answer that a solver finds."""
+        if self._solver is not None and len(jobs):
+            first = first_answer(problem, nodes)
+            answer = self._solver(problem, first, share)
+            nodes, gap = answer.nodes, np.inf if answer.gap is None else answer.gap
+            starts = sum(map(bool, nodes))
+            report = Report(len(jobs), starts, answer.value, first.value, gap, answer.solver, answer.note)
+            self.reports.append(report)
+        found = {int(jobs[i]): np.array(where) + self._rows.start for i, where in enumerate(nodes) if where}
         self.nodes |= found
-        gap = answer.gap if answer.gap is not None else np.inf
-        self.reports.append(Report(len(jobs), len(found), answer.value, first.value, gap, answer.solver, answer.note))
         return list(found)
 
     def place(self, job: int) -> Ints | None:
