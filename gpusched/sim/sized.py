@@ -26,7 +26,7 @@ from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.ledger import planned
-from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized, settled
+from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import Log
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
@@ -253,10 +253,18 @@ class AgentRun:
 
     def __call__(self, log: Log) -> int:
         """To the end, or until the log must grow."""
-        sim, passes, sizer = self._world.sim, self._world.passes, self._sizer
-        run, settle = bound(run_sized, sim, log, passes, sizer), bound(settled, sim, passes, sizer)
-        while (code := run()) == ASK:
-            if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settle):
+        sizer = self._sizer
+        run = bound(run_sized, self._world.sim, log, self._world.passes, sizer)
+        code = run()
+
+        def settled() -> bool:
+            """Whether the wishes are sound; then it has gone on to the next question."""
+            nonlocal code
+            code = run()
+            return code != UNSOUND
+
+        while code == ASK:
+            if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
                 self._troubles[why] += 1
         return code
 

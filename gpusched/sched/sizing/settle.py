@@ -58,16 +58,19 @@ def gather(
     """
     rows, count = scene.rows, 0
     free, total, spare, dearest = 0, 0, 0, 0.0
-    known = np.empty(scene.menus.sizes.shape[1], np.int64)
-    _describe(scene, rules, usable)
+    known, cores, memory = np.empty(scene.menus.sizes.shape[1], np.int64), 0, 0
     for node in range(rules.lo, rules.hi):
         free += max(0, resources.gpus[node])
-        total += max(0, usable.gpus[node])
+        if usable.gpus[node] >= 0:
+            total += usable.gpus[node]
+            cores += max(0, usable.cores[node])
+            memory += max(0, usable.memory[node])
+    has = (max(total, 1), max(cores, 1), max(memory, 1))
     for i in range(rows.size):
         if rows[i]["held"] == 0:
             break
         rows[i]["may"] = rows[i]["may"] and _gives_back_all(scene, usable, i)
-        _claim(scene, claims, feasibility, i, count, known)
+        _claim(scene, claims, feasibility, i, count, known, rules.now, has)
         if rows[i]["may"]:
             dearest = max(dearest, rows[i]["cost_s"])
             spare += rows[i]["held"] - claims.sizes[count, 0]
@@ -78,7 +81,7 @@ def gather(
     for i in range(running, rows.size):
         row = rows[i]
         row["admitted"], row["least"] = 0, 0
-        if not _claim(scene, claims, feasibility, i, count, known):
+        if not _claim(scene, claims, feasibility, i, count, known, rules.now, has):
             continue  # it could not run here now: it blocks nobody
         least = claims.sizes[count, 0]
         row["least"] = least
@@ -103,43 +106,17 @@ def gather(
 
 
 @jit
-def _describe(scene: Scene, rules: Rules, usable: Resources) -> None:
-    """What follows from what the rows say: how old jobs are, how long they have to go, their shares."""
-    rows, gpus, cores, memory = scene.rows, 0, 0, 0
-    for node in range(rules.lo, rules.hi):
-        if usable.gpus[node] >= 0:
-            gpus += usable.gpus[node]
-            cores += max(0, usable.cores[node])
-            memory += max(0, usable.memory[node])
-    for i in range(rows.size):
-        row = rows[i]
-        row["age_s"] = max(0.0, rules.now - row["submit"])
-        row["share"] = max(1.0 / max(gpus, 1), row["cores"] / max(cores, 1), row["memory"] / max(memory, 1))
-        if row["held"] == 0:
-            row["left_s"] = _left_waiting(scene, i)
-        row["left_s"] = max(1.0, row["left_s"])
-
-
-@jit
-def _left_waiting(scene: Scene, i: int) -> float:
-    """Seconds that a job that waits has to go at its least size, by what it told; else by its limit, or the usual."""
-    row = scene.rows[i]
-    if not row["rigid"] and not np.isnan(row["work"]):
-        sizes, told = scene.menus.sizes[row["menu"]], scene.told[row["job"]]
-        known = np.flatnonzero(~np.isnan(told))
-        if known.size > 0:
-            return float(row["work"] / speed_at(sizes, told, known, sizes[0]))
-    return float(min(_USUAL_LEFT_S, row["left_s"]))
-
-
-@jit
 def _horizon_s(rules: Rules) -> float:
     """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
-    count = rules.submits.size
-    known = min(count, _LATEST)
-    if known == 0:
-        return _USUAL_LEFT_S
-    return float((rules.now - np.partition(rules.submits, count - known)[count - known]) / known)
+    latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
+    for submit in rules.submits:
+        if submit > latest[0]:
+            at = 0
+            while at + 1 < _LATEST and latest[at + 1] < submit:
+                latest[at] = latest[at + 1]
+                at += 1
+            latest[at] = submit
+    return float((rules.now - latest[_LATEST - known]) / known) if known > 0 else _USUAL_LEFT_S
 
 
 @jit
@@ -154,11 +131,14 @@ def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
 
 
 @jit
-def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints) -> bool:
+def _claim(
+    scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints, now: float, has: tuple[int, int, int]
+) -> bool:
     """Row ``i`` as claim ``j``, with the sizes that it can have; whether there are any.
 
     These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
-    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room.
+    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room;
+    ``has``: GPUs, cores and MiB of the partition.
     """
     row, job = scene.rows[i], claims.jobs[j]
     held, at, resume = row["held"], row["job"], row["resume"]
@@ -189,7 +169,11 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
     job["restarts"], job["wished"] = row["restarts"], 0
-    job["left_s"], job["age_s"], job["cost_s"], job["share"] = row["left_s"], row["age_s"], row["cost_s"], row["share"]
+    left = row["left_s"] if held > 0 else min(_USUAL_LEFT_S, row["left_s"])
+    if held == 0 and tells > 0 and not row["rigid"] and not np.isnan(row["work"]):
+        left = row["work"] / speed_at(menu, told, known[:tells], menu[0])
+    job["left_s"], job["age_s"], job["cost_s"] = max(1.0, left), max(0.0, now - row["submit"]), row["cost_s"]
+    job["share"] = max(1.0 / has[0], row["cores"] / has[1], row["memory"] / has[2])
     return count > 0
 
 

@@ -86,8 +86,8 @@ def run_sized(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
     """To the end; every partition's sizes, and what starts, again where somebody was stopped.
 
     Returns:
-        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``of.claims``, settled;
-        UNSOUND: the rule's are not allowed.
+        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``of.claims``; UNSOUND:
+        they are not allowed, call it again with others.
     """
     at = of.at
     while True:
@@ -104,17 +104,12 @@ def run_sized(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
                 at[ASKED] = 1
                 return ASK
             wish(of.rule, of.claims)
-            if not settled(sim, passes, of):
-                return UNSOUND
-        at[STOPS] += _carry_out(sim, log, passes, of)
+        stops = _carry_out(sim, log, passes, of)
+        if stops == UNSOUND:
+            return UNSOUND
+        at[STOPS] += stops
         at[PARTITION] += 1
         at[ASKED] = 0
-
-
-@jit
-def settled(sim: Sim, passes: Passes, of: Sizer) -> bool:
-    """`settle`, of the partition that is next."""
-    return settle(_scene_now(of), of.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch)
 
 
 @jit
@@ -135,8 +130,10 @@ def _ask(sim: Sim, passes: Passes, of: Sizer, partition: int) -> None:
 
 @jit
 def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
-    """The sizes as settled: starts first, then stops; how many stops there were."""
+    """What of the wishes is done: starts first, then stops; how many stops there were, or UNSOUND."""
     scene = _scene_now(of)
+    if not settle(scene, of.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
+        return UNSOUND
     if of.size[0] > 0:
         queue = _sized_queue(sim, passes, of, scene)
         of.outcome.total[:] = 0
