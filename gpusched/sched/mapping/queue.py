@@ -187,9 +187,10 @@ class _Mapper:
 
     def _first(self, jobs: Ints, waits: bool) -> list[int]:
         """As many of the first jobs as start one after the other, on the best nodes for all of these together."""
-        problem, types = self._problem(jobs, None, 0.0), self._facts.kind
-        runs_s, holds_s = self._runs_s(jobs, problem), self._holds_s(jobs)
-        takes = starts_now(self._state, types, jobs, problem, runs_s, holds_s, self._rows.start) if waits else None
+        problem, takes = self._problem(jobs, None, 0.0), None
+        if waits:
+            runs_s, holds_s, types = self._runs_s(jobs, problem), self._holds_s(jobs), self._facts.kind
+            takes = starts_now(self._state, types, jobs, problem, runs_s, holds_s, self._rows.start)
         nodes = greedy(problem, head_blocks=True, takes=takes)
         count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
         first = jobs[:count]
@@ -234,8 +235,7 @@ class _Mapper:
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
         """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
         speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
-        lasts = self._facts.lasts
-        runs = self._state.jobs.limit[jobs][:, None] / speed if lasts is None else lasts(jobs)
+        runs = self._holds_s(jobs) / (speed if self._facts.lasts is None else 1.0)
         return np.where(np.isnan(speed), np.inf, runs)
 
     def _best(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> list[int]:
