@@ -183,7 +183,7 @@ def test_a_size_at_which_it_did_not_come_up_is_not_tried_again() -> None:
 
 def test_one_that_came_up_at_no_size_is_tried_at_its_own_again() -> None:
     job = msgspec.structs.replace(waits("w", 1), spec=spec(1, 2, 4, base=2), resizes=Resizes(unusable=(1, 2, 4)))
-    assert started(world([job], [])) == {"w": 2}
+    assert sized(world([job], [])).given == started(world([job], [])) == {"w": 2}
 
 
 def test_one_that_was_stopped_to_be_resized_goes_before_all_others() -> None:
