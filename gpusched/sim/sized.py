@@ -18,10 +18,9 @@ from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared
-from gpusched.sched.sizing.live import ask_agent
+from gpusched.sched.sizing.live import ask_agent, decide_sizes
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.sizing.settle import decide_sizes
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import Elastic, World

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil, inf, nan
 from typing import Any
@@ -23,12 +23,13 @@ from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
-from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.sizing.settle import Rules, decide_sizes, gather, settle, speed_at
+from gpusched.sched.sizing.rules import RULES, wish
+from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import shut
 
+UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
 
@@ -261,6 +262,27 @@ def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
         spec, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, cores_per_node=asked.cores_per_node,
         memory_mib_per_node=asked.memory_mib_per_node,
     )  # fmt: skip
+
+
+def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, settled: Callable[[], bool]) -> str:
+    """An agent's wishes, settled; a rule's where there is no agent, or it cannot choose: then why not, else "".
+
+    ``asked``: the agent's answer, which raises ValueError where there is none. ``settled``: `settle` with these claims.
+    """
+    why = ""
+    if asked is not None and claims.number[COUNT] > 0:
+        try:
+            answer = asked()
+            claims.jobs["wished"][: len(answer)] = answer
+            if settled():
+                return ""
+            why = UNSOUND
+        except ValueError as error:
+            why = str(error)
+    wish(rule, claims)
+    sound = settled()
+    assert sound, "the rule chose sizes that are not allowed"
+    return why
 
 
 def ask_agent(agent: str, weights: object, question: Question) -> Ints:

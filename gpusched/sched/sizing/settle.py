@@ -1,11 +1,7 @@
-"""What is common to all who choose sizes, live and in replays.
-
-Who is admitted, what the brakes allow, who is asked, and what of a wish is done.
-"""
+"""What is common to all who choose sizes: who is admitted, what the brakes allow, and what of a wish is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +11,13 @@ from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
-from gpusched.sched.sizing.rules import index_of, wish
+from gpusched.sched.sizing.rules import index_of
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
 _USUAL_LEFT_S = 3600.0  # of a job that does not tell
 _LATEST = 8  # submissions by which is judged how long a size lasts
-UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 
 KEPT, WANTED, REFUSED = range(3)
 
@@ -224,27 +219,6 @@ def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool
         # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
         part = max(0.0, job["age_s"] - job["restarts"] * job["cost_s"]) / (job["age_s"] + job["cost_s"])
     return bool(then * part >= before * (1.0 + gain) and (then - before) * lasts > before * job["cost_s"])
-
-
-def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, settled: Callable[[], bool]) -> str:
-    """An agent's wishes, settled; a rule's where there is no agent, or it cannot choose: then why not, else "".
-
-    ``asked``: the agent's answer, which raises ValueError where there is none. ``settled``: `settle` with these claims.
-    """
-    why = ""
-    if asked is not None and claims.number[COUNT] > 0:
-        try:
-            answer = asked()
-            claims.jobs["wished"][: len(answer)] = answer
-            if settled():
-                return ""
-            why = UNSOUND
-        except ValueError as error:
-            why = str(error)
-    wish(rule, claims)
-    sound = settled()
-    assert sound, "the rule chose sizes that are not allowed"
-    return why
 
 
 @jit
