@@ -96,10 +96,23 @@ def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: ob
     It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
     refer to variables of a function around them numba compiles in every process.)
     """
-    code = cast(FunctionType, template)
-    made = FunctionType(code.__code__, code.__globals__ | names, f"{by.__name__}.{template.__name__.strip('_')}")
+    made = _made(template, names, f"{by.__name__}.{template.__name__.strip('_')}")
     made.__module__, made.__qualname__ = by.__module__, made.__name__
     return jit(cast(Callable[_P, _R], made))
+
+
+def in_python(template: Callable[_P, _R], **names: object) -> Callable[_P, _R]:
+    """Return ``template`` as Python runs it, with these of its module's names meaning something else.
+
+    For who asks what cannot be compiled, such as a solver; compiled functions among them are run as Python, too.
+    """
+    plain = {name: getattr(of, "__wrapped__", of) for name, of in names.items()}
+    return cast(Callable[_P, _R], _made(template, plain, template.__name__))
+
+
+def _made(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:
+    code = cast(FunctionType, template)
+    return FunctionType(code.__code__, code.__globals__ | names, name)
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:

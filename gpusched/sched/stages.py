@@ -14,10 +14,10 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
-from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints, PassArrays
+from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_text
 
@@ -64,21 +64,20 @@ def say_who_waits(context: Context, costs: Costs, waits: Map[int, float]) -> Non
 
 def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
     """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
-    policy, world, waiting = context.policy, context.world, context.waiting
-    kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
-    kind = np.array([kinds[node.gpu_type] for node in world.nodes], np.int64)
-    arrays = PassArrays(*context.state, usable=world.usable, kind=kind)
-    facts = _job_facts(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))
+    policy = context.policy
+    facts = _mapping_facts(context.snapshot, context.world, context.waiting, context.partition, policy.mapping)
     solver: Solver | None = None
     if policy.place == "milp":
         try:
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
             context.remarks[context.partition] = f"{error.message}; placed greedily"
-    done = map_queue(arrays, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
-    if solver is not None and (line := summary(done.reports)):
+    head, shadow, reports = map_queue(
+        context.state, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep
+    )
+    if solver is not None and (line := summary(reports)):
         context.remarks[context.partition] = line
-    return Block(policy, done.head, done.shadow)
+    return Block(policy, int(head), float(shadow))
 
 
 def deadline(budget_s: float) -> Solver:
@@ -92,9 +91,10 @@ def deadline(budget_s: float) -> Solver:
     return Deadline(budget_s)
 
 
-def _job_facts(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
-) -> JobFacts:
+def _mapping_facts(
+    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, partition: str, mapping: Mapping
+) -> MappingFacts:
+    kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
     own = {node.name for node in world.nodes if node.partition == partition}
     held = np.zeros(len(users))
@@ -105,10 +105,12 @@ def _job_facts(
 
     def speed(jobs: Ints) -> Floats:
         names = [waiting.views[job].spec.name for job in jobs.tolist()]
-        rows = [of_name.setdefault(name, speeds_by_name(mapping.speeds, name, kinds)) for name in names]
+        rows = [of_name.setdefault(name, speeds_by_name(mapping.speeds, name, tuple(kinds))) for name in names]
         return np.array(rows, np.float64).reshape(len(names), len(kinds))
 
-    return JobFacts(
+    return MappingFacts(
+        usable=world.usable,
+        kind=np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
         speed=speed,
         user=np.array([users[view.user] for view in waiting.views], np.int64),
         held=held,

@@ -244,24 +244,6 @@ class ClusterState(NamedTuple):
     now: float
 
 
-class PassArrays(NamedTuple):
-    """What a decision that maps jobs to nodes works on: `ClusterState`, and the nodes' GPU types.
-
-    Attributes:
-        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
-    """
-
-    resources: Resources
-    releases: Releases
-    requests: Requests
-    jobs: Jobs
-    scratch: Scratch
-    outcome: Outcome
-    now: float
-    usable: Resources
-    kind: Ints
-
-
 PLENTY = 1 << 40
 # number: the node's rack, one of the rows. fits, free: of the rack with the row's number, while nodes are chosen: how
 # many of its nodes fit, and the GPUs that all of them have free.

@@ -17,17 +17,15 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
-from gpusched.sched.agent import Unusable, prepared
-from gpusched.sched.sizing.live import UNSOUND as UNSOUND_WISH
-from gpusched.sched.sizing.live import ask_agent
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.agent import prepared
+from gpusched.sched.sizing.live import ask_agent, decide_sizes
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
+from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
-from gpusched.sched.tally import at_size
 from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.ledger import planned
-from gpusched.sim.engine.sized import ANSWER, ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
-from gpusched.sim.engine.sized import RULES as BY_RULE
+from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import Log
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
@@ -159,13 +157,7 @@ def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
             except UsageError:  # no equal parts of it fit the nodes
                 continue
         menus.append(found)
-    widest = max((len(found) for found in menus), default=1)
-    table = Menus(*(np.full((len(menus), widest), -1, np.int64) for _ in range(2)))
-    for row, found in enumerate(menus):
-        sizes = sorted(found)
-        table.sizes[row, : len(sizes)] = sizes
-        table.shape[row, : len(sizes)] = [found[gpus] for gpus in sizes]
-    return world, table, index.reshape(-1)
+    return world, menus_of(menus), index.reshape(-1)
 
 
 def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
@@ -191,11 +183,10 @@ def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
     columns = (
         np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
     )
-    has = list(zip(*columns, strict=True))
-    for count in range(1, len(has) + 1):
-        if gpus % count == 0 and (found := at_size(spec, gpus, count, has)) is not None:
-            return Size(gpus, *found.amounts, count)
-    raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
+    found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
+    if found is None:
+        raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
+    return Size(gpus, *found.amounts, found.nodes)
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
@@ -256,27 +247,29 @@ class AgentRun:
 
     def __call__(self, log: Log) -> int:
         """To the end, or until the log must grow."""
-        sim, passes, sizer = self._world.sim, self._world.passes, self._sizer
-        run = bound(run_sized, sim, log, passes, sizer)
-        while (code := run()) in (ASK, UNSOUND):
-            try:
-                if code == UNSOUND:
-                    raise Unusable(UNSOUND_WISH)
-                answer = ask_agent(self._agent, self._weights, self._question())
-                sizer.claims.jobs["wished"][: len(answer)] = answer
-            except ValueError as error:
-                self._troubles[str(error)] += 1
-                sizer.at[ANSWER] = BY_RULE
+        sizer = self._sizer
+        run = bound(run_sized, self._world.sim, log, self._world.passes, sizer)
+        code = run()
+
+        def settled() -> bool:
+            """Whether the wishes are sound; then it has gone on to the next question."""
+            nonlocal code
+            code = run()
+            return code != UNSOUND
+
+        while code == ASK:
+            if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
+                self._troubles[why] += 1
         return code
 
-    def _question(self) -> Question:
-        """What the agent is asked now."""
+    def _ask(self) -> Ints:
+        """The agent's sizes now; see `ask_agent`."""
         world, claims, trace = self._world, self._sizer.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
         names = tuple(trace.models[model] if model >= 0 else "" for model in models)
         partition = self._partitions[self._sizer.at[PARTITION]]
-        return question_of(claims, partition, float(world.sim.clock[0]), names)
+        return ask_agent(self._agent, self._weights, question_of(claims, partition, float(world.sim.clock[0]), names))
 
 
 def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:

@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from gpusched.sched.mapping.problem import Nodes, Problem, faults, value_of
+from gpusched.sched.mapping.greedy import first_answer, greedy
+from gpusched.sched.mapping.problem import Answer, Nodes, Problem, faults, value_of
 
 
 def instance(rng: np.random.Generator, nodes: int, jobs: int, kinds: int = 3, largest: int = 4) -> Problem:
@@ -40,6 +41,11 @@ def instance(rng: np.random.Generator, nodes: int, jobs: int, kinds: int = 3, la
         open_cost=0.05,
         frag_cost=0.02,
     )
+
+
+def greedily(problem: Problem) -> Answer:
+    """The answer that the optimiser begins with."""
+    return first_answer(problem, greedy(problem))
 
 
 def best_of_all(problem: Problem) -> float:

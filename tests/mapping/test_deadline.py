@@ -11,11 +11,10 @@ import pytest
 
 from gpusched.sched.mapping import deadline, milp
 from gpusched.sched.mapping.deadline import STILL_BUSY, Deadline
-from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, solve
 from gpusched.sched.mapping.problem import Answer, Problem, faults
 from gpusched.sched.mapping.program import Program
-from tests.mapping.instances import busy_cluster
+from tests.mapping.instances import busy_cluster, greedily
 
 LONG_S = 60.0
 
@@ -65,7 +64,7 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
 
     monkeypatch.setattr(highspy.Highs, "run", run)
     monkeypatch.setattr(milp, "Program", program)
-    first = greedy(problem)
+    first = greedily(problem)
     search = Search(problem, first, Limits(end_s=0.5, clock=clock))
     search.run()
     answer = search.best()
@@ -81,8 +80,8 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
 def test_without_time_there_is_no_search(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "Search", None)
     clock = Clock(2)
-    answer = Deadline(0.2, clock)(problem, greedy(problem))
-    assert (answer.nodes, answer.note) == (greedy(problem).nodes, OUT_OF_TIME)
+    answer = Deadline(0.2, clock)(problem, greedily(problem))
+    assert (answer.nodes, answer.note) == (greedily(problem).nodes, OUT_OF_TIME)
 
 
 def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +95,7 @@ def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeyp
     monkeypatch.setattr(deadline, "Search", Seen)
     monkeypatch.setattr(Deadline, "work_per_s", 1000.0)
     question = Deadline(10.0, clock=lambda: 100.0)
-    question(problem, greedy(problem), 0.25)
+    question(problem, greedily(problem), 0.25)
     share_s = 0.25 * (10 - 0.02)
     assert ends == [pytest.approx((100 + share_s - 0.01, share_s * 1000 * 0.5))]
 
@@ -116,7 +115,7 @@ def test_nobody_waits_for_a_search_that_is_late(
     problem: Problem, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Search, "run", blocked(release))
-    first = greedy(problem)
+    first = greedily(problem)
     for note in (OUT_OF_TIME, OUT_OF_TIME, STILL_BUSY):
         answer = Deadline(0.02)(problem, first)
         assert (answer.nodes, answer.note) == (first.nodes, note)
@@ -129,7 +128,7 @@ def test_nobody_waits_for_a_search_that_is_late(
 def test_what_a_late_search_has_found_by_then_is_the_answer(
     problem: Problem, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = greedy(problem)
+    first = greedily(problem)
     best = solve(problem, first, budget_s=LONG_S)
     assert best.value > first.value
     program = Program(problem)
@@ -151,7 +150,7 @@ def test_incumbents_are_heard_while_highs_runs(problem: Problem, monkeypatch: py
 
     monkeypatch.setattr(Search, "_hear", hear)
     monkeypatch.setattr(Program, "rounded", lambda self, values: [0.0] * len(values))  # else there is nothing to better
-    first = greedy(problem)
+    first = greedily(problem)
     answer = Deadline(LONG_S)(problem, first)
     assert heard
     assert first.value <= max(heard) <= answer.value + 1e-9
@@ -163,4 +162,4 @@ def test_an_error_on_the_search_s_thread_is_not_lost(problem: Problem, monkeypat
 
     monkeypatch.setattr(Search, "run", run)
     with pytest.raises(RuntimeError, match="a mistake"):
-        Deadline(LONG_S)(problem, greedy(problem))
+        Deadline(LONG_S)(problem, greedily(problem))

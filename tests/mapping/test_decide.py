@@ -200,6 +200,18 @@ def test_a_users_share_binds_only_while_others_wait() -> None:
     assert set(started(decide(shared))) == {"j0", "o"}
     alone = mapped(snapshot(NODES, mine, backfill="skip"), user_share=0.34)
     assert set(started(decide(alone))) == {"j0", "j1", "j2"}
+    head = pending("o", 2, user="bob", submit=0.5, gpu_types=("A100",))
+    behind = mapped(snapshot(NODES, [mine[0], head, *mine[1:]], backfill="easy"), user_share=0.34)
+    assert set(started(decide(behind))) == {"j0"}, "what started before the head counts"
+
+
+def test_the_mapping_chooses_among_those_that_may_all_start() -> None:
+    """A task beyond its array's bound is not in the way of who comes after it."""
+    tasks = [pending(f"t{i}", 2, submit=i, array_id="t", array_room=1) for i in range(2)]
+    snap = mapped(snapshot(NODES[:2], [*tasks, pending("o", 2, submit=9.0)], backfill="skip"), "fastest")
+    plan = decide(snap)
+    assert set(started(plan)) == {"t0", "o"}
+    assert plan.reasons["t1"].code == ReasonCode.ARRAY_TASK_LIMIT
 
 
 def test_explicit_priority_is_not_traded_away() -> None:

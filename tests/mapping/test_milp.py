@@ -22,11 +22,10 @@ from gpusched.sched.mapping.classes import (
     simplified,
 )
 from gpusched.sched.mapping.doubt import Doubtful, check
-from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.milp import DISCARDED, GAP, Limits, Search, solve
 from gpusched.sched.mapping.problem import Answer, Problem, faults, part_of, value_of
 from gpusched.sched.mapping.summary import Report, summary
-from tests.mapping.instances import best_of_all, busy_cluster, instance
+from tests.mapping.instances import best_of_all, busy_cluster, greedily, instance
 
 AMPLE_S = 120.0  # of a busy machine's clock; it takes milliseconds
 
@@ -37,7 +36,7 @@ def test_a_thousand_instances_are_sound_and_never_below_greedy() -> None:
     better, discarded = 0, []
     for number in range(1000):
         problem = instance(rng, nodes=int(rng.integers(1, 12)), jobs=int(rng.integers(1, 16)))
-        first = greedy(problem)
+        first = greedily(problem)
         assert faults(problem, first.nodes) == [], number
         answer = solve(problem, first, budget_s=AMPLE_S)
         assert faults(problem, answer.nodes) == [], number
@@ -60,7 +59,7 @@ def test_small_instances_are_solved_to_the_best_there_is() -> None:
     for number in range(120):
         problem = instance(rng, nodes=int(rng.integers(1, 5)), jobs=int(rng.integers(1, 5)), kinds=2)
         best = best_of_all(problem)
-        first = greedy(problem)
+        first = greedily(problem)
         answer = solve(problem, first, budget_s=AMPLE_S)
         assert answer.value == pytest.approx(best, abs=GAP * max(1.0, abs(best)) + 1e-6), number
         assert first.bound is not None
@@ -78,7 +77,7 @@ def test_what_must_start_starts() -> None:
         parts=np.ones(2, int), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool),
         cap=np.full(3, np.inf), gain=np.array([[0.5], [1.5]]), bonus=np.array([0.1, 0.0]),
     )  # fmt: skip
-    first = greedy(problem)
+    first = greedily(problem)
     assert first.nodes == ((0,), ())
     assert solve(problem, first).nodes == ((), (0,))
     kept = dataclasses.replace(problem, must=np.array([True, False]))
@@ -112,7 +111,7 @@ def test_cores_are_left_out_only_where_they_cannot_bind() -> None:
 @pytest.mark.parametrize("budget_s", [0.001, 0.02])
 def test_out_of_time_the_best_so_far_counts_and_the_gap_is_told(budget_s: float) -> None:
     problem = busy_cluster(np.random.default_rng(5))
-    first = greedy(problem)
+    first = greedily(problem)
     answer = solve(problem, first, budget_s=budget_s)
     assert faults(problem, answer.nodes) == []
     assert answer.value >= first.value
@@ -122,9 +121,9 @@ def test_out_of_time_the_best_so_far_counts_and_the_gap_is_told(budget_s: float)
 
 def test_a_search_bound_gives_the_same_answer_every_time() -> None:
     problem = busy_cluster(np.random.default_rng(6), nodes=30, jobs=60)
-    answers = [solve(problem, greedy(problem), budget_s=60, max_nodes=5) for _ in range(2)]
+    answers = [solve(problem, greedily(problem), budget_s=60, max_nodes=5) for _ in range(2)]
     assert answers[0].nodes == answers[1].nodes
-    assert answers[0].value > greedy(problem).value
+    assert answers[0].value > greedily(problem).value
 
 
 def test_with_too_many_ways_to_fill_the_nodes_fewer_jobs_are_optimised() -> None:
@@ -134,7 +133,7 @@ def test_with_too_many_ways_to_fill_the_nodes_fewer_jobs_are_optimised() -> None
     problem = busy_cluster(rng, nodes=10, jobs=jobs)
     need = np.column_stack((rng.integers(1, 4, jobs), rng.integers(1, 20, jobs), rng.integers(1, 9999, jobs)))
     problem = dataclasses.replace(problem, need=need, parts=np.ones(jobs, np.int64))
-    first = greedy(problem)
+    first = greedily(problem)
     answer = solve(problem, first, budget_s=0.5)
     assert faults(problem, answer.nodes) == []
     assert answer.value >= first.value
@@ -144,7 +143,7 @@ def test_with_too_many_ways_to_fill_the_nodes_fewer_jobs_are_optimised() -> None
 
 def test_a_program_that_takes_too_long_to_make_is_made_of_fewer_jobs() -> None:
     problem = busy_cluster(np.random.default_rng(9), nodes=30, jobs=120)
-    first = greedy(problem)
+    first = greedily(problem)
     search = Search(problem, first, Limits(time.perf_counter() + 30, work=400))
     search.run()
     answer = search.best()
@@ -172,10 +171,10 @@ def test_the_rest_of_the_jobs_is_a_problem_on_what_the_others_leave() -> None:
     rng = np.random.default_rng(11)
     for _ in range(40):
         problem = instance(rng, nodes=6, jobs=10)
-        whole = greedy(problem)
+        whole = greedily(problem)
         some = np.sort(rng.choice(10, 5, replace=False))
         left = part_of(problem, whole.nodes, some)
-        answer = greedy(left)
+        answer = greedily(left)
         nodes = list(whole.nodes)
         for job, where in zip(some, answer.nodes, strict=True):
             nodes[job] = where
@@ -188,7 +187,7 @@ def test_nothing_to_place() -> None:
     rng = np.random.default_rng(8)
     problem: Problem = instance(rng, nodes=3, jobs=3)
     problem.resources[:, 0] = -1
-    answer = solve(problem, greedy(problem))
+    answer = solve(problem, greedily(problem))
     assert answer.nodes == ((), (), ())
     assert answer.gap == 0
 
@@ -263,7 +262,7 @@ def test_after_a_false_answer_the_greedy_one_counts_and_the_remark_says_so(
 ) -> None:
     """As HiGHS 1.16.0 does: the last search's solution is sound, and the value that it states is not its own."""
     problem = busy_cluster(np.random.default_rng(6), nodes=30, jobs=60)
-    first = greedy(problem)
+    first = greedily(problem)
     assert solve(problem, first, budget_s=AMPLE_S, max_nodes=5).value > first.value
     real = highspy.Highs.getInfo
 

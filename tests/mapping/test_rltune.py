@@ -108,14 +108,22 @@ def mixed(seed: int):
     return trace, pool
 
 
+def orders(place: str, by: int | str) -> ReplayPolicy:
+    """An agent's order, by its number; or first come, first served with that backfill."""
+    if isinstance(by, int):
+        return ReplayPolicy(name="r", order="rltune", knows="estimate", source="", backfill="skip", placement=place,
+                            model=plain.WILD[by], spec=spec_of(place))  # fmt: skip
+    spec = PolicySpec(name="m", place=place, mapping=MAPPING, backfill=by)  # type: ignore[arg-type]
+    return ReplayPolicy(name="m", order="fifo", knows="limit", source="", backfill=by, placement=place, spec=spec)
+
+
 @pytest.mark.parametrize("place", MAPPED)
-@pytest.mark.parametrize("which", [0, 1])
-def test_live_and_replay_choose_the_same(place: str, which: int) -> None:
+@pytest.mark.parametrize("by", [0, 1, "none", "skip", "easy"])
+def test_live_and_replay_choose_the_same(place: str, by: int | str) -> None:
     """At every instant: the same jobs on the same nodes of a small cluster of two kinds; every job ends."""
-    wild, spec = plain.WILD[which], spec_of(place)
-    trace, pool = mixed(which)
-    policy = ReplayPolicy(name="r", order="rltune", knows="estimate", source="", backfill="skip", placement=place,
-                          model=wild, spec=spec)  # fmt: skip
+    policy = orders(place, by)
+    assert policy.spec is not None
+    trace, pool = mixed(int(by == 1))
     result = replay(trace, pool, policy)
     assert result.ran.all()
     names = dict(zip(trace.ids, (trace.models[m] for m in trace.model.tolist()), strict=True))
@@ -127,7 +135,8 @@ def test_live_and_replay_choose_the_same(place: str, which: int) -> None:
         jobs = tuple(
             msgspec.structs.replace(j, spec=msgspec.structs.replace(j.spec, name=names[j.id])) for j in snap.pending
         )
-        plan, snap = by_agent(msgspec.structs.replace(snap, nodes=nodes, pending=jobs), wild, spec)
+        snap = msgspec.structs.replace(snap, nodes=nodes, pending=jobs, policies={"p": policy.spec})
+        plan = decide(snap, {} if policy.model is None else {"p": policy.model})
         assert plan.troubles == {}
         assert check(plan, snap)[1] == ()
         new = np.flatnonzero(result.start == now).tolist()

@@ -181,6 +181,11 @@ def test_a_size_at_which_it_did_not_come_up_is_not_tried_again() -> None:
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8, resizes=bad)])) == {"a": 4}
 
 
+def test_one_that_came_up_at_no_size_is_tried_at_its_own_again() -> None:
+    job = msgspec.structs.replace(waits("w", 1), spec=spec(1, 2, 4, base=2), resizes=Resizes(unusable=(1, 2, 4)))
+    assert sized(world([job], [])).given == started(world([job], [])) == {"w": 2}
+
+
 def test_one_that_was_stopped_to_be_resized_goes_before_all_others() -> None:
     stopped = msgspec.structs.replace(waits("z", 1, 2, 4, 8, submit=900.0), resume_at=4)
     jobs = [pending("a", 8, priority=1000), pending("b", 8), stopped]
@@ -362,6 +367,22 @@ def test_an_agent_chooses_sizes(counting: type[Counting]) -> None:
     assert claims.allowed[0].tolist() == [1, 1, 1, 1]
     assert claims.told[0].tolist() == [0, 1, 0, 0]
     assert claims.pace[0] == pytest.approx([3 / 2**0.8, 3, 3 * 2**0.8, 3 * 4**0.8])
+
+
+def test_what_an_agent_is_told_of_age_time_left_and_shares(counting: type[Counting]) -> None:
+    """Who tells by its progress, at its least size; who does not by its limit, an hour at most; of what is scarcest."""
+    busy = [runs("r", {"n0": (0, 1)}, 1, 2, own_end=NOW + 100), runs("s", {"n0": (2,)}, 1, 2, submit_time=None)]
+    large = spec(1, 2)
+    assert large.elastic is not None
+    large = msgspec.structs.replace(large, elastic=msgspec.structs.replace(large.elastic, base_memory_mib=256 << 10))
+    jobs = [waits("t", 1, 2, speeds={2: 4.0}, left=6000.0, submit=NOW - 70), waits("u", 1, 2, submit=NOW - 60),
+            msgspec.structs.replace(waits("v", 1, submit=NOW - 50), spec=large, estimate_s=300.0)]  # fmt: skip
+    decide(world(jobs, busy, nodes=1, agent="counting"), says(2, 1, 1, 1, 1))
+    (question,) = counting.asked
+    told = question.claims.jobs
+    assert told["left_s"] == pytest.approx([100, 7200, 6000 / (4 / 2**0.8), 3600, 300])
+    assert told["age_s"].tolist() == [3600, 3600, 70, 60, 50]
+    assert told["share"].tolist() == [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2]
 
 
 def test_one_that_it_gives_nothing_waits_and_is_told_so(counting: type[Counting]) -> None:

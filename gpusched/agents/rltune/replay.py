@@ -20,9 +20,8 @@ from gpusched.errors import GpuschedError
 from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.state import Flags, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.mapped import MappedRun, Ordering, is_mapped
+from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
@@ -70,7 +69,7 @@ def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int
     if isinstance(prepared, Preempting):
         return ranked_runner(world, prepared)
     if is_mapped(world):
-        return MappedRun(world, ScoredOrder(world, prepared))
+        return ScoredRun(world, prepared)
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
     queue = new_queue(sim, int(scorer.window[0]))
@@ -151,8 +150,8 @@ def carry_out(sim: Sim, log: Log, queue: Queue, known: Known) -> None:
         note_start(known, outcome.started[i], sim.clock[0])
 
 
-class ScoredOrder(Ordering):
-    """What orders the queue of one replay."""
+class ScoredRun(MappedRun):
+    """One replay in the order of scores."""
 
     def __init__(self, world: World, prepared: Prepared) -> None:
         super().__init__(world)
@@ -161,16 +160,17 @@ class ScoredOrder(Ordering):
         self._own = new_queue(world.sim, int(prepared.scorer.window[0]))
 
     def remember(self) -> None:
-        """What ended at this instant."""
+        """What ended at this instant, and what came to wait."""
+        super().remember()
         _note_stops(self._world.sim, self._known)
 
-    def order(self, queue: PlainQueue, partition: int) -> tuple[Ints, Keep | None]:
+    def order(self, partition: int) -> tuple[Ints, Keep | None]:
         """The partition's waiting jobs from first to last, and for whom nodes are held.
 
         Raises:
             GpuschedError: A score is no number.
         """
-        world, prepared = self._world, self._prepared
+        world, prepared, queue = self._world, self._prepared, self._queue
         sim, passes, now = world.sim, world.passes, float(world.sim.clock[0])
         own: Ints = waiting_in(sim, queue.waiting, queue.size, partition)
         if not len(own):

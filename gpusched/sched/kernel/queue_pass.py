@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gpusched.compiled import filled_in, inlined, jit
+from gpusched.compiled import filled_in, in_python, inlined, jit
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
@@ -92,6 +92,7 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
     keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
+    compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -101,15 +102,20 @@ def queue_pass(
     its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
     for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
+    ``compiled``: False where hooks ask what cannot be compiled, such as a solver: Python runs the walk then.
 
     Returns:
         What gives the first job that could not start (-1: none) and when it can at the latest, by the running jobs'
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
-    return filled_in(
-        _walk, place, _place=inlined(place), _hold=inlined(hold), _started=inlined(started),
-        _may_head=inlined(may_head), _keeps=inlined(keeps), _following=inlined(following), _hold_behind=hold_behind,
-    )  # fmt: skip
+    hooks = dict[str, Callable[..., object]](
+        _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following
+    )
+    if not compiled:
+        small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
+        return in_python(_walk, _hold_behind=hold_behind, **small, **hooks)
+    parts = {name: inlined(hook) for name, hook in hooks.items()}
+    return filled_in(_walk, place, _hold_behind=hold_behind, **parts)
 
 
 _place: Place[Any] = cast(Any, None)  # these seven are filled in

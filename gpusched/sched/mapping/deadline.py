@@ -63,13 +63,15 @@ class Deadline:
         work = Deadline.work_per_s * _TO_BUILD * left
         end_s = now + left - min(_TO_READ_S, 0.1 * left)
         search = Search(problem, start, Limits(end_s, None, work, self._clock), listen=True)
-        thread = _Runner(search)
+        errors: list[BaseException] = []
+        # no daemon: at the program's end HiGHS must not be cut off amid its work
+        thread = threading.Thread(target=_run, args=(search, errors), name="gpusched-milp")
         thread.start()
         thread.join(now + left - self._clock())
         if thread.is_alive():
             Deadline._left.append(thread)
-        elif thread.error is not None:
-            raise thread.error
+        elif errors:
+            raise errors[0]
         if search.work_per_s is not None:
             Deadline.work_per_s += _RECENT * (search.work_per_s - Deadline.work_per_s)
         return search.best()
@@ -83,16 +85,8 @@ class Deadline:
         return not Deadline._left[0].is_alive()
 
 
-class _Runner(threading.Thread):
-    """Runs a search. No daemon: at the program's end HiGHS must not be cut off amid its work."""
-
-    def __init__(self, search: Search) -> None:
-        super().__init__(name="gpusched-milp")
-        self._search = search
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._search.run()
-        except BaseException as error:
-            self.error = error
+def _run(search: Search, errors: list[BaseException]) -> None:
+    try:
+        search.run()
+    except BaseException as error:
+        errors.append(error)

@@ -12,8 +12,8 @@ from gpusched.sched.state import Ints
 Takes = Callable[[int, Nodes], bool]
 
 
-def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None = None) -> Answer:
-    """Never places a job where that is worth nothing.
+def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None = None) -> tuple[Nodes, ...]:
+    """Each job's nodes; empty: it waits. Never places a job where that is worth nothing.
 
     ``head_blocks``: the first job that does not start ends it; ``takes``: asked before a job starts on nodes; where it
     says no the job is tried on the next GPU type.
@@ -24,12 +24,15 @@ def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None =
         nodes.append(search.place(job))
         if head_blocks and not nodes[-1]:
             break
-    nodes += [()] * (len(problem) - len(nodes))
-    found = tuple(nodes)
-    return Answer(nodes=found, value=value_of(problem, found), bound=best_imaginable(problem), note="not optimised")
+    return (*nodes, *((),) * (len(problem) - len(nodes)))
 
 
-def best_imaginable(problem: Problem) -> float:
+def first_answer(problem: Problem, nodes: tuple[Nodes, ...]) -> Answer:
+    """What was placed greedily as an answer, for a solver to better."""
+    return Answer(nodes=nodes, value=value_of(problem, nodes), bound=_best_imaginable(problem), note="not optimised")
+
+
+def _best_imaginable(problem: Problem) -> float:
     """What all jobs are worth, each alone on the empty-handed cluster: no answer is worth more."""
     best = np.where(np.isnan(problem.gain), -np.inf, problem.gain).max(1, initial=-np.inf) + problem.bonus
     # filling a node up can be worth something by itself: it leaves no useless GPUs

@@ -12,71 +12,71 @@ import numpy as np
 
 from gpusched.sched.backfill import reserve, take
 from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.greedy import Takes
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
-from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, PassArrays, Releases, Request, Resources, copied
+from gpusched.sched.state import BEST_FIT, ClusterState, Flags, Floats, Ints, Releases, copied
 
 
-def shadow_on(arrays: PassArrays, resources: Resources, releases: Releases, job: int, kind: int) -> float:
-    """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`."""
-    request = request_of(arrays.requests, arrays.jobs.shape[job])
-    masks: Flags = arrays.jobs.masks
+def shadow_on(state: ClusterState, types: Ints, job: int, kind: int) -> float:
+    """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`.
+
+    ``types``: ``int64[nodes]``: the nodes' GPU types.
+    """
+    request = request_of(state.requests, state.jobs.shape[job])
+    masks: Flags = state.jobs.masks
     if kind >= 0:
-        may = (arrays.kind == kind).astype(np.uint8)[None, :]
+        may = (types == kind).astype(np.uint8)[None, :]
         masks, request = (may, request._replace(mask=0)) if request.mask < 0 else (masks & may, request)
-    return float(
-        reserve(resources, releases, masks, request, BEST_FIT, arrays.now, arrays.jobs.limit[job], arrays.scratch)
-    )
+    lasts = state.jobs.limit[job]
+    return float(reserve(state.resources, state.releases, masks, request, BEST_FIT, state.now, lasts, state.scratch))
 
 
-def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
+def reserve_head(state: ClusterState, types: Ints, job: int, runs_s: Floats) -> float:
     """Reserves for the first job that does not start where it would end first; the shadow time.
 
     Sets what `backfill.reserve` sets. ``runs_s``: ``float64[kinds]``: how long it would run on each GPU type; not
     finite: it cannot, or nobody knows.
     """
     kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
-    ends = {k: shadow_on(arrays, arrays.resources, arrays.releases, job, k) + float(runs_s[k]) for k in kinds}
+    ends = {k: shadow_on(state, types, job, k) + float(runs_s[k]) for k in kinds}
     best = min(ends, key=lambda k: (ends[k], runs_s[k]), default=-1)
     if best >= 0 and ends[best] == np.inf:
         best = -1
-    return shadow_on(arrays, arrays.resources, arrays.releases, job, best)
+    return shadow_on(state, types, job, best)
 
 
-class Prefix:
-    """Which of the first jobs start at once; asked in their order, as `greedy` places them.
+def starts_now(
+    state: ClusterState, types: Ints, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
+) -> Takes:
+    """Which of the first jobs start at once; asked in their order, as `greedy` places them, each starts if it may.
 
-    Of ``arrays`` only `Scratch` changes. ``runs_s``, ``holds_s``: ``float64[jobs, kinds]``: how long each of the
+    Of ``state`` only `Scratch` changes. ``runs_s``, ``holds_s``: ``float64[jobs, kinds]``: how long each of the
     problem's jobs would run on each GPU type (not finite: not known), and keep its nodes at the most; ``first_node``:
-    row of the problem's first node.
+    row of the problem's first node. ``types``: See `shadow_on`.
     """
+    releases, now = Releases._make(column.copy() for column in state.releases), state.now
+    state = state._replace(resources=copied(state.resources), releases=releases)
 
-    def __init__(
-        self, arrays: PassArrays, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
-    ) -> None:
-        self._arrays, self._jobs, self._problem, self._lo = arrays, jobs, problem, first_node
-        self._runs_s, self._holds_s = runs_s, holds_s
-        self._resources = copied(arrays.resources)
-        self._releases = Releases._make(column.copy() for column in arrays.releases)
-
-    def __call__(self, place: int, nodes: Nodes) -> bool:
-        """Whether the job starts there; it is taken as started then."""
-        arrays, job = self._arrays, int(self._jobs[place])
-        if not self._problem.mixes(place) and self._ends_sooner_elsewhere(place, nodes):
-            return False
-        request: Request = request_of(arrays.requests, arrays.jobs.shape[job])
-        held = float(self._holds_s[place, self._problem.kind[list(nodes)]].max())
-        for node in nodes:
-            take(self._resources, request, self._lo + node)
-            add(self._releases, arrays.now + held, self._lo + node, request, job)
-        return True
-
-    def _ends_sooner_elsewhere(self, place: int, nodes: Nodes) -> bool:
-        runs, now = self._runs_s[place], self._arrays.now
-        here = float(runs[self._problem.kind[nodes[0]]])
+    def ends_sooner_elsewhere(place: int, nodes: Nodes) -> bool:
+        runs = runs_s[place]
+        here = float(runs[problem.kind[nodes[0]]])
         for kind in np.flatnonzero(runs < here).tolist():
-            shadow = shadow_on(self._arrays, self._resources, self._releases, int(self._jobs[place]), kind)
+            shadow = shadow_on(state, types, int(jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
             if now < shadow and shadow + float(runs[kind]) < now + here:
                 return True
         return False
+
+    def takes(place: int, nodes: Nodes) -> bool:
+        job = int(jobs[place])
+        if not problem.mixes(place) and ends_sooner_elsewhere(place, nodes):
+            return False
+        request = request_of(state.requests, state.jobs.shape[job])
+        held = float(holds_s[place, problem.kind[list(nodes)]].max())
+        for node in nodes:
+            take(state.resources, request, first_node + node)
+            add(releases, now + held, first_node + node, request, job)
+        return True
+
+    return takes

@@ -57,11 +57,6 @@ def highs() -> Any:
     return highspy
 
 
-class _Found(NamedTuple):
-    nodes: tuple[Nodes, ...]
-    value: float
-
-
 _worth = attrgetter("value")
 
 
@@ -118,22 +113,23 @@ class Search:
     def __init__(self, problem: Problem, start: Answer, limits: Limits, *, listen: bool = False) -> None:
         self._module = highs()
         self._problem, self._start, self._limits, self._listen = problem, start, limits, listen
-        self._best = _Found(start.nodes, start.value)
-        self._bound = start.bound if start.bound is not None else np.inf
-        self._jobs, self._part = len(problem), ""  # the first of them where that is not all, and the words for it
-        self._note = OUT_OF_TIME
+        self._jobs = len(problem)  # the first of them where that is not all
         self._heard: tuple[Program, list[float]] | None = None
+        self._begin(OUT_OF_TIME)
         self.work_per_s: float | None = None
+
+    def _begin(self, note: str) -> None:
+        """Nothing is known but ``start``."""
+        self._heard, self._best = None, self._start  # in this order: another thread may ask for the best
+        self._bound = self._start.bound if self._start.bound is not None else np.inf
+        self._part, self._note = "", note  # the words for a part of the jobs, and why it ended
 
     def run(self) -> None:
         """Search until the best is proven, time is over, or HiGHS's answer fails a check: then ``start`` counts."""
         try:
             self._search()
         except Doubtful as error:
-            start = self._start
-            self._heard, self._best = None, _Found(start.nodes, start.value)
-            self._bound = start.bound if start.bound is not None else np.inf
-            self._part, self._note = "", f"{DISCARDED}: {error}"
+            self._begin(f"{DISCARDED}: {error}")
 
     def _search(self) -> None:
         if self._proven():
@@ -257,7 +253,7 @@ class Search:
         solver.run()
         if not (may_fail and solver.getModelStatus() == self._module.HighsModelStatus.kInfeasible):
             check(self._module, model, solver, GAP)
-        found = _Found(self._start.nodes, self._start.value)
+        found = self._start
         if solver.getInfo().primal_solution_status == FEASIBLE:
             found = self._found(program, list(solver.getSolution().col_value))
             self._best = max(self._best, found, key=_worth)
@@ -267,16 +263,16 @@ class Search:
     def _hear(self, program: Program, column: Any) -> None:
         self._heard = (program, column.tolist())
 
-    def _found(self, program: Program, column: list[float]) -> _Found:
+    def _found(self, program: Program, column: list[float]) -> Answer:
         """A solution, and what else goes, as an answer to the whole; ``start`` where it is not sound, or worth less."""
         problem, start = self._problem, self._start
         nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
         idle = np.array([job for job, where in enumerate(nodes) if not where], np.int64)
-        for job, where in zip(idle, greedy(part_of(problem, tuple(nodes), idle)).nodes, strict=True):
+        for job, where in zip(idle, greedy(part_of(problem, tuple(nodes), idle)), strict=True):
             nodes[job] = where
         answer = tuple(nodes)
         value = value_of(problem, answer)
         kept = all(answer[job] for job in np.flatnonzero(problem.must))
         if value > start.value + _BETTER and kept and not faults(problem, answer):
-            return _Found(answer, value)
-        return _Found(start.nodes, start.value)
+            return Answer(nodes=answer, value=value)
+        return start

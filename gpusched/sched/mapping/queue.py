@@ -1,37 +1,55 @@
 """A partition's queue placed by mapping: nodes and GPU types for the jobs at the head of the order, all at once.
 
-In place of `kernel.queue_pass`, on the same arrays and with the same rules of who may go. The order stays as it is:
-what blocks is placed before what is blocked, and the head's reservation under EASY binds the jobs behind it.
+The walk is that of `kernel.queue_pass`, run by Python since it asks a solver: whom it asks, and where they go, says
+`_Mapper`. The order stays as it is: what blocks is placed before what is blocked, and the head's reservation under EASY
+binds the jobs behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.compiled import jit
 from gpusched.model.policy import Mapping
-from gpusched.sched.backfill import launch, protect
-from gpusched.sched.bounds import charge, exceeds
+from gpusched.sched.backfill import protect
+from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.greedy import best_imaginable, greedy
-from gpusched.sched.mapping.head import Prefix, reserve_head
-from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
-from gpusched.sched.mapping.summary import Report, say_why
-from gpusched.sched.state import EASY, OK, PRIORITY, SKIP, STARTED, Floats, Ints, PassArrays, Resources
+from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
+from gpusched.sched.mapping.greedy import first_answer, greedy
+from gpusched.sched.mapping.head import reserve_head, starts_now
+from gpusched.sched.mapping.problem import Answer, Nodes, Problem
+from gpusched.sched.mapping.summary import Report
+from gpusched.sched.place import choose
+from gpusched.sched.state import (
+    BACKFILL,
+    EASY,
+    FIRST_FIT,
+    LIMIT,
+    MAPPING,
+    PRIORITY,
+    SKIP,
+    STARTED,
+    ClusterState,
+    Floats,
+    Ints,
+    Request,
+    Resources,
+)
 
 Bools = npt.NDArray[np.bool_]
 Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
-_NOBODY = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
 
-class JobFacts(NamedTuple):
-    """What is known of the jobs besides.
+class MappingFacts(NamedTuple):
+    """What is known of nodes and jobs besides.
 
     Attributes:
+        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
         speed: Jobs -> ``float64[jobs, kinds]``: how fast each goes on each GPU type, in any unit of its own.
         user: ``int64[jobs]``. held: ``float64[users]``: GPUs that a user's jobs hold in the partition.
         priority: ``int64[jobs]``: explicit priorities. unfit: See `Problem`.
@@ -39,6 +57,8 @@ class JobFacts(NamedTuple):
             None: its limit at most, wherever it runs (it is ended then), in proportion to its speed for all one knows.
     """
 
+    usable: Resources
+    kind: Ints
     speed: Callable[[Ints], Floats]
     user: Ints
     held: Floats
@@ -58,23 +78,15 @@ class Keep(NamedTuple):
     rows: Callable[[], Ints]
 
 
-class Mapped(NamedTuple):
-    """What stopped the queue (see `kernel.queue_pass`), and the mappings that were made."""
-
-    head: int
-    shadow: float
-    reports: list[Report]
-
-
 def map_queue(
-    arrays: PassArrays,
+    state: ClusterState,
     queue: Ints,
-    facts: JobFacts,
+    facts: MappingFacts,
     mapping: Mapping,
     backfill: int,
     solver: Solver | None,
     keep: Keep | None = None,
-) -> Mapped:
+) -> tuple[int, float, list[Report]]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
@@ -82,86 +94,111 @@ def map_queue(
     waited for a faster one (`head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
-    ``arrays`` are changed in place, as by any pass. ``solver`` betters the greedy answer; None: that is the
-    answer. ``keep``: with SKIP, nodes held for a job: those ahead of it are mapped first, then the others on what is
-    left.
+    ``solver`` betters the greedy answer; None: that is the answer. ``keep``: with SKIP, nodes held for a job: those
+    ahead of it are mapped first, then the others on what is left.
+
+    Returns:
+        What the pass says (the head, and its shadow time), and the mappings that were made.
     """
-    window, others = _window(arrays, queue, mapping.window)
+    window = _window_of(state, queue, mapping.window)
     if not len(window):
-        say_why(arrays, others, -1, window, backfill)
-        return Mapped(-1, np.inf, [])
-    task = _Task(arrays, facts, mapping, solver, window)
-    head, shadow, held = -1, np.inf, _NOBODY
-    late = np.zeros(0, np.int64)
-    if backfill == SKIP:
-        held = task.choose_around(window, keep)
-    else:
-        rest = window[task.start_prefix(window, waits=backfill == EASY) :]
-        if len(rest):
-            head = int(rest[0])
-            shadow = task.reserve(head)
-        if backfill == EASY and head >= 0:
-            behind = np.array([*rest[1:], *others], np.int64)
-            outlasting = task.outlasting(behind, head, shadow)
-            late = behind[outlasting]
-            if len(rest) > 1:
-                task.choose_among(rest[1:], outlasting[: len(rest) - 1])
-    say_why(arrays, [*window.tolist(), *others], head, late, backfill)
-    arrays.resources.gpus[held[0]] = held[1]
-    return Mapped(head, shadow, task.reports)
+        return -1, np.inf, []
+    others = queue[state.outcome.code[queue] == LIMIT]
+    mapper = _Mapper(state, facts, mapping, solver, window)
+    mapper.asked = mapper.around(others, keep) if backfill == SKIP else mapper.by_turns(others, backfill == EASY)
+    head, shadow = _mapping_pass(state, queue, backfill, mapper)
+    return head, shadow, mapper.reports
 
 
-def _window(arrays: PassArrays, queue: Ints, most: int) -> tuple[Ints, list[int]]:
-    """The jobs that are looked at, first to last, and those that are not only because of a bound."""
-    jobs, code = arrays.jobs, arrays.outcome.code
-    room = jobs.room.copy() if jobs.links is not None else jobs.room
-    found: list[int] = []
-    others: list[int] = []
-    for job in queue.tolist():
-        feasibility = jobs.feasibility[jobs.shape[job]]
-        code[job] = feasibility if feasibility != OK else PRIORITY
-        if feasibility != OK:
-            continue
-        if exceeds(jobs.links, room, jobs.account, job):
-            others.append(job)
-        elif len(found) < most:
-            found.append(job)
-            charge(jobs.links, room, jobs.account, job)
-    return np.array(found, np.int64), others
+@jit
+def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints) -> tuple[int, int]:
+    """As long as there is room, into ``window: int64[1 + most]``: how many there are, and these."""
+    jobs = state.jobs
+    if window[0] < window.size - 1:
+        window[0] += 1
+        window[window[0]] = job
+        charge(jobs.links, jobs.room, jobs.account, job)
+    return PRIORITY, jobs.shape[job]
 
 
-class _Task:
-    """One partition's mappings."""
+_window_pass = queue_pass(_enter, nothing_held)
+
+
+def _window_of(state: ClusterState, queue: Ints, most: int) -> Ints:
+    """The first jobs that could all start together by their bounds; the codes of all others say why not they."""
+    if state.jobs.links is not None:
+        state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
+    window = np.zeros(1 + min(most, len(queue)), np.int64)
+    _window_pass(state, queue, EASY, window)
+    return window[1 : 1 + window[0]]
+
+
+class _Mapper:
+    """One partition's mappings, as the walk asks for them.
+
+    Attributes:
+        asked: Whom the walk asks, first to last. nodes: Where the mappings made so far start whom.
+    """
 
     def __init__(
-        self, arrays: PassArrays, facts: JobFacts, mapping: Mapping, solver: Solver | None, window: Ints
+        self, state: ClusterState, facts: MappingFacts, mapping: Mapping, solver: Solver | None, window: Ints
     ) -> None:
-        self._arrays, self._facts, self._mapping, self._solver = arrays, facts, mapping, solver
-        shape = arrays.jobs.shape[window[0]]
-        self._lo, self._hi = int(arrays.requests.lo[shape]), int(arrays.requests.hi[shape])
-        self._held = facts.held.copy()
-        users = np.unique(facts.user[window])
-        gpus = float(np.maximum(arrays.usable.gpus[self._lo : self._hi], 0).sum())
-        self._most = gpus * mapping.user_share if len(users) > 1 and mapping.user_share < 1 else np.inf
-        self._place = {int(job): i for i, job in enumerate(window)}
+        self._state, self._facts, self._mapping, self._solver, self._window = state, facts, mapping, solver, window
+        self._place = {job: i for i, job in enumerate(window.tolist())}
+        one = request_of(state.requests, state.jobs.shape[window[0]])
+        self._rows = slice(int(one.lo), int(one.hi))
+        gpus = float(np.maximum(facts.usable.gpus[self._rows], 0).sum())
+        several = len(np.unique(facts.user[window])) > 1
+        self._most = gpus * mapping.user_share if several and mapping.user_share < 1 else np.inf
+        self._held, self._shadow = facts.held.copy(), np.inf
+        self.asked: Iterator[int] = iter(())
+        self.nodes: dict[int, Ints] = {}
         self.reports: list[Report] = []
 
-    def start_prefix(self, jobs: Ints, *, waits: bool) -> int:
-        """Starts jobs in their order until one does not fit, or ``waits`` for a faster type; how many."""
-        problem = self._problem(jobs, None, 0.0)
-        takes = None
+    def by_turns(self, others: Ints, waits: bool) -> Iterator[int]:
+        """Starts jobs in their order until one does not fit, or ``waits`` for a faster type: the head.
+
+        Behind it, with ``waits`` (EASY), what of the rest is worth most and does not delay it.
+        """
+        yield from self._first(self._window, waits)
+        rest = self._window[len(self.nodes) :]
+        yield from rest[:1].tolist()
+        if waits and len(rest) > 1:
+            yield from self._best(rest[1:], self._outlasting(rest[1:], int(rest[0])))
+        yield from self._staying([*rest[1:].tolist(), *others.tolist()])
+
+    def around(self, others: Ints, keep: Keep | None) -> Iterator[int]:
+        """What is worth most, whoever is first; with nodes kept from those behind a job."""
+        window, gpus = self._window.tolist(), self._state.resources.gpus
+        kept, had = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        first = window.index(keep.job) if keep is not None and keep.job in window else 0
+        if first:
+            yield from self._best(self._window[:first], None, first / len(window))
+        if keep is not None and keep.job in window:
+            kept = keep.rows()
+            had = gpus[kept].copy()
+            gpus[kept] = -1
+        yield from self._best(self._window[first:], None)
+        yield from self._staying([*window, *others.tolist()])
+        gpus[kept] = had
+
+    def _staying(self, jobs: list[int]) -> Iterator[int]:
+        return (job for job in jobs if job not in self.nodes)
+
+    def _first(self, jobs: Ints, waits: bool) -> list[int]:
+        """As many of the first jobs as start one after the other, on the best nodes for all of these together."""
+        problem, takes = self._problem(jobs, None, 0.0), None
         if waits:
-            takes = Prefix(self._arrays, jobs, problem, self._runs_s(jobs, problem), self._holds_s(jobs), self._lo)
-        nodes = greedy(problem, head_blocks=True, takes=takes).nodes
+            runs_s, holds_s, types = self._runs_s(jobs, problem), self._holds_s(jobs), self._facts.kind
+            takes = starts_now(self._state, types, jobs, problem, runs_s, holds_s, self._rows.start)
+        nodes = greedy(problem, head_blocks=True, takes=takes)
         count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
-        if count:
-            problem = self._problem(jobs[:count], None, 0.0, must=np.ones(count, np.bool_))
+        first = jobs[:count]
+        if count and self._solver is not None:
+            problem = self._problem(first, None, 0.0, must=np.ones(count, np.bool_))
             if waits:
                 self._keep_to_floor(problem, nodes)
-            value, bound = value_of(problem, nodes[:count]), best_imaginable(problem)
-            first = Answer(nodes=nodes[:count], value=value, bound=bound, note="not optimised")
-            self._carry_out(jobs[:count], problem, first, None, count / len(jobs))
-        return count
+        return self._solved(first, problem, nodes[:count], count / len(jobs))
 
     def _keep_to_floor(self, problem: Problem, nodes: tuple[Nodes, ...]) -> None:
         """Whoever has a type above the floor is not brought below it for others' sake."""
@@ -173,75 +210,85 @@ class _Task:
 
     def reserve(self, head: int) -> float:
         """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
-        arrays, one = self._arrays, np.array([head])
-        shadow = reserve_head(arrays, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
-        protect(arrays.resources, request_of(arrays.requests, arrays.jobs.shape[head]), shadow < np.inf, arrays.scratch)
+        state, one = self._state, np.array([head])
+        runs_s = self._runs_s(one, self._problem(one, None, 0.0))[0]
+        shadow = self._shadow = reserve_head(state, self._facts.kind, head, runs_s)
+        protect(state.resources, request_of(state.requests, state.jobs.shape[head]), shadow < np.inf, state.scratch)
         return shadow
 
-    def outlasting(self, jobs: Ints, head: int, shadow: float) -> Bools:
+    def _outlasting(self, jobs: Ints, head: int) -> Bools:
         """Which of the jobs would hold the nodes reserved for the head after its shadow time."""
-        arrays = self._arrays
-        reserved = arrays.scratch.chosen[: arrays.requests.parts[arrays.jobs.shape[head]]]
-        if shadow == np.inf:
+        state = self._state
+        reserved = state.scratch.chosen[: state.requests.parts[state.jobs.shape[head]]]
+        if self._shadow == np.inf:
             return np.zeros(len(jobs), np.bool_)
-        late: Bools = arrays.now + self._holds_s(jobs)[:, arrays.kind[reserved]].max(1) > shadow
+        late: Bools = state.now + self._holds_s(jobs)[:, self._facts.kind[reserved]].max(1) > self._shadow
         return late
 
     def _holds_s(self, jobs: Ints) -> Floats:
         """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
         if self._facts.lasts is not None:
             return self._facts.lasts(jobs)
-        limit: Floats = self._arrays.jobs.limit[jobs]
-        return np.repeat(limit[:, None], int(self._arrays.kind.max(initial=0)) + 1, axis=1)
+        limit: Floats = self._state.jobs.limit[jobs]
+        return np.repeat(limit[:, None], int(self._facts.kind.max(initial=0)) + 1, axis=1)
 
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
         """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
         speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
-        lasts = self._facts.lasts
-        runs = self._arrays.jobs.limit[jobs][:, None] / speed if lasts is None else lasts(jobs)
+        runs = self._holds_s(jobs) / (speed if self._facts.lasts is None else 1.0)
         return np.where(np.isnan(speed), np.inf, runs)
 
-    def choose_among(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> None:
-        """Starts of these jobs what is worth most.
+    def _best(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> list[int]:
+        """Of these jobs those whose start is worth most.
 
         ``late``: which outlast the head's wait; ``share``: of the optimiser's time that is left.
         """
         problem = self._problem(jobs, late, self._mapping.floor)
-        first = greedy(problem)
+        nodes = greedy(problem)
         priority = self._facts.priority[jobs]
         above = priority > priority.min(initial=0)
         if above.any():
-            problem.must[:] = above & np.array([bool(nodes) for nodes in first.nodes])
-        self._carry_out(jobs, problem, first, late, share)
+            problem.must[:] = above & np.array(list(map(bool, nodes)))
+        return self._solved(jobs, problem, nodes, share)
 
-    def choose_around(self, jobs: Ints, keep: Keep | None) -> tuple[Ints, Ints]:
-        """Likewise, with nodes kept from some; returns these nodes, which are shut then, and what GPUs they had."""
-        if keep is None or keep.job not in jobs:
-            self.choose_among(jobs, None)
-            return _NOBODY
-        first = jobs.tolist().index(keep.job)
-        if first:
-            self.choose_among(jobs[:first], None, first / len(jobs))
-        rows, gpus = keep.rows(), self._arrays.resources.gpus
-        had = gpus[rows].copy()
-        gpus[rows] = -1
-        self.choose_among(jobs[first:], None)
-        return rows, had
+    def _solved(self, jobs: Ints, problem: Problem, nodes: tuple[Nodes, ...], share: float) -> list[int]:
+        """Who starts: those placed greedily, or by the best answer that a solver finds."""
+        if self._solver is not None and len(jobs):
+            first = first_answer(problem, nodes)
+            answer = self._solver(problem, first, share)
+            nodes, gap = answer.nodes, np.inf if answer.gap is None else answer.gap
+            starts = sum(map(bool, nodes))
+            report = Report(len(jobs), starts, answer.value, first.value, gap, answer.solver, answer.note)
+            self.reports.append(report)
+        found = {int(jobs[i]): np.array(where) + self._rows.start for i, where in enumerate(nodes) if where}
+        self.nodes |= found
+        return list(found)
+
+    def place(self, job: int) -> Ints | None:
+        """Where a mapping starts the job, whose ``limit`` is from now on how long it lasts there; None: nowhere."""
+        nodes, lasts = self.nodes.get(job), self._facts.lasts
+        if nodes is not None and lasts is not None:
+            self._state.jobs.limit[job] = lasts(np.array([job]))[0, self._facts.kind[nodes]].max()
+        return nodes
+
+    def started(self, job: int, request: Request) -> None:
+        """The job's user holds more."""
+        self._held[self._facts.user[job]] += request.parts * request.gpus
 
     def _problem(self, jobs: Ints, late: Bools | None, floor: float, must: Bools | None = None) -> Problem:
-        arrays, mapping, rows = self._arrays, self._mapping, slice(self._lo, self._hi)
-        shape, requests = arrays.jobs.shape[jobs], arrays.requests
-        resources = _table(arrays.resources, rows)
+        state, facts, mapping, rows = self._state, self._facts, self._mapping, self._rows
+        shape, requests = state.jobs.shape[jobs], state.requests
+        resources = _table(state.resources, rows)
         place = np.array([self._place[int(job)] for job in jobs])
-        users, user = np.unique(self._facts.user[jobs], return_inverse=True)
+        users, user = np.unique(facts.user[jobs], return_inverse=True)
         return Problem(
             resources=resources,
-            total=np.maximum(arrays.usable.gpus[rows], 0),
-            kind=arrays.kind[rows],
-            late_resources=resources if late is None else _table(arrays.scratch.late, rows),
+            total=np.maximum(facts.usable.gpus[rows], 0),
+            kind=facts.kind[rows],
+            late_resources=resources if late is None else _table(state.scratch.late, rows),
             parts=requests.parts[shape],
             need=np.column_stack((requests.gpus[shape], requests.cores[shape], requests.memory[shape])),
-            allowed=arrays.jobs.masks[:, rows] != 0,
+            allowed=state.jobs.masks[:, rows] != 0,
             mask=requests.mask[shape],
             late=np.zeros(len(jobs), np.bool_) if late is None else late,
             must=np.zeros(len(jobs), np.bool_) if must is None else must,
@@ -249,7 +296,7 @@ class _Task:
             bonus=mapping.order_weight * (1.0 - place / len(self._place)),
             user=user.reshape(-1),
             cap=np.maximum(0.0, self._most - self._held[users]),
-            unfit=self._facts.unfit,
+            unfit=facts.unfit,
             open_cost=mapping.open_cost,
             frag_cost=mapping.fragment_cost,
         )
@@ -259,17 +306,17 @@ class _Task:
 
         The best is of the types that have nodes enough for it, were they empty. A job that must mix types has one gain.
         """
-        arrays, requests = self._arrays, self._arrays.requests
+        state, facts, requests = self._state, self._facts, self._state.requests
         speed = self._facts.speed(jobs)
         speed = np.where(speed > 0, speed, np.nan)
         kinds = speed.shape[1]
         for one in np.unique(shape):
             request = request_of(requests, one)
             rows = slice(request.lo, request.hi)
-            large = (arrays.usable.gpus[rows] >= request.gpus) & (arrays.usable.gpus[rows] >= 0)
+            large = (facts.usable.gpus[rows] >= request.gpus) & (facts.usable.gpus[rows] >= 0)
             if request.mask >= 0:
-                large &= arrays.jobs.masks[request.mask, rows] != 0
-            enough = np.bincount(arrays.kind[rows][large], minlength=kinds) >= request.parts
+                large &= state.jobs.masks[request.mask, rows] != 0
+            enough = np.bincount(facts.kind[rows][large], minlength=kinds) >= request.parts
             like = shape == one
             if enough.any():
                 speed[np.ix_(like, ~enough)] = np.nan
@@ -282,31 +329,25 @@ class _Task:
         gains: Floats = gpus[:, None] * (speed / best[:, None] - floor)
         return gains
 
-    def _carry_out(self, jobs: Ints, problem: Problem, first: Answer, late: Bools | None, share: float) -> None:
-        """The best answer there is, started."""
-        answer = first if self._solver is None else self._solver(problem, first, share)
-        arrays, scratch = self._arrays, self._arrays.scratch
-        for i, nodes in enumerate(answer.nodes):
-            if not nodes:
-                continue
-            job = int(jobs[i])
-            request = request_of(arrays.requests, arrays.jobs.shape[job])
-            scratch.chosen[: len(nodes)] = np.array(nodes) + self._lo
-            outlasts = late is not None and bool(late[i])
-            first_slot = arrays.releases.used[0]
-            launch(
-                arrays.resources, arrays.releases, arrays.jobs, request, job, arrays.now, outlasts, late is not None,
-                scratch, arrays.outcome,
-            )  # fmt: skip
-            if self._facts.lasts is not None:
-                slots = arrays.releases.order[first_slot : arrays.releases.used[0]]
-                held = self._facts.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
-                arrays.releases.end[slots] = arrays.now + held.max()
-            arrays.outcome.code[job] = STARTED
-            self._held[self._facts.user[job]] += request.parts * request.gpus
-        started = sum(bool(nodes) for nodes in answer.nodes)
-        gap = answer.gap if answer.gap is not None else np.inf
-        self.reports.append(Report(len(jobs), started, answer.value, first.value, gap, answer.solver, answer.note))
+
+def _place(state: ClusterState, job: int, late: bool, first: bool, mapper: _Mapper) -> tuple[int, int]:
+    scratch, shape, nodes = state.scratch, int(state.jobs.shape[job]), mapper.place(job)
+    if nodes is not None:
+        scratch.chosen[: len(nodes)] = nodes
+        return STARTED, shape
+    if choose(state.resources, state.jobs.masks, request_of(state.requests, shape), FIRST_FIT, scratch):
+        return BACKFILL if late else MAPPING, shape  # a gang may fit on two GPU types together
+    scratch.failed[shape] = scratch.stamp[0]
+    return PRIORITY, shape
+
+
+_mapping_pass: Pass[_Mapper] = queue_pass(
+    _place,
+    lambda state, job, code, mapper: mapper.reserve(job),
+    lambda state, job, request, mapper: mapper.started(job, request),
+    following=lambda state, queue, at, head, mapper: next(mapper.asked, -1),
+    compiled=False,
+)
 
 
 def _table(resources: Resources, rows: slice) -> Ints:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import ceil, nan
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import ceil, inf, nan
 from typing import Any
 
 import msgspec
@@ -21,15 +22,13 @@ from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import shut
 
-USUAL_LEFT_S = 3600.0  # of a job that does not tell
-LATEST = 8  # submissions by which is judged how long a size lasts
 UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
@@ -98,11 +97,11 @@ class _Partition:
         resizable = (j for j in self.all_running if j.spec is not None and j.spec.elastic is not None)
         self.running = sorted(resizable, key=lambda j: j.id)
         self.waiting = self._queue()
+        self.jobs: list[RunningView | PendingView] = [*self.running, *self.waiting]
         self.scratch = new_scratch(len(world.nodes), 0, world.rack)
         self._views: list[PendingView] = []
         self._menus: dict[tuple[object, ...], int] = {}
-        self._sizes: list[tuple[int, ...]] = []
-        self._shapes: list[list[int]] = []
+        self._sizes: list[dict[int, int]] = []  # of a menu: GPUs -> the view that asks for so many
         self._asked: list[dict[int, JobSpec]] = []  # of a menu: GPUs -> the request
 
     def decided(self, model: Model | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
@@ -116,44 +115,20 @@ class _Partition:
         set_feasibility(self.world.total, self.world.usable, masks, requests, scratch, feasibility)
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
-        where = (scene, claims, self.world.resources, requests, masks, self.scratch)
-        try:
-            done = self._by_agent(claims, model) and settle(*where)
-        except ValueError as error:
-            done, found.troubles[self.name] = False, str(error)
-        if not done:
-            if self.policy.traits.sizes and claims.number[COUNT] > 0:
-                found.troubles.setdefault(self.name, UNSOUND)
-            wish(RULES[self.policy.sizes], claims)
-            sound = settle(*where)
-            assert sound, f"{self.policy.sizes} chose sizes that are not allowed"
+        settled = partial(settle, scene, claims, self.world.resources, requests, masks, self.scratch)
+        asks = partial(self._ask, claims, model) if self.policy.traits.sizes else None
+        if why := decide_sizes(claims, RULES[self.policy.sizes], asks, settled):
+            found.troubles[self.name] = why
         return self._answer(scene, claims, specs, found)
 
-    def _by_agent(self, claims: Claims, model: Model | None) -> bool:
-        """The agent's wishes; False: no agent chooses.
-
-        Raises:
-            ValueError: It cannot choose.
-        """
-        policy = self.policy
-        if not policy.traits.sizes or policy.agent is None or claims.number[COUNT] == 0:
-            return False
+    def _ask(self, claims: Claims, model: Model | None) -> Ints:
+        """The agent's sizes; see `ask_agent`."""
+        assert self.policy.agent is not None
         if model is None:
             raise Unusable("no weights")
-        answer = ask_agent(policy.agent, prepared(model), self._question(claims))
-        claims.jobs["wished"][: len(answer)] = answer
-        return True
-
-    def _question(self, claims: Claims) -> Question:
-        rows = claims.jobs["row"][: claims.number[COUNT]].tolist()
-        return question_of(claims, self.name, self.snapshot.now, tuple(self._name(row) for row in rows))
-
-    def _view(self, row: int) -> RunningView | PendingView:
-        return self.running[row] if row < len(self.running) else self.waiting[row - len(self.running)]
-
-    def _name(self, row: int) -> str:
-        spec = self._view(row).spec
-        return spec.name if spec is not None else ""
+        specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
+        names = tuple(spec.name if spec is not None else "" for spec in specs)
+        return ask_agent(self.policy.agent, prepared(model), question_of(claims, self.name, self.snapshot.now, names))
 
     def _queue(self) -> list[PendingView]:
         """Who may start, in order: what was stopped to be resized first; not those for which a limit leaves no room."""
@@ -170,23 +145,15 @@ class _Partition:
         return queue
 
     def _rules(self) -> Rules:
-        now, running = self.snapshot.now, self.all_running
-        soon = min((j.own_end if j.own_end is not None else j.expected_end for j in running), default=now) - now
-        times = [j.submit_time for j in running if j.submit_time is not None]
+        soonest = min((_end_of(job) for job in self.all_running), default=inf)
+        times = [j.submit_time for j in self.all_running if j.submit_time is not None]
         times += [j.submit_time for j in self.snapshot.pending if j.spec.partition == self.name]
-        latest = sorted(times)[-LATEST:]
-        horizon = (now - latest[0]) / len(latest) if latest else USUAL_LEFT_S
-        blocks = self.policy.backfill == "none"
-        return Rules(soon, horizon, self.policy.resize.gain, blocks, self.lo, self.hi)
+        submits, blocks = np.array(times, np.float64), self.policy.backfill == "none"
+        return Rules(self.snapshot.now, soonest, submits, self.policy.resize.gain, blocks, self.lo, self.hi)
 
     def _scene(self) -> Scene:
-        count = len(self.running) + len(self.waiting)
-        rows = np.zeros(count, ROW)
-        rows["job"] = np.arange(count)
-        totals = [
-            float(np.maximum(column[self.lo : self.hi][self.world.usable.gpus[self.lo : self.hi] >= 0], 0).sum())
-            for column in self.world.usable
-        ]
+        rows = np.zeros(len(self.jobs), ROW)
+        rows["job"] = np.arange(len(rows))
         parts: list[tuple[int, int, int, int]] = []
         for row, job in zip(rows, self.running, strict=False):
             assert job.spec is not None
@@ -194,33 +161,25 @@ class _Partition:
             row["menu"], row["first"] = self._menu(job.spec, (), left, self._reserved(job)), len(parts)
             parts += self._parts(job)
             row["last"] = len(parts)
-            self._of_running(row, job)
-            row["share"] = _share(job.spec, totals)
+            row["held"] = job.allocation.gpus
+            row["may"] = may_resize(job, self.policy.resize, self.snapshot.now) is None
+            row["submit"] = job.submit_time if job.submit_time is not None else job.start_time
+            row["left_s"] = _end_of(job) - self.snapshot.now
+            _of_both(row, job, job.spec)
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
             row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
-            self._of_waiting(row, waits)
-            row["share"] = _share(waits.spec, totals)
-        most = max((len(sizes) for sizes in self._sizes), default=1)
-        menus = Menus(*(np.full((len(self._sizes), most), -1, np.int64) for _ in range(2)))
-        for menu, (sizes, shapes) in enumerate(zip(self._sizes, self._shapes, strict=True)):
-            menus.sizes[menu, : len(sizes)] = sizes
-            menus.shape[menu, : len(shapes)] = shapes
-        unusable, told = np.zeros((count, most), np.uint8), np.full((count, most), nan)
-        rooms = Rooms(self.snapshot)
-        for i in range(count):
-            job_view = self._view(i)
-            bad = job_view.resizes.unusable if job_view.resizes is not None else ()
+            row["rigid"], row["resume"] = waits.spec.elastic is None, waits.resume_at or 0
+            row["submit"], row["left_s"] = waits.submit_time, waits.expected_s
+            _of_both(row, waits, waits.spec)
+        menus = menus_of(self._sizes)
+        unusable = np.zeros((len(rows), menus.sizes.shape[1]), np.uint8)
+        told, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
+        for i, either in enumerate(self.jobs):
+            bad = either.resizes.unusable if either.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
-                unusable[i, k] = gpus in bad or rooms.exceeds(job_view, gpus)
-                told[i, k] = job_view.speeds.get(gpus, nan)
-            if unusable[i].sum() >= len(self._sizes[rows[i]["menu"]]):  # then the size it was submitted with, again
-                unusable[i] = [gpus != self._base(i) for gpus in menus.sizes[rows[i]["menu"]]]
+                unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
+                told[i, k] = either.speeds.get(gpus, nan)
         return Scene(rows, np.array(parts, PART), unusable, told, menus)
-
-    def _base(self, row: int) -> int:
-        spec = self._view(row).spec
-        assert spec is not None
-        return spec.gpus
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
         """What it gives back, node by node; blocked GPUs come back to nobody."""
@@ -231,27 +190,6 @@ class _Partition:
                 well = sum(g not in self.world.nodes[at].blocked for g in part.gpus)
                 found.append((at, well, part.cores, part.memory_mib))
         return found
-
-    def _of_running(self, row: Any, job: RunningView) -> None:
-        assert job.spec is not None
-        assert job.spec.elastic is not None
-        now, resizes = self.snapshot.now, job.resizes or Resizes()
-        row["held"], row["base"] = job.allocation.gpus, job.spec.elastic.base_gpus
-        row["may"] = may_resize(job, self.policy.resize, now) is None
-        row["restarts"], row["cost_s"] = resizes.count, resizes.cost_s or 0.0
-        row["age_s"] = max(0.0, now - (job.submit_time if job.submit_time is not None else job.start_time))
-        row["left_s"] = max(1.0, (job.own_end if job.own_end is not None else job.expected_end) - now)
-
-    def _of_waiting(self, row: Any, job: PendingView) -> None:
-        resizes, elastic = job.resizes or Resizes(), job.spec.elastic
-        row["rigid"], row["resume"] = elastic is None, job.resume_at or 0
-        row["base"] = elastic.base_gpus if elastic is not None else job.spec.gpus
-        row["restarts"], row["cost_s"] = resizes.count, resizes.cost_s or 0.0
-        row["age_s"] = max(0.0, self.snapshot.now - job.submit_time)
-        left = min(USUAL_LEFT_S, job.expected_s)
-        if elastic is not None and job.left is not None and job.speeds:
-            left = job.left / pace_of(job.speeds, elastic.sizes[0])
-        row["left_s"] = max(1.0, left)
 
     def _reserved(self, job: RunningView) -> Reservation | None:
         """The reservation that it runs in."""
@@ -268,10 +206,10 @@ class _Partition:
         if key not in self._menus:
             self._menus[key] = len(self._menus)
             sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
-            found, requests = [], {}
+            found, requests = {}, {}
             for gpus in sizes:
                 asked = shape(spec, gpus, self.nodes) if spec.elastic is not None else spec
-                found.append(len(self._views) if asked is not None else -1)
+                found[gpus] = len(self._views) if asked is not None else -1
                 if asked is not None:
                     requests[gpus] = asked
                     least = asked.least
@@ -282,8 +220,7 @@ class _Partition:
                             id="", user="", spec=least, submit_time=0, excluded_nodes=excluded, reserved=reserved
                         )
                     )
-            self._sizes.append(sizes)
-            self._shapes.append(found)
+            self._sizes.append(found)
             self._asked.append(requests)
         return self._menus[key]
 
@@ -327,6 +264,27 @@ def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
     )  # fmt: skip
 
 
+def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, settled: Callable[[], bool]) -> str:
+    """An agent's wishes, settled; a rule's where there is no agent, or it cannot choose: then why not, else "".
+
+    ``asked``: the agent's answer, which raises ValueError where there is none. ``settled``: `settle` with these claims.
+    """
+    why = ""
+    if asked is not None and claims.number[COUNT] > 0:
+        try:
+            answer = asked()
+            claims.jobs["wished"][: len(answer)] = answer
+            if settled():
+                return ""
+            why = UNSOUND
+        except ValueError as error:
+            why = str(error)
+    wish(rule, claims)
+    sound = settled()
+    assert sound, "the rule chose sizes that are not allowed"
+    return why
+
+
 def ask_agent(agent: str, weights: object, question: Question) -> Ints:
     """An agent's sizes, ``int64[jobs]``.
 
@@ -341,16 +299,20 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
     return answer
 
 
-def _share(spec: JobSpec, totals: list[float]) -> float:
-    """Its dominant share of one GPU: GPUs, cores and memory of the partition."""
-    base = spec.elastic
+def _end_of(job: RunningView) -> float:
+    """When it ends by what it tells, else by its limit."""
+    return job.own_end if job.own_end is not None else job.expected_end
+
+
+def _of_both(row: Any, job: RunningView | PendingView, spec: JobSpec) -> None:
+    """What is the same of a row, whether the job runs or waits."""
+    base, resizes = spec.elastic, job.resizes or Resizes()
     gpus, cores, memory = (
-        (base.base_gpus, base.base_cores, base.base_memory_mib)
-        if base is not None
-        else (spec.gpus, spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node)
+        (base.base_gpus, base.base_cores, base.base_memory_mib) if base is not None else (spec.gpus, *spec.amounts)
     )
-    asked = (1.0, cores / max(gpus, 1), memory / max(gpus, 1))
-    return max(need / total for need, total in zip(asked, totals, strict=True) if total > 0) if any(totals) else 1.0
+    row["base"], row["cores"], row["memory"] = gpus, cores / max(gpus, 1), memory / max(gpus, 1)
+    row["restarts"], row["cost_s"] = resizes.count, resizes.cost_s or 0.0
+    row["work"] = nan if job.left is None else job.left
 
 
 def _why(claims: Claims, j: int, others: list[str]) -> str:

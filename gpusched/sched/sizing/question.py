@@ -7,6 +7,7 @@ An agent that chooses sizes has in its module ``live``, beside ``prepare``::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ _I8, _F8 = np.int64, np.float64
 # A job of a partition: the resizable ones that run, then all that wait, in the queue's order. held: its GPUs; 0: it
 # waits. menu: row of `Menus`. rigid: it has one size. may: it runs, and no brake forbids to resize it. resume: it was
 # stopped to go on with so many GPUs; 0: it was not. restarts: how often it was resized. base: GPUs that it was tuned
-# for. first, last: its `PART`s. admitted, least: set by `settle.gather`: it is to start; its least size here. left_s,
-# age_s, cost_s, share: as in `Claims`. job: its
-# row in what is kept of all jobs.
+# for; cores, memory: that it was submitted with for each of these. first, last: its `PART`s. submit: when. left_s: time
+# that it has to go by what it tells, else by its limit; work: steps that it has to go, NaN: it does not tell. cost_s:
+# as in `Claims`. job: its row in what is kept of all jobs. admitted, least: set by `settle.gather`: it is to start; its
+# least size here.
 ROW = np.dtype(
     [(name, _I8) for name in ("held", "menu", "rigid", "may", "resume", "restarts", "base", "first", "last")]
     + [(name, _I8) for name in ("admitted", "least", "job")]
-    + [(name, _F8) for name in ("left_s", "age_s", "cost_s", "share")]
+    + [(name, _F8) for name in ("submit", "work", "cores", "memory", "left_s", "cost_s")]
 )
 # What a running job gives back on one node (row of the nodes' arrays).
 PART = np.dtype([(name, _I8) for name in ("node", "gpus", "cores", "memory")])
@@ -116,6 +118,16 @@ class Question(NamedTuple):
     free: int
     total: int
     others: int
+
+
+def menus_of(found: Sequence[dict[int, int]]) -> Menus:
+    """Of kinds of requests: GPUs -> index of the request, or -1."""
+    most = max(map(len, found), default=1)
+    menus = Menus(*(np.full((len(found), most), -1, _I8) for _ in range(2)))
+    for row, sizes in enumerate(found):
+        menus.sizes[row, : len(sizes)] = sorted(sizes)
+        menus.shape[row, : len(sizes)] = [sizes[gpus] for gpus in sorted(sizes)]
+    return menus
 
 
 def new_claims(jobs: int, most: int) -> Claims:

@@ -51,7 +51,7 @@ def _next(claims: Claims, j: int, gpus: int) -> int:
 
 
 @jit
-def _index(claims: Claims, j: int, gpus: int) -> int:
+def index_of(claims: Claims, j: int, gpus: int) -> int:
     """The index of a claim's size."""
     k = 0
     while claims.sizes[j, k] < gpus:
@@ -107,8 +107,8 @@ def _optimus(claims: Claims) -> None:
 def _saving(claims: Claims, j: int, k: int) -> float:
     """Seconds that a step to size ``k`` saves, for the dominant share that it takes."""
     job = claims.jobs[j]
-    at = _index(claims, j, job["wished"])
-    now = _index(claims, j, job["held"]) if job["held"] > 0 else 0
+    at = index_of(claims, j, job["wished"])
+    now = index_of(claims, j, job["held"]) if job["held"] > 0 else 0
     work = job["left_s"] * claims.pace[j, now]
     saved = work / claims.pace[j, at] - work / claims.pace[j, k]
     return float(saved / ((claims.sizes[j, k] - job["wished"]) * job["share"]))
@@ -149,7 +149,7 @@ def _relative(claims: Claims, j: int, gpus: int) -> float:
     """Pace relative to the largest size."""
     if gpus == 0:
         return 0.0
-    return float(claims.pace[j, _index(claims, j, gpus)] / claims.pace[j, claims.jobs[j]["count"] - 1])
+    return float(claims.pace[j, index_of(claims, j, gpus)] / claims.pace[j, claims.jobs[j]["count"] - 1])
 
 
 @jit

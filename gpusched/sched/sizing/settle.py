@@ -11,10 +11,13 @@ from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
+from gpusched.sched.sizing.rules import index_of
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
+_USUAL_LEFT_S = 3600.0  # of a job that does not tell
+_LATEST = 8  # submissions by which is judged how long a size lasts
 
 KEPT, WANTED, REFUSED = range(3)
 
@@ -23,14 +26,16 @@ class Rules(NamedTuple):
     """What decides beside the scene.
 
     Attributes:
-        soon_s: Seconds until somebody's end. horizon_s: for which a larger size can be expected to last.
+        now: Seconds. soonest: When the first of those that run ends; infinite: nobody runs.
+        submits: ``float64[...]``: when those that run or wait were submitted.
         gain: One grows only where it is faster by this part.
         blocks: The first that is not admitted blocks all behind it (backfill none).
         lo, hi: The partition's nodes.
     """
 
-    soon_s: float
-    horizon_s: float
+    now: float
+    soonest: float
+    submits: Floats
     gain: float
     blocks: bool
     lo: int
@@ -48,26 +53,30 @@ def gather(
     """
     rows, count = scene.rows, 0
     free, total, spare, dearest = 0, 0, 0, 0.0
-    known = np.empty(scene.menus.sizes.shape[1], np.int64)
+    known, cores, memory = np.empty(scene.menus.sizes.shape[1], np.int64), 0, 0
     for node in range(rules.lo, rules.hi):
         free += max(0, resources.gpus[node])
-        total += max(0, usable.gpus[node])
+        if usable.gpus[node] >= 0:
+            total += usable.gpus[node]
+            cores += max(0, usable.cores[node])
+            memory += max(0, usable.memory[node])
+    has = (max(total, 1), max(cores, 1), max(memory, 1))
     for i in range(rows.size):
         if rows[i]["held"] == 0:
             break
         rows[i]["may"] = rows[i]["may"] and _gives_back_all(scene, usable, i)
-        _claim(scene, claims, feasibility, i, count, known)
+        _claim(scene, claims, feasibility, i, count, known, rules.now, has)
         if rows[i]["may"]:
             dearest = max(dearest, rows[i]["cost_s"])
             spare += rows[i]["held"] - claims.sizes[count, 0]
         count += 1
-    running = count
-    patient = rules.soon_s > _SOON * dearest
+    running, horizon_s = count, _horizon_s(rules)
+    patient = _SOON * dearest < rules.soonest - rules.now < np.inf
     taken, rigid, others, blocked = 0, 0, 0, False
     for i in range(running, rows.size):
         row = rows[i]
         row["admitted"], row["least"] = 0, 0
-        if not _claim(scene, claims, feasibility, i, count, known):
+        if not _claim(scene, claims, feasibility, i, count, known, rules.now, has):
             continue  # it could not run here now: it blocks nobody
         least = claims.sizes[count, 0]
         row["least"] = least
@@ -88,7 +97,21 @@ def gather(
     number[CAPACITY] = free - rigid
     for j in range(running):
         number[CAPACITY] += claims.jobs[j]["held"]
-        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, rules)
+        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
+
+
+@jit
+def _horizon_s(rules: Rules) -> float:
+    """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
+    latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
+    for submit in rules.submits:
+        if submit > latest[0]:
+            at = 0
+            while at + 1 < _LATEST and latest[at + 1] < submit:
+                latest[at] = latest[at + 1]
+                at += 1
+            latest[at] = submit
+    return float((rules.now - latest[_LATEST - known]) / known) if known > 0 else _USUAL_LEFT_S
 
 
 @jit
@@ -103,11 +126,14 @@ def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
 
 
 @jit
-def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints) -> bool:
+def _claim(
+    scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints, now: float, has: tuple[int, int, int]
+) -> bool:
     """Row ``i`` as claim ``j``, with the sizes that it can have; whether there are any.
 
     These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
-    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room.
+    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room;
+    ``has``: GPUs, cores and MiB of the partition.
     """
     row, job = scene.rows[i], claims.jobs[j]
     held, at, resume = row["held"], row["job"], row["resume"]
@@ -115,8 +141,9 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
     menu, shapes = scene.menus.sizes[row["menu"]], scene.menus.shape[row["menu"]]
     sizes, shape, allowed = claims.sizes[j], claims.shape[j], claims.allowed[j]
     pace, is_told, most = claims.pace[j], claims.told[j], menu.size
-    tells = 0
+    tells, barred = 0, True
     for k in range(most):
+        barred = barred and (menu[k] < 0 or unusable[k] != 0)
         if not np.isnan(told[k]):
             known[tells] = k
             tells += 1
@@ -124,7 +151,8 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
     for capped in (True, False):
         for k in range(most if count == 0 else 0):
             gpus = menu[k]
-            possible = shapes[k] >= 0 and feasibility[shapes[k]] == OK and not unusable[k] and (held == 0 or row["may"])
+            possible = shapes[k] >= 0 and feasibility[shapes[k]] == OK and (held == 0 or row["may"])
+            possible = possible and (not unusable[k] or (barred and held == 0 and gpus == row["base"]))
             if gpus < 0 or not (gpus == held > 0 or possible) or (capped and 0 < resume < gpus):
                 continue
             tells_it = not np.isnan(told[k])
@@ -136,7 +164,11 @@ def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, know
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
     job["restarts"], job["wished"] = row["restarts"], 0
-    job["left_s"], job["age_s"], job["cost_s"], job["share"] = row["left_s"], row["age_s"], row["cost_s"], row["share"]
+    left = row["left_s"] if held > 0 else min(_USUAL_LEFT_S, row["left_s"])
+    if held == 0 and tells > 0 and not row["rigid"] and not np.isnan(row["work"]):
+        left = row["work"] / speed_at(menu, told, known[:tells], menu[0])
+    job["left_s"], job["age_s"], job["cost_s"] = max(1.0, left), max(0.0, now - row["submit"]), row["cost_s"]
+    job["share"] = max(1.0 / has[0], row["cores"] / has[1], row["memory"] / has[2])
     return count > 0
 
 
@@ -168,26 +200,25 @@ def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
 
 
 @jit
-def _brake(claims: Claims, j: int, may: bool, shrinks: bool, rules: Rules) -> None:
+def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
     """Which sizes a running job may go to now: larger ones that pay, smaller ones where it may stop for others."""
     held = claims.jobs[j]["held"]
     for k in range(claims.jobs[j]["count"]):
         gpus = claims.sizes[j, k]
-        claims.allowed[j, k] = gpus == held or (may and (shrinks if gpus < held else _pays(claims, j, k, rules)))
+        changes = may and (shrinks if gpus < held else _pays(claims, j, k, horizon_s, gain))
+        claims.allowed[j, k] = gpus == held or changes
 
 
 @jit
-def _pays(claims: Claims, j: int, k: int, rules: Rules) -> bool:
+def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool:
     """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
-    job, at = claims.jobs[j], 0
-    while claims.sizes[j, at] < job["held"]:
-        at += 1
-    before, then = claims.pace[j, at], claims.pace[j, k]
-    part, lasts = 1.0, min(job["left_s"], rules.horizon_s)
+    job = claims.jobs[j]
+    before, then = claims.pace[j, index_of(claims, j, job["held"])], claims.pace[j, k]
+    part, lasts = 1.0, min(job["left_s"], horizon_s)
     if job["age_s"] + job["cost_s"] > 0.0:
         # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
         part = max(0.0, job["age_s"] - job["restarts"] * job["cost_s"]) / (job["age_s"] + job["cost_s"])
-    return bool(then * part >= before * (1.0 + rules.gain) and (then - before) * lasts > before * job["cost_s"])
+    return bool(then * part >= before * (1.0 + gain) and (then - before) * lasts > before * job["cost_s"])
 
 
 @jit
@@ -297,10 +328,7 @@ def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scrat
 @jit
 def _shape(claims: Claims, j: int) -> int:
     """Index of the request of a claim at the size that it is to have."""
-    k = 0
-    while claims.sizes[j, k] < claims.jobs[j]["wished"]:
-        k += 1
-    return int(claims.shape[j, k])
+    return int(claims.shape[j, index_of(claims, j, claims.jobs[j]["wished"])])
 
 
 @jit

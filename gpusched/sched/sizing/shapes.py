@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpusched.model.jobs import JobSpec
 from gpusched.model.snapshot import NodeView
@@ -11,9 +11,14 @@ from gpusched.sched.tally import at_size, excluded_by
 
 def shape(spec: JobSpec, gpus: int, nodes: Iterable[NodeView]) -> JobSpec | None:
     """The request at another size, over the fewest of these nodes that can give it, empty; None: they cannot."""
-    has = [(len(node.gpus), node.cores, node.memory_mib) for node in nodes if not excluded_by(spec, node)]
-    counts = (count for count in range(1, len(has) + 1) if gpus % count == 0)
-    return next((found for count in counts if (found := at_size(spec, gpus, count, has)) is not None), None)
+    rooms = [(len(node.gpus), node.cores, node.memory_mib) for node in nodes if not excluded_by(spec, node)]
+    return over_fewest(spec, gpus, rooms)
+
+
+def over_fewest(spec: JobSpec, gpus: int, rooms: Sequence[tuple[int, int, int]]) -> JobSpec | None:
+    """The same, where nodes have so many GPUs, cores and MiB."""
+    counts = (count for count in range(1, len(rooms) + 1) if gpus % count == 0)
+    return next((found for count in counts if (found := at_size(spec, gpus, count, rooms)) is not None), None)
 
 
 def within_free(asked: JobSpec, free: Iterable[tuple[int, int, int]]) -> JobSpec:

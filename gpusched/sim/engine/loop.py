@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from gpusched.compiled import filled_in, jit
+from gpusched.compiled import filled_in, in_python, jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import turn_due
@@ -20,16 +20,16 @@ State = TypeVar("State")
 Decide = Callable[[Sim, Log, Passes, State], int]
 
 
-def looped(decide: Decide[State]) -> Decide[State]:
+def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
     """The replay that asks ``decide`` at every instant at which something happened.
 
     That starts and stops jobs (`step.occupy`, `step.cut`), given what it keeps between decisions, and returns DECIDE to
-    go on, or any other number to end the run with.
+    go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
 
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
     """
-    return filled_in(_run, decide, _decide=decide)
+    return filled_in(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
 
 
 @jit

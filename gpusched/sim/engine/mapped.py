@@ -10,113 +10,101 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.sched.mapping.problem import Answer, Problem
-from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints, PassArrays
+from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.generic import Queue, forget_started, new_queue, ordered, remember
-from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.queue import begin_started
-from gpusched.sim.engine.state import DECIDE, READY, Log
+from gpusched.sim.engine.generic import forget_started, new_queue, ordered, remember
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.queue import begin_started, state_of
+from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
 
 
-class Ordering:
-    """Who orders the queue: here the policy, by what the queue has."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def remember(self) -> None:
-        """Something happened, and nothing is decided yet; ``sim.ended`` tells who ended."""
-
-    def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
-        """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
-        return ordered(self._world.sim, queue, partition), None
-
-    def started(self, jobs: Ints) -> None:
-        """These run from now on."""
-
-
 class MappedRun:
-    """One replay; call it until it says OVER (see `state`). Who orders the queue may be an agent (None: the policy).
+    """One replay; call it until it says OVER (see `state`). An agent orders the queue in its own way (`order`).
 
     Raises:
         UsageError: The optimiser is not installed, or the policy cannot be mapped.
     """
 
-    def __init__(self, world: World, ordering: Ordering | None = None) -> None:
-        policy = world.policy
+    def __init__(self, world: World) -> None:
+        policy, agent = world.policy, world.policy.kind == "agent"
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
             raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "use another placement")
-        self._world = world
-        self._ordering = ordering or Ordering(world)
-        self._queue = new_queue(world)
-        if ordering is not None:
-            self._queue = self._queue._replace(estimates=False)  # an agent has its own
+        self._world, queue = world, new_queue(world)
+        self._queue = queue._replace(estimates=queue.estimates and not agent)  # an agent has its own
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
         self._backfill = BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
-        self._speed = _speeds(world, self._mapping)
-        shape = world.demand.shape[world.demand.shape >= 0]
         # what jobs go by is known of what runs, too, where it is measured; an agent predicts it in its own way
-        pace, jobs = world.sim.pace, len(world.sim.jobs)
-        self._by_type = pace is not None and ordering is None and self._backfill == EASY
-        self._rate = np.ones((jobs, len(world.pool.gpu_types)))
-        self._kill = np.full(jobs, np.inf)
+        sim, pool, jobs = world.sim, world.pool, len(world.sim.jobs)
+        by_type = sim.pace is not None and not agent and self._backfill == EASY
+        self._limit = world.passes.jobs.limit.copy()
+        self._rate = np.ones((jobs, len(pool.gpu_types)))
         _set_measured(self._rate, world)
-        if pace is not None:
-            self._kill = pace.runs["limit"]
-        self._unfit = unfit_of(world.demand.requests.gpus[shape], int(world.pool.gpus.max(initial=0)))
+        self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
+        self._state = state_of(sim, world.passes, self._queue.outcome)
+        shape, speed = world.demand.shape[world.demand.shape >= 0], _speeds(world, self._mapping)
+        self._facts = MappingFacts(
+            usable=world.passes.usable,
+            kind=pool.gpu_type,
+            speed=lambda jobs: speed[jobs],
+            user=sim.jobs["user"] % len(self._queue.users),
+            held=np.zeros(0),
+            priority=np.zeros(jobs, np.int64),
+            unfit=unfit_of(world.demand.requests.gpus[shape], int(pool.gpus.max(initial=0))),
+            lasts=self._lasts if by_type else None,
+        )
         self.reports: list[Report] = []
 
     def __call__(self, log: Log) -> int:
         """Replays to the end; OVER, or GROW (call again)."""
-        sim, passes, queue = self._world.sim, self._world.passes, self._queue
-        while True:
-            code = next_decision(sim, log, passes)
-            if code != DECIDE:
-                return int(code)
-            ready = sim.ready[: sim.counter[READY]]
-            sim.jobs["expected"][ready] = passes.jobs.limit[ready]  # after a failure: no longer of where it ran
-            remember(sim, passes, queue)
-            self._ordering.remember()
-            for partition in np.flatnonzero(sim.dirty).tolist():
-                self._decide(log, partition)
-            sim.dirty[:] = 0
+        return _run(self._world.sim, log, self._world.passes, self)
+
+    def decide(self, log: Log) -> int:
+        """Every partition's mapping in which something happened."""
+        sim = self._world.sim
+        self.remember()
+        for partition in np.flatnonzero(sim.dirty).tolist():
+            self._decide(log, partition)
+        sim.dirty[:] = 0
+        return DECIDE
+
+    def remember(self) -> None:
+        """What ended at this instant, and what came to wait."""
+        sim, passes = self._world.sim, self._world.passes
+        ready = sim.ready[: sim.counter[READY]]
+        # after a failure: no longer of where it ran
+        sim.jobs["expected"][ready] = passes.jobs.limit[ready] = self._limit[ready]
+        remember(sim, passes, self._queue)
+
+    def order(self, partition: int) -> tuple[Ints, Keep | None]:
+        """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
+        return ordered(self._world.sim, self._queue, partition), None
+
+    def started(self, jobs: Ints) -> None:
+        """These run from now on."""
 
     def _decide(self, log: Log, partition: int) -> None:
         """One partition's mapping, and its starts in the engine's terms."""
-        world, queue = self._world, self._queue
-        sim, passes, outcome = world.sim, world.passes, queue.outcome
-        waiting, keep = self._ordering.order(queue, partition)
+        sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
+        waiting, keep = self.order(partition)
         if not len(waiting):
             return
         outcome.total[:] = 0
-        arrays = PassArrays(
-            sim.resources, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
-            passes.usable, world.pool.gpu_type,
-        )  # fmt: skip
-        facts = JobFacts(
-            speed=lambda jobs: self._speed[jobs],
-            user=sim.jobs["user"] % len(queue.users),
-            held=queue.users["held"].astype(np.float64),
-            priority=np.zeros(len(sim.jobs), np.int64),
-            unfit=self._unfit,
-            lasts=self._lasts if self._by_type else None,
-        )
-        done = map_queue(arrays, waiting, facts, self._mapping, self._backfill, self._solver, keep)
-        self.reports += done.reports
+        state = self._state._replace(now=float(sim.clock[0]))
+        facts = self._facts._replace(held=queue.users["held"].astype(np.float64))
+        *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver, keep)
+        self.reports += reports
         started = outcome.started[: outcome.total[0]]
-        for job in started.tolist() if self._by_type else ():
-            # when its end is looked for among the releases, it must be the one noted there
-            nodes = outcome.nodes[outcome.offset[job] :][: world.demand.parts[job]]
-            sim.jobs[job]["expected"] = self._lasts(np.array([job]))[0, world.pool.gpu_type[nodes]].max()
+        # when its end is looked for among the releases, it must be the one noted there
+        sim.jobs["expected"][started] = state.jobs.limit[started]
         begin_started(sim, log, outcome)
-        self._ordering.started(started)
+        self.started(started)
         forget_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:
@@ -137,6 +125,13 @@ class MappedRun:
             f"{len(self.reports)} mappings, {len(better)} of them better than the greedy one; at most {gaps.max():.2%} "
             f"below the best, {gaps.mean():.3%} in the mean; {stopped} ended by the search's bound",
         )
+
+
+def _decide_mapped(sim: Sim, log: Log, passes: Passes, run: MappedRun) -> int:
+    return run.decide(log)
+
+
+_run = looped(_decide_mapped, compiled=False)
 
 
 def _solver() -> Solver:

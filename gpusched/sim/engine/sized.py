@@ -18,7 +18,7 @@ from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
-from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
+from gpusched.sched.sizing.settle import Rules, gather, settle
 from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
 from gpusched.sim.engine.ledger import Ledger, charge_at, exceeds_at, plan_anew, set_gpus
 from gpusched.sim.engine.loop import next_decision
@@ -28,13 +28,10 @@ from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim, shape_req
 from gpusched.sim.engine.step import begin, cut
 from gpusched.sim.result import PREEMPTED
 
-USUAL_LEFT_S = 3600.0  # of a job that has told nothing
-LATEST = 8  # submissions by which is judged how long a size lasts
 ASK, UNSOUND = -1, -2  # why a run stops, beside OVER and GROW
 # positions in Sizer.at: rows of the scene in use, how many of these run; the partition that is next, stops so far at
-# this round of all partitions, and whose wishes stand in the claims
-ROWS, RUN, PARTITION, STOPS, ANSWER, AT = range(6)
-NOBODYS, AGENTS, RULES = range(3)
+# this round of all partitions, and whether an agent has been asked about it
+ROWS, RUN, PARTITION, STOPS, ASKED, AT = range(6)
 
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
@@ -89,8 +86,8 @@ def run_sized(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
     """To the end; every partition's sizes, and what starts, again where somebody was stopped.
 
     Returns:
-        OVER; GROW: call it again with more room in ``log``; ASK: call it again with an agent's wishes in ``of.claims``,
-        or with ``of.at[ANSWER]`` RULES where there are none; UNSOUND: its wishes were not, call it again.
+        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``of.claims``; UNSOUND:
+        they are not allowed, call it again with others.
     """
     at = of.at
     while True:
@@ -101,20 +98,18 @@ def run_sized(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
                     return code
                 _arrive(sim, of)
             at[PARTITION] = at[STOPS] = 0
-        if at[ANSWER] == NOBODYS:
+        if at[ASKED] == 0:
             _ask(sim, passes, of, at[PARTITION])
-            at[ANSWER] = AGENTS if of.asks and of.claims.number[COUNT] > 0 else RULES
-            if at[ANSWER] == AGENTS:
+            if of.asks and of.claims.number[COUNT] > 0:
+                at[ASKED] = 1
                 return ASK
-        if at[ANSWER] == RULES:
             wish(of.rule, of.claims)
         stops = _carry_out(sim, log, passes, of)
         if stops == UNSOUND:
-            at[ANSWER] = RULES
             return UNSOUND
         at[STOPS] += stops
         at[PARTITION] += 1
-        at[ANSWER] = NOBODYS
+        at[ASKED] = 0
 
 
 @jit
@@ -180,8 +175,7 @@ def _scene_now(of: Sizer) -> Scene:
 def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int) -> Rules:
     """The scene of now: resizable jobs that run, by number, and all that wait, what was stopped for a resize first."""
     now, count, parts = sim.clock[0], 0, 0
-    soonest, times = np.inf, np.full(LATEST, np.inf)
-    totals = _totals(passes, lo, hi)
+    soonest, of_partition = np.inf, 0
     # the loops' own arrays: a compiled call pays for every array it is handed
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, of.jobs
     rows, told, sizes, parts_of, stopped = (
@@ -193,6 +187,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
     )
     pace = sim.pace
     running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    submits = np.empty(running.size + of.size[0])
     for job in running:
         shape = shapes[jobs[job]["shape"]]
         if shape["queue"] != partition:
@@ -200,7 +195,8 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
         own = own_of[job]
         ends = state[job]["due"] if own["tells"] else state[job]["start"] + own["limit"]
         soonest = min(soonest, ends)
-        _among_latest(times, jobs[job]["submit"])
+        submits[of_partition] = jobs[job]["submit"]
+        of_partition += 1
         if own["rigid"]:
             continue
         row, gpus, k = rows[count], shape["parts"] * shape["gpus"], 0
@@ -208,9 +204,9 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             k += 1
         if pace is not None and own["tells"]:
             told[job, k] = pace.runs[job]["rate"]
-        _fill_both(row, own, job, now, jobs[job]["submit"], totals, of.restart_s[job])
+        _fill_both(row, own, job, jobs[job]["submit"], of.restart_s[job])
         _set_unusable(sim.ledger, sim, of, job, gpus)
-        row["held"], row["left_s"] = gpus, max(1.0, ends - now)
+        row["held"], row["left_s"] = gpus, ends - now
         begun, oldest = state[job]["start"], stopped[job, own["stops"] % stopped.shape[1]]
         row["may"] = now > begun and now >= begun + max(of.min_run_s, own["cooldown_s"]) and not now < oldest + HOUR_S
         row["first"], row["last"] = parts, parts + shape["parts"]
@@ -228,20 +224,18 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             own = own_of[job]
             if shapes[jobs[job]["shape"]]["queue"] != partition or (own["resume"] > 0) != resumed:
                 continue
-            _among_latest(times, jobs[job]["submit"])
+            submits[of_partition] = jobs[job]["submit"]
+            of_partition += 1
             if exceeds_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0):
                 continue
             charge_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0)
             _set_unusable(sim.ledger, sim, of, job, 0)
-            _fill_both(rows[count], own, job, now, jobs[job]["submit"], totals, of.restart_s[job])
-            rows[count]["resume"] = own["resume"]
-            rows[count]["left_s"] = _left_waiting(told[job], sizes[own["menu"]], own, state[job]["left"])
+            _fill_both(rows[count], own, job, jobs[job]["submit"], of.restart_s[job])
+            rows[count]["resume"], rows[count]["left_s"] = own["resume"], own["limit"]
+            rows[count]["work"] = state[job]["left"]
             count += 1
     of.at[ROWS] = count
-    known = np.sum(times < np.inf)
-    horizon = (now - times[LATEST - known]) / known if known > 0 else USUAL_LEFT_S
-    soon = soonest - now if soonest < np.inf else 0.0
-    return Rules(soon, horizon, of.gain, of.backfill == NONE, lo, hi)
+    return Rules(now, soonest, submits[:of_partition], of.gain, of.backfill == NONE, lo, hi)
 
 
 @jit
@@ -252,65 +246,22 @@ def _left_of_limit(sim: Sim, of: Sizer, job: int) -> float:
 
 @jit
 def _set_unusable(ledger: Ledger | None, sim: Sim, of: Sizer, job: int, held: int) -> None:
-    """Mark the sizes for which limits leave too little; where that is all of them, the job's own is left, as live."""
+    """Mark the sizes for which limits leave too little."""
     if ledger is None:
         return
-    sizes, unusable, usable = of.scene.menus.sizes[of.jobs[job]["menu"]], of.scene.unusable[job], 0
+    sizes, unusable = of.scene.menus.sizes[of.jobs[job]["menu"]], of.scene.unusable[job]
     left_s = _left_of_limit(sim, of, job) if held > 0 else 0.0
     for k in range(sizes.size):
         unusable[k] = sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
-        usable += sizes[k] >= 0 and not unusable[k]
-    for k in range(sizes.size if usable == 0 else 0):
-        unusable[k] = sizes[k] != (held if held > 0 else of.jobs[job]["base"])
 
 
 @jit
-def _among_latest(times: Floats, submit: float) -> None:
-    """Keeps the latest submissions, ascending behind those that are still infinite."""
-    first = 0
-    while first < times.size and times[first] == np.inf:
-        first += 1
-    if first == 0 and submit <= times[0]:
-        return
-    at = max(first - 1, 0)
-    while at + 1 < times.size and times[at + 1] < submit:
-        times[at] = times[at + 1]
-        at += 1
-    times[at] = submit
-
-
-@jit
-def _totals(passes: Passes, lo: int, hi: int) -> Floats:
-    """GPUs, cores and MiB of the nodes that are available."""
-    totals = np.zeros(3)
-    for node in range(lo, hi):
-        if passes.usable.gpus[node] >= 0:
-            totals[0] += passes.usable.gpus[node]
-            totals[1] += max(0, passes.usable.cores[node])
-            totals[2] += max(0, passes.usable.memory[node])
-    return totals
-
-
-@jit
-def _fill_both(row: Record, own: Record, job: int, now: float, submit: float, totals: Floats, restart_s: float) -> None:
+def _fill_both(row: Record, own: Record, job: int, submit: float, restart_s: float) -> None:
     """What is the same of a row, whether the job runs or waits."""
     row["job"], row["menu"], row["rigid"], row["base"] = job, own["menu"], own["rigid"], own["base"]
+    row["cores"], row["memory"], row["submit"] = own["cores"], own["memory"], submit
     row["restarts"], row["cost_s"] = own["stops"], restart_s if own["stops"] > 0 else 0.0
-    row["age_s"] = max(0.0, now - submit)
     row["held"] = row["may"] = row["resume"] = row["first"] = row["last"] = row["admitted"] = row["least"] = 0
-    share = 1.0 / totals[0] if totals[0] > 0.0 else 0.0
-    share = max(share, own["cores"] / totals[1]) if totals[1] > 0.0 else share
-    row["share"] = max(share, own["memory"] / totals[2]) if totals[2] > 0.0 else share
-
-
-@jit
-def _left_waiting(told: Floats, sizes: Ints, own: Record, work: float) -> float:
-    """Seconds that a job that waits has to go, by what it told; else by its limit, or the usual."""
-    left = min(USUAL_LEFT_S, own["limit"])
-    known = np.flatnonzero(~np.isnan(told))
-    if known.size > 0 and not own["rigid"]:
-        left = work / speed_at(sizes, told, known, sizes[0])
-    return float(max(1.0, left))
 
 
 @jit
