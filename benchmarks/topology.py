@@ -28,10 +28,11 @@ import numpy as np
 from msgspec.structs import replace as with_changes
 
 from benchmarks.decide import build, median_ms
+from gpusched.agents.common.vector import named
 from gpusched.agents.topology import live as agents
 from gpusched.agents.topology.engine import placed_by
-from gpusched.agents.topology.network import Agent, arrays_of, untrained
-from gpusched.agents.topology.reproduce import POLICIES, WEIGHTS, learns, run_of, settings_of
+from gpusched.agents.topology.network import SHAPES, Agent, untrained
+from gpusched.agents.topology.reproduce import POLICIES, run_of, settings_of
 from gpusched.agents.topology.workloads import draw
 from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief, Link, Paces, Shape, Sway
@@ -89,7 +90,7 @@ def main() -> None:
             Path(args.topology).write_text(clos(args.hosts))
         setting = settings_of(args.topology, None)[0]
     drawn = draw(setting, args.load, args.seed, args.jobs)
-    wanted = args.policy or [name for name in POLICIES if WEIGHTS.is_file() or not learns(name)]
+    wanted = args.policy or list(POLICIES)
     for name in wanted:
         runs = [run_of(setting, drawn, args.seed, name) for _ in range(args.repeat)]
         run = max(runs, key=lambda run: run.jobs_per_s)
@@ -119,7 +120,7 @@ def live(nodes: int, waiting: int, repeat: int) -> None:
 
 def by_agents(nodes: int, waiting: int, repeat: int) -> None:
     """One decision, by one scheduler and by four."""
-    model = Model("topology", arrays_of(untrained(0)), {}, "", "")
+    model = Model("topology", named(untrained(0), SHAPES), {}, "", "")
     for name, full in (("full", 0.97), ("empty", 0.0)):
         *_, (_, _, snapshot) = decisions(nodes, waiting, full)
         names = [node.name for node in snapshot.nodes]

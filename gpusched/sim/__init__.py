@@ -1,5 +1,6 @@
 """Replays: a trace on a pool of nodes under a policy, on a virtual clock; the passes that decide are sched's own.
 
 In: `Trace`, `pool.Pool`, a policy by name. Out: a `result.Result`: every job's start, end and nodes, the events in
-order. May import: forecast, traces, sched, config, model. Begin with `replay.replay`, then `engine`.
+order. May import: forecast, traces, sched, config, model. Begin with `replay.replay`, then `engine`; `rounds`
+runs settings of papers on it.
 """

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.dl2.rules import RULES, frontier_of
+from gpusched.agents.dl2.observed import kinds_of
+from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alone, jobs_of, play
 from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, draw
 from gpusched.sched.state import Ints
@@ -98,10 +99,10 @@ def assert_within(jobs: Jobs, decide: Policy) -> None:
         assert not np.delete(sizes, there, axis=0).any()
         assert ((sizes > 0).all(1) | (sizes == 0).all(1)).all()
         assert sizes.max() <= 16
-        tasks = sizes[:, :1] * jobs.server + sizes[:, 1:] * jobs.worker
+        tasks = jobs.need[jobs.kind, sizes[:, 0], sizes[:, 1]]
         assert (tasks.sum(0) <= SLOTS * jobs.nodes).all()
         # No more than two tasks with GPUs, and four in all, on a node: so they can be placed.
-        assert (sizes[:, 1] * (jobs.worker[:, 1] > 0)).sum() <= 2 * jobs.nodes
+        assert (sizes[:, 1] * (jobs.need[jobs.kind, 0, 1, 1] > 0)).sum() <= 2 * jobs.nodes
         full += bool((tasks.sum(0) >= 0.7 * SLOTS * jobs.nodes).any())
 
     play(jobs, looked_at)
@@ -122,19 +123,18 @@ def test_a_job_ends_at_the_fraction_it_needs_and_holds_its_slot_to_the_end() -> 
 
 def test_a_frontier_is_faster_with_every_step_and_nothing_beside_it_is_better() -> None:
     jobs = jobs_of(draw("24 nodes", 0), read_speeds(None, 16))
-    line = frontier_of(jobs)
-    for job in range(8):
-        points = line.points[job]
-        need, rate = line.need[job, :points].max(1), line.rate[job, :points]
-        assert rate[0] == 0
+    kinds = kinds_of(jobs.rate, jobs.need)
+    for kind, front in enumerate(kinds.front):
+        at = kind, *front[: kinds.points[kind]].T
+        need, rate = jobs.need[at].max(1), kinds.relative[at]
+        assert rate[0] > 0
         assert rate[-1] == 1
         assert (np.diff(need) > 0).all()
         assert (np.diff(rate) > 0).all()
         for servers in range(1, 17):
             for workers in range(1, 17):
-                share = (servers * jobs.server[job] + workers * jobs.worker[job]).max()
-                best = rate[need <= share].max()
-                assert jobs.rate[jobs.kind[job], servers, workers] / line.best[job] <= best + 1e-12
+                best = rate[need <= jobs.need[kind, servers, workers].max()].max(initial=0.0)
+                assert jobs.rate[kind, servers, workers] / kinds.best[kind] <= best + 1e-12
 
 
 def test_own_workloads_are_those_of_their_seed() -> None:

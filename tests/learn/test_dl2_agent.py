@@ -252,7 +252,7 @@ def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
     def policy(jobs: Any, course: Any, there: Any) -> None:
         player(jobs, course, there)
         best = jobs.rate.max((1, 2))[jobs.kind[there]]
-        left = np.maximum((jobs.epochs[there] - course.done[there]) / best, 0.5)
+        left = np.maximum((jobs.epochs[there] - course.progress.done[there]) / best, 0.5)
         rate = jobs.rate[jobs.kind[there], course.sizes[there, 0], course.sizes[there, 1]]
         brought.append(float((rate / best * left**-0.25).sum()))
         sizes.append(course.sizes.sum())

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.maifs import engine, live, rules
+from gpusched.agents.common.vector import joined, named, size_of
+from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import learn, new_beliefs, refresh, watch
-from gpusched.agents.maifs.engine import alone, apply, play
-from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree, fill, new_plan
+from gpusched.agents.maifs.engine import Play, alone, apply, plan_of, play, serve
+from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import ABSENT, CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, read_kinds
-from gpusched.agents.maifs.network import agent_of, arrays_of, judge, numbers_of, size, untrained
+from gpusched.agents.maifs.network import SHAPES as WEIGHTS
+from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import POLICIES, QUICK, weights_of
 from gpusched.agents.maifs.rules import Rule, decide
 from gpusched.agents.maifs.train import train
 from gpusched.agents.maifs.workloads import FILES, LOADS, WEEK_S, WEEKS, Jobs, draw, read_arrivals
-from gpusched.agents.maifs.world import World, new_course, told, world_of
+from gpusched.agents.maifs.world import World, new_run, told, world_of
 from gpusched.config.weights import Model
 from gpusched.sched.sizing.question import Question, new_claims, question_of
 from tests.traces.samples import real
@@ -136,38 +138,41 @@ def test_first_come_first_served_is_exact() -> None:
 
 def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     world = tiny((0.0, 0, 1000.0))
-    course, known = new_course(1), told(world.truth)
-    plan = decide(world, course, known, np.array([0]), Rule(rules.PROPORTIONAL_RULE))
-    apply(world, course, plan, 0.0)
-    assert course.ready[0] == 0.0
-    course.done[0] = 1.0
-    apply(world, course, plan, 50.0)  # nothing changed
-    assert (course.ready[0], course.restarts[0]) == (0.0, 0)
+    (run, course), known = new_run(world.jobs), told(world.truth)
+    progress = run.progress
+    assert run.next_round()
+    plan = decide(world, course, known, run.there, Rule(rules.PROPORTIONAL_RULE))
+    apply(world, course, plan)
+    assert course.since[0] == 0.0
+    assert run.next_round()
+    serve(world, course)
+    apply(world, course, plan)  # nothing changed
+    done, rate = progress.done[0], world.truth[0, course.point[0]]
+    assert (done, progress.restarts[0]) == (300.0 * rate, 0)
     plan.node[0, 0] = 1 - plan.node[0, 0]
-    apply(world, course, plan, 60.0)
-    assert (course.ready[0], course.restarts[0]) == (140.0, 1)
-    engine.work(world, course, 0, 60.0, 200.0)  # of which it starts for 80
-    assert course.done[0] == pytest.approx(1.0 + 60.0 * world.truth[0, course.point[0]])
+    apply(world, course, plan)
+    assert course.since[0] == 380.0
+    assert run.next_round()  # 300 s later, of which it starts for 80
+    serve(world, course)
+    assert progress.done[0] == pytest.approx(done + 220.0 * rate)
+    assert (course.served[0], progress.restarts[0]) == (600.0, 1)
 
 
 @pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
 def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
-    course, known = new_course(len(world.jobs.arrival)), told(world.truth)
-    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, size()))
+    (run, course), known = new_run(world.jobs), told(world.truth)
+    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, size_of(WEIGHTS)))
     beliefs = new_beliefs(world.truth, 0.0)
     mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
     rule = {"las": rules.LAS, "synergy": rules.SYNERGY, "greedy": rules.GREEDY}.get(name, 0)
-    clock = engine.new_clock(world)
-    while engine.until_decision(world, course, clock):
-        there = clock.there[: clock.counts[0]]
+    while run.next_round():
+        there = run.there
+        serve(world, course)
         if mode is None:
             plan = decide(world, course, known, there, Rule(rule))
         else:
-            watch(world, course, beliefs, there, clock.time[0], 0.0)
-            plan = new_plan(world, course, beliefs.known, there)
-            judge(world, course, beliefs.known, plan, agent, clock.time[0], True)
-            fill(world, course, beliefs.known, plan, mode, True)
+            plan = plan_of(beliefs, agent, Play(world, course, beliefs.known, Rule(0), beliefs, agent, mode))
         used = np.zeros_like(world.jobs.node)
         for i in np.flatnonzero(plan.point >= 0):
             nodes = plan.node[i][plan.node[i] >= 0]
@@ -180,9 +185,9 @@ def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
         assert (used <= world.jobs.node + 1e-6).all()
         assert plan.free == pytest.approx(world.jobs.node - used)
         full += bool(used[:, 0].sum() >= 0.9 * world.jobs.node[:, 0].sum())
-        apply(world, course, plan, clock.time[0])
+        apply(world, course, plan)
     assert full > 50
-    assert (course.end - world.jobs.arrival >= alone(world) * (1 - 1e-6)).all()
+    assert (run.end - world.jobs.arrival >= alone(world) * (1 - 1e-6)).all()
 
 
 def test_messages_find_the_best_joint_choice_of_two_agents_and_of_a_chain() -> None:
@@ -233,20 +238,21 @@ def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
 
 def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     world = tiny((0.0, 0, 1000.0))
-    course, beliefs, there = new_course(1), new_beliefs(world.truth, 0.0), np.array([0])
-    plan = decide(world, course, told(world.truth), there, Rule(rules.PROPORTIONAL_RULE))
-    apply(world, course, plan, 0.0)
-    for now in (0.0, 60.0, 120.0):
-        watch(world, course, beliefs, there, now, 0.0)
-    assert beliefs.times.sum() == 1
+    (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
+    for times in (0, 1, 1):
+        assert run.next_round()
+        plan = decide(world, course, told(world.truth), run.there, Rule(rules.PROPORTIONAL_RULE))
+        apply(world, course, plan)
+        watch(world, course, beliefs, run.there, 0.0)
+        assert beliefs.times.sum() == times
     assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
 
 
 def test_weights_are_kept_whole() -> None:
     numbers = weights_of()
-    assert np.array_equal(numbers_of(arrays_of(numbers)), numbers)
+    assert np.array_equal(joined(named(numbers, WEIGHTS), WEIGHTS), numbers)
     with pytest.raises(ValueError, match="attention is missing"):
-        numbers_of({k: v for k, v in arrays_of(numbers).items() if k != "attention"})
+        joined({k: v for k, v in named(numbers, WEIGHTS).items() if k != "attention"}, WEIGHTS)
 
 
 def test_training_is_the_same_every_time_and_never_keeps_what_is_worse_than_the_start() -> None:
@@ -343,7 +349,7 @@ def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[
 
 
 def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None:
-    agent = live.prepare(Model("maifs", arrays_of(weights_of()), {}, "", ""))
+    agent = live.prepare(Model("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
     few = live.choose_sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9))
     assert few.tolist() == [8, 1]  # the first is faster with every GPU, the second is not
     assert live.choose_sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)).tolist() == [1, 1, 1]
@@ -356,6 +362,6 @@ def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None
 
 
 def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:
-    agent = live.prepare(Model("maifs", arrays_of(weights_of()), {}, "", ""))
+    agent = live.prepare(Model("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
     assert live.choose_sizes(agent, question([(4, 20.0, 0.2)], 16)).tolist() == [4]
     assert live.choose_sizes(agent, question([(4, 9000.0, 1.0)], 16)).tolist() == [8]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.agents.common.vector import joined, named, size_of
 from gpusched.agents.topology import engine, network
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
 from gpusched.agents.topology.reproduce import run_of
@@ -113,10 +114,10 @@ def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
 
 
 def test_weights_of_another_shape_are_told() -> None:
-    arrays = network.arrays_of(untrained(0))
-    assert np.allclose(network.numbers_of(arrays), untrained(0), atol=1e-6)
+    arrays = named(untrained(0), SHAPES)
+    assert np.allclose(joined(arrays, SHAPES), untrained(0), atol=1e-6)
     with pytest.raises(ValueError, match=r"wait\.in is missing or not of shape"):
-        network.numbers_of({**arrays, "wait.in": arrays["wait.in"][:-1]})
+        joined({**arrays, "wait.in": arrays["wait.in"][:-1]}, SHAPES)
 
 
 @given(st.integers(0, 999), st.sampled_from([1, 2, 4]), st.sampled_from(["16x4-racks", "8x8-racks", "16x4"]))
@@ -125,7 +126,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     setting, rng = SETTINGS[name], np.random.default_rng(seed)
     trace, kind = draw(setting, 1.0, seed, 60)
     model, pool = MACHINES[setting.machine].model(), setting.pool
-    wild = agent_of(rng.normal(0, 1.0, network.size()))
+    wild = agent_of(rng.normal(0, 1.0, size_of(SHAPES)))
     result = engine.replayed(trace, pool, Network(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
     assert (result.start >= trace.submit).all()

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.common.vector import named
 from gpusched.agents.gist import live as gist_live
-from gpusched.agents.topology.network import arrays_of, untrained
+from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.controller import deciding
@@ -393,7 +394,7 @@ def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place
     folder = place.folder / "policies"
     (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\nbudget: 60s\n")
     (folder / "racks").mkdir()
-    save_model(folder / "racks/default.safetensors", "topology", arrays_of(untrained(0)))
+    save_model(folder / "racks/default.safetensors", "topology", named(untrained(0), SHAPES))
     place.open(load_policy(folder / "racks.yaml"))
     assert place.decided_by() == "contention"
     assert "no measured placement costs yet" in place.store.fallbacks()["p"].line

@@ -10,8 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpusched.agents.common import vector
+from gpusched.agents.common.vector import size_of
 from gpusched.agents.topology.live import NO_NUMBER, NOTHING_LEARNED, parts_of, prepare
-from gpusched.agents.topology.network import agent_of, arrays_of, size, untrained
+from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief
 from gpusched.model.plan import Plan, ReasonCode
@@ -33,7 +35,8 @@ DAY_S = 86_400.0
 
 
 def weights(numbers: Floats | None = None) -> Model:
-    return Model("topology", arrays_of(untrained(0) if numbers is None else numbers), {}, "", f"w{id(numbers)}")
+    arrays = vector.named(untrained(0) if numbers is None else numbers, SHAPES)
+    return Model("topology", arrays, {}, "", f"w{id(numbers)}")
 
 
 RULE = weights()
@@ -253,8 +256,8 @@ def test_what_it_learned_counts() -> None:
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    arrays = arrays_of(untrained(0))
-    assert sum(part.size for part in prepare(Model("topology", arrays, {}, "", ""))) == size()
+    arrays = vector.named(untrained(0), SHAPES)
+    assert sum(part.size for part in prepare(Model("topology", arrays, {}, "", ""))) == size_of(SHAPES)
     arrays["rack"] = arrays["rack"][:2]
     with pytest.raises(ValueError, match="rack is missing or not of shape"):
         prepare(Model("topology", arrays, {}, "", ""))

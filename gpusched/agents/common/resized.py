@@ -22,6 +22,8 @@ from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL,
 from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.sizing.settle import speed_at
 from gpusched.sched.state import Floats, Ints
+from gpusched.sim.engine.state import ARRIVED
+from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, Progress, Run, give
 from gpusched.traces.trace import Trace
 
 _JOBS = (40, 100)  # of a workload
@@ -148,28 +150,23 @@ def by_drf(claims: Claims, coming: int = 0) -> Ints:
 
 def run(one: Workload, policy: Policy, restart: float) -> Floats:
     """Every job's end, ``float64[jobs]`` in slots."""
-    count, most = one.speed.shape
-    done, end, told = np.zeros(count), np.full(count, np.nan), np.zeros((count, most))
-    held, restarts = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    slot = int(one.submit[0])
-    for _ in range(_LONGEST):
-        there = np.flatnonzero(np.isnan(end) & (one.submit <= slot))
+    of, (count, most) = Run(one.submit, one.work, SLOT_BY_SLOT), one.speed.shape
+    told, held, progress = np.zeros((count, most)), np.zeros(count, np.int64), of.progress
+    while of.next_round() and progress.counts[DECISIONS] <= _LONGEST:
+        there = of.there
         admitted = np.sort(there[np.argsort(held[there] == 0, kind="stable")][: one.gpus // int(one.sizes[0])])
-        if len(admitted):
-            claims = new_claims(len(admitted), most)
-            _claims(one, admitted, done, told, held, restarts, slot, restart, claims)
-            chosen = policy(claims, int((one.submit > slot).sum()))
-            _train(one, admitted, chosen, done, told, held, restarts, slot, restart, end)
-        slot += 1
-        if not np.isnan(end).any():
-            break
-    return np.where(np.isnan(end), float(slot), end)
+        claims = new_claims(len(admitted), most)
+        _claims(one, admitted, progress, told, held, restart, claims)
+        chosen = policy(claims, count - int(of.sim.counter[ARRIVED]))
+        _resize(one, admitted, chosen, progress, told, held, restart)
+    return np.where(np.isnan(of.end), progress.time[NOW], of.end)
 
 
 @jit
-def _claims(one: Workload, there: Ints, done: Floats, told: Floats, held: Ints, restarts: Ints, slot: int,
-            restart: float, claims: Claims) -> None:  # fmt: skip
-    most, running = one.sizes.size, 0
+def _claims(
+    one: Workload, there: Ints, progress: Progress, told: Floats, held: Ints, restart: float, claims: Claims
+) -> None:  # fmt: skip
+    most, running, slot = one.sizes.size, 0, progress.time[NOW]
     for i in range(there.size):
         j, job = there[i], claims.jobs[i]
         known = np.flatnonzero(told[j] > 0.0)
@@ -179,10 +176,10 @@ def _claims(one: Workload, there: Ints, done: Floats, told: Floats, held: Ints, 
             claims.pace[i, k] = speed_at(one.sizes, told[j], known, one.sizes[k])
         now = np.searchsorted(one.sizes, held[j]) if held[j] > 0 else 0
         job["row"], job["held"], job["count"], job["base"] = i, held[j], most, one.base[j]
-        job["restarts"], job["cost_s"], job["share"] = restarts[j], restart, 1.0 / one.gpus
+        job["restarts"], job["cost_s"], job["share"] = progress.restarts[j], restart, 1.0 / one.gpus
         job["age_s"] = slot - one.submit[j] if slot > one.submit[j] else 0.0
         # Before it told anything: what its length is at its own size, as a limit that is kept would say.
-        work = one.work[j] - done[j]
+        work = one.work[j] - progress.done[j]
         true = one.speed[j, now] if known.size > 0 else one.speed[j, np.searchsorted(one.sizes, one.base[j])]
         scale = 1.0 if known.size > 0 else claims.pace[i, np.searchsorted(one.sizes, one.base[j])] / claims.pace[i, now]
         job["left_s"] = max(work / true * scale, 1e-6)
@@ -192,17 +189,12 @@ def _claims(one: Workload, there: Ints, done: Floats, told: Floats, held: Ints, 
 
 
 @jit
-def _train(one: Workload, there: Ints, chosen: Ints, done: Floats, told: Floats, held: Ints, restarts: Ints, slot: int,
-           restart: float, end: Floats) -> None:  # fmt: skip
+def _resize(
+    one: Workload, there: Ints, chosen: Ints, progress: Progress, told: Floats, held: Ints, restart: float
+) -> None:  # fmt: skip
     for i in range(there.size):
         j = there[i]
         k = np.searchsorted(one.sizes, chosen[i])
-        speed, lost = one.speed[j, k], 0.0
-        if held[j] > 0 and chosen[i] != held[j]:
-            restarts[j] += 1
-            lost = restart
-        held[j], told[j, k] = chosen[i], speed
-        left = one.work[j] - done[j]
-        done[j] += speed * (1.0 - lost)
-        if done[j] >= one.work[j]:
-            end[j], held[j] = slot + min(lost + left / speed, 1.0), 0
+        if chosen[i] != held[j]:
+            give(progress, j, one.speed[j, k], restart)
+        held[j], told[j, k] = chosen[i], one.speed[j, k]

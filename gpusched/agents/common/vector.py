@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+import gpusched
 from gpusched.config.weights import Arrays, ModelError, load_file
 from gpusched.sched.state import Floats
 
+SHIPPED = Path(gpusched.__file__).parent / "data"
 Shapes = Mapping[str, tuple[int, ...]]
 """Name -> shape of what is learned, in the vector's order."""
 
@@ -48,13 +50,13 @@ def rounded(numbers: Floats) -> Floats:
     return numbers.astype(np.float32).astype(np.float64)
 
 
-def read_vector(path: Path, agent: str, shapes: Shapes) -> Floats:
-    """What agents have learned, from a file.
+def read_vector(agent: str, shapes: Shapes, file: str | None = None) -> Floats:
+    """What agents have learned, from a file; None: that which comes along.
 
     Raises:
         ModelError: The file is not what it should be.
     """
-    model = load_file(path, agent)
+    model = load_file(Path(file) if file else SHIPPED / f"{agent}.safetensors", agent)
     try:
         return joined(model.arrays, shapes)
     except ValueError as error:

@@ -35,8 +35,8 @@ def prepare(workload: Workload, speeds: Mapping[str, Floats]) -> Prepared:
     """The arrays of a workload; ``speeds``: what its jobs will tell."""
     kinds = kinds_in(workload)
     return Prepared(
-        jobs_of(workload, speeds), tuple(model for model, _ in kinds),
-        np.array([steps / workload.slot_s for _, steps in kinds]),
+        jobs_of(workload, speeds), tuple(kind.model for kind in kinds),
+        np.array([kind.steps_per_epoch / workload.slot_s for kind in kinds]),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ class Player:
         capacity = np.full(2, SLOTS * jobs.nodes, np.int64)
         free = capacity.copy()
         present = Present(
-            kind=jobs.kind[there], left=np.maximum(jobs.epochs[there] - course.done[there], 1e-9),
+            kind=jobs.kind[there], left=np.maximum(jobs.epochs[there] - course.progress.done[there], 1e-9),
             total=jobs.epochs[there], stayed=self._stayed[there].astype(np.float64), before=course.before[there],
             sizes=np.zeros((len(there), 2), np.int64),
         )  # fmt: skip
@@ -105,7 +105,7 @@ class Player:
         course.speed[:] = np.nan
         if news or self._kinds is None:
             speeds = np.array([self._observed.expected(r) / s for r, s in zip(self._rows, self._scale, strict=True)])
-            self._kinds = kinds_of(speeds, _needs(jobs))
+            self._kinds = kinds_of(speeds, jobs.need)
         return self._kinds
 
     def _try(self, kinds: Kinds, present: Present, free: Ints) -> None:
@@ -117,12 +117,3 @@ class Player:
             if (need <= free).all():
                 present.sizes[j] = size
                 free -= need
-
-
-def _needs(jobs: Jobs) -> Ints:
-    """CPU and GPU slots of every kind at every size, ``int64[kinds, ...sizes, 2]``; a kind's jobs are alike."""
-    first = np.array([np.flatnonzero(jobs.kind == kind)[0] for kind in range(len(jobs.rate))])
-    most = jobs.rate.shape[1]
-    servers, workers = np.arange(most)[:, None, None], np.arange(most)[None, :, None]
-    needs: Ints = servers * jobs.server[first][:, None, None] + workers * jobs.worker[first][:, None, None]
-    return needs

@@ -104,7 +104,7 @@ def new_tape(steps: int, kept: int, rows: int) -> Tape:
 
 
 @jit
-def _look_ahead(kinds: Kinds, kind: int, a: int, b: int, free: Ints, here: Ints) -> tuple[float, int, int]:
+def look_ahead(kinds: Kinds, kind: int, a: int, b: int, free: Ints, here: Ints) -> tuple[float, int, int]:
     """The most relative speed gained per dominant slot, of sizes from (a, b) on that fit; against size ``here``."""
     now = kinds.relative[kind, here[0], here[1]]
     need = kinds.need[kind, here[0], here[1]]
@@ -138,7 +138,7 @@ def _row(x: Reals, kinds: Kinds, jobs: Present, j: int, action: int, free: Ints,
         return False
     x[:] = 0.0
     now = kinds.relative[kind, size[0], size[1]]
-    gain, to_a, to_b = _look_ahead(kinds, kind, a, b, free, size)
+    gain, to_a, to_b = look_ahead(kinds, kind, a, b, free, size)
     target[0], target[1] = to_a, to_b
     left = np.log(max(jobs.left[j] / kinds.best[kind], 1e-3))
     own, after = max(need[0], need[1]), max(then[0], then[1])

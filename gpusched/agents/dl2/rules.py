@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.dl2.decide import PATIENCE
+from gpusched.agents.dl2.decide import PATIENCE, look_ahead
+from gpusched.agents.dl2.observed import Kinds, kinds_of
 from gpusched.agents.dl2.slots import Course, Jobs, Policy
 from gpusched.agents.dl2.workloads import SLOTS
 from gpusched.compiled import jit
@@ -59,7 +60,7 @@ def drf(jobs: Jobs, course: Course, there: Ints) -> None:
         push(waiting, 0.0, job)
     while waiting.size[0] > 0:
         job = pop(waiting)
-        both = jobs.server[job] + jobs.worker[job]
+        both = jobs.need[jobs.kind[job], 1, 1]
         if not _place(cluster, both[0], both[1]):
             return
         course.sizes[job] += 1
@@ -92,7 +93,7 @@ def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
     which = np.full(len(there), -1)
     for i in range(len(there)):
         job = there[i]
-        worker, server = jobs.worker[job], jobs.server[job]
+        worker, server = jobs.need[jobs.kind[job], 0, 1], jobs.need[jobs.kind[job], 1, 0]
         if not (_place(cluster, worker[0], worker[1]) and _place(cluster, server[0], server[1])):
             break
         course.sizes[job] = 1
@@ -100,7 +101,7 @@ def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
     while waiting.size[0] > 0:
         i = pop(waiting)
         job = there[i]
-        task = jobs.worker[job] if which[i] == 1 else jobs.server[job]
+        task = jobs.need[jobs.kind[job], 1 - which[i], which[i]]
         if not _place(cluster, task[0], task[1]):
             return
         course.sizes[job, which[i]] += 1
@@ -109,96 +110,43 @@ def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
 
 @jit
 def _rank(jobs: Jobs, course: Course, job: int, i: int, which: Ints, waiting: Heap) -> None:
-    left = jobs.epochs[job] - course.done[job]
+    left = jobs.epochs[job] - course.progress.done[job]
     saved, which[i] = _marginal(jobs.rate[jobs.kind[job]], course.sizes[job], left)
     if which[i] >= 0:
         push(waiting, -saved, i)
 
 
-class Frontier(NamedTuple):
-    """Sizes of which no smaller one is faster, by dominant resource; ``[jobs, points]``, 0 where there are fewer.
-
-    Attributes:
-        size: ``int64[jobs, points, 2]``: servers and workers.
-        need: ``int64[jobs, points, 2]``: CPU and GPU slots.
-        rate: ``float64[jobs, points]``: relative to the best.
-        points: ``int64[jobs]``.
-        best: ``float64[jobs]``: epochs a slot.
-    """
-
-    size: Ints
-    need: Ints
-    rate: Floats
-    points: Ints
-    best: Floats
-
-
-def frontier_of(jobs: Jobs) -> Frontier:
-    """Every job's frontier; the first point is nothing at all."""
-    count, most = len(jobs.kind), jobs.rate.shape[1]
-    sizes: Ints = np.array([(0, 0)] + [(s, w) for s in range(1, most) for w in range(1, most)])
-    rows: list[Ints] = []
-    for job in range(count):
-        need = sizes[:, :1] * jobs.server[job] + sizes[:, 1:] * jobs.worker[job]
-        rate = jobs.rate[jobs.kind[job], sizes[:, 0], sizes[:, 1]]
-        order = np.lexsort((-rate, need.max(1)))
-        faster = rate[order] > np.maximum.accumulate(np.concatenate(([-1.0], rate[order][:-1])))
-        rows.append(order[faster])
-    points: Ints = np.array([len(row) for row in rows])
-    at = np.zeros((count, points.max()), np.int64)
-    for job, row in enumerate(rows):
-        at[job, : len(row)] = row
-    size = sizes[at]
-    needs: Ints = size[..., :1] * jobs.server[:, None] + size[..., 1:] * jobs.worker[:, None]
-    rates = jobs.rate[jobs.kind[:, None], size[..., 0], size[..., 1]]
-    best = rates.max(1)
-    return Frontier(size, needs, rates / np.maximum(best, 1e-300)[:, None], points, best)
-
-
 @jit
-def _next(line: Frontier, job: int, at: int, free: Ints) -> tuple[float, int]:
-    """The point of the frontier with the most relative speed per share, beyond ``at``, that fits; and what it gains."""
-    best, which = 0.0, -1
-    here = line.need[job, at]
-    for point in range(at + 1, line.points[job]):
-        need = line.need[job, point]
-        if need[0] - here[0] <= free[0] and need[1] - here[1] <= free[1]:
-            share = max(need[0], need[1]) - max(here[0], here[1])
-            gain = (line.rate[job, point] - line.rate[job, at]) / share
-            if gain > best:
-                best, which = gain, point
-    return best, which
-
-
-@jit
-def greedy(jobs: Jobs, course: Course, there: Ints, line: Frontier) -> None:
-    """The largest gain in relative speed per dominant share, over all sizes, weighed by 1/(time left)^0.25.
+def greedy(jobs: Jobs, course: Course, there: Ints, kinds: Kinds) -> None:
+    """The largest gain in relative speed per dominant slot, over all sizes, weighed by 1/(time left)^0.25.
 
     Sizes are counted against all slots of the cluster. Every task needs two CPU slots and at most four GPU slots, so
     they can be placed: those with GPUs first, two on a node.
     """
     free = np.full(2, SLOTS * jobs.nodes)
-    waiting = _new_heap(len(there))
-    at, to = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
-    weight = np.zeros(len(there))
+    waiting, to = _new_heap(len(there)), np.zeros((len(there), 2), np.int64)
     for i in range(len(there)):
-        job = there[i]
-        weight[i] = ((jobs.epochs[job] - course.done[job]) / line.best[job]) ** -PATIENCE
-        gain, to[i] = _next(line, job, 0, free)
-        if to[i] >= 0:
-            push(waiting, -gain * weight[i], i)
+        _rank_gain(jobs, course, kinds, there[i], i, free, to, waiting)
     while waiting.size[0] > 0:
         i = pop(waiting)
         job = there[i]
-        more = line.need[job, to[i]] - line.need[job, at[i]]
+        need, size = kinds.need[jobs.kind[job]], course.sizes[job]
+        more = need[to[i, 0], to[i, 1]] - need[size[0], size[1]]
         if more[0] <= free[0] and more[1] <= free[1]:
             free -= more
-            at[i] = to[i]
-        gain, to[i] = _next(line, job, at[i], free)
-        if to[i] >= 0:
-            push(waiting, -gain * weight[i], i)
-    for i in range(len(there)):
-        course.sizes[there[i]] = line.size[there[i], at[i]]
+            size[:] = to[i]
+        _rank_gain(jobs, course, kinds, job, i, free, to, waiting)
+
+
+@jit
+def _rank_gain(
+    jobs: Jobs, course: Course, kinds: Kinds, job: int, i: int, free: Ints, to: Ints, waiting: Heap
+) -> None:  # fmt: skip
+    kind = jobs.kind[job]
+    gain, to[i, 0], to[i, 1] = look_ahead(kinds, kind, 0, 0, free, course.sizes[job])
+    if gain > 0.0:
+        left = (jobs.epochs[job] - course.progress.done[job]) / kinds.best[kind]
+        push(waiting, -gain * left**-PATIENCE, i)
 
 
 def _optimus_with_error(jobs: Jobs, rng: np.random.Generator) -> Policy:
@@ -207,8 +155,8 @@ def _optimus_with_error(jobs: Jobs, rng: np.random.Generator) -> Policy:
 
 
 def _greedy(jobs: Jobs, rng: np.random.Generator) -> Policy:
-    line = frontier_of(jobs)
-    return lambda jobs, course, there: greedy(jobs, course, there, line)
+    kinds = kinds_of(jobs.rate, jobs.need)
+    return lambda jobs, course, there: greedy(jobs, course, there, kinds)
 
 
 RULES: dict[str, Callable[[Jobs, np.random.Generator], Policy]] = {

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.workloads import SLOTS, Workload
+from gpusched.agents.dl2.workloads import SLOTS, Job, Workload
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
+from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, Played, Progress, Run, give
 
 _PATIENCE = 20  # slots in which nothing is trained
 
@@ -24,54 +26,51 @@ class Jobs(NamedTuple):
 
     Attributes:
         nodes: Of `SLOTS` CPU slots and as many GPU slots each.
-        kind: ``int64[jobs]``: row of ``rate``.
+        kind: ``int64[jobs]``: row of ``rate`` and ``need``.
         rate: ``float64[kinds, most + 1, most + 1]``: epochs a slot with ``[servers, workers]``.
+        need: ``int64[kinds, most + 1, most + 1, 2]``: CPU and GPU slots that these take.
         arrival: ``int64[jobs]``: slot. epochs: ``float64[jobs]``.
-        worker, server: ``int64[jobs, 2]``: CPU and GPU slots of a task.
     """
 
     nodes: int
     kind: Ints
     rate: Floats
+    need: Ints
     arrival: Ints
     epochs: Floats
-    worker: Ints
-    server: Ints
 
 
 class Course(NamedTuple):
     """What became of the jobs so far.
 
     Attributes:
-        done: ``float64[jobs]``: epochs.
-        end: ``float64[jobs]``: slot and fraction; NaN before.
+        progress: How far each has come; work is epochs.
         sizes: ``int64[jobs, 2]``: servers and workers in this slot.
         before: ``int64[jobs, 2]``: in the last one.
         speed: ``float64[jobs]``: what it told of its speed in the last slot, in epochs a slot; NaN: it did not run.
     """
 
-    done: Floats
-    end: Floats
+    progress: Progress
     sizes: Ints
     before: Ints
     speed: Floats
-
-
-class Played(NamedTuple):
-    """Figures of one run, in slots. jct: ``float64[jobs]``, from the beginning of the slot of arrival."""
-
-    jct: Floats
-    makespan: float
 
 
 Policy = Callable[[Jobs, Course, Ints], None]
 """Writes ``course.sizes`` for the jobs that are there (``int64[...]``, by arrival); those of all others are 0."""
 
 
-def kinds_in(workload: Workload) -> list[tuple[str, float]]:
-    """Its kinds of jobs, by model and steps of an epoch, in the order in which they arrive."""
-    ordered = sorted(workload.jobs, key=lambda job: job.arrival_slot)
-    return list(dict.fromkeys((job.model, job.steps_per_epoch) for job in ordered))
+def kinds_in(workload: Workload) -> list[Job]:
+    """Its kinds of jobs, in the order in which they arrive: jobs that differ in no more than arrival and epochs."""
+    return list(dict.fromkeys(_kind(job) for job in _by_arrival(workload)))
+
+
+def _by_arrival(workload: Workload) -> list[Job]:
+    return sorted(workload.jobs, key=lambda job: job.arrival_slot)
+
+
+def _kind(job: Job) -> Job:
+    return msgspec.structs.replace(job, arrival_slot=0, epochs=1.0)
 
 
 def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
@@ -80,19 +79,17 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     Raises:
         UsageError: A model was not measured.
     """
-    ordered = sorted(workload.jobs, key=lambda job: job.arrival_slot)
-    kinds = kinds_in(workload)
-    if unknown := {model for model, _ in kinds} - set(speeds):
+    ordered, kinds, tasks = _by_arrival(workload), kinds_in(workload), np.arange(workload.max_tasks + 1)[:, None]
+    if unknown := {kind.model for kind in kinds} - set(speeds):
         raise UsageError(f"nothing measured says how fast {', '.join(sorted(unknown))} is", "see --speeds")
     number = {kind: row for row, kind in enumerate(kinds)}
     return Jobs(
         nodes=workload.nodes,
-        kind=np.array([number[job.model, job.steps_per_epoch] for job in ordered], np.int64),
-        rate=np.array([speeds[model] * (workload.slot_s / steps) for model, steps in kinds]),
+        kind=np.array([number[_kind(job)] for job in ordered], np.int64),
+        rate=np.array([speeds[kind.model] * (workload.slot_s / kind.steps_per_epoch) for kind in kinds]),
+        need=np.array([(tasks * kind.server)[:, None] + tasks * kind.worker for kind in kinds], np.int64),
         arrival=np.array([job.arrival_slot for job in ordered], np.int64),
         epochs=np.array([job.epochs for job in ordered], np.float64),
-        worker=np.array([job.worker for job in ordered], np.int64),
-        server=np.array([job.server for job in ordered], np.int64),
     )
 
 
@@ -116,64 +113,43 @@ def play(jobs: Jobs, policy: Policy, restart: float = 0.0, changes: Sequence[Cha
     Raises:
         UsageError: The policy leaves jobs that never end.
     """
-    course, slot, idle = begin(jobs), int(jobs.arrival[0]), 0
+    run, count, idle = Run(jobs.arrival, jobs.epochs, SLOT_BY_SLOT), len(jobs.kind), 0
+    sizes, before = np.zeros((2, count, 2), np.int64)
+    course = Course(run.progress, sizes, before, np.full(count, np.nan))
     if changes:
         jobs = jobs._replace(rate=jobs.rate.copy())
-    while np.isnan(course.end).any():
+    while run.next_round():
+        there, (slot, last) = run.there, run.progress.time[[NOW, BEFORE]]
         for change in changes:
-            if change.slot == slot:
+            if last < change.slot <= slot:
                 jobs.rate[change.kind] *= change.factor
-        there = here(jobs, course, slot)
+        before[:] = sizes
+        sizes[:] = 0
         policy(jobs, course, there)
-        idle = 0 if advance(jobs, course, there, slot, restart) or jobs.arrival[-1] > slot else idle + 1
+        idle = 0 if _resize(jobs, course, there, restart) or jobs.arrival[-1] > slot else idle + 1
         if idle > _PATIENCE:
             raise UsageError(f"{len(there)} jobs are left that nothing runs on {jobs.nodes} nodes")
-        slot += 1
-    return Played(course.end - jobs.arrival, float(course.end.max()))
-
-
-def begin(jobs: Jobs) -> Course:
-    """Before the first slot."""
-    count = len(jobs.kind)
-    sizes, before = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
-    return Course(np.zeros(count), np.full(count, np.nan), sizes, before, np.full(count, np.nan))
-
-
-def here(jobs: Jobs, course: Course, slot: int) -> Ints:
-    """The jobs of this slot, by arrival; sizes become those of the last slot, and are nothing now."""
-    course.before[:] = course.sizes
-    course.sizes[:] = 0
-    return np.flatnonzero(np.isnan(course.end) & (jobs.arrival <= slot))
+    return run.played
 
 
 @jit
-def advance(jobs: Jobs, course: Course, there: Ints, slot: int, restart: float) -> bool:
-    """One slot of training; whether anything was trained. ``restart``: slots lost by going on with another size."""
+def _resize(jobs: Jobs, course: Course, there: Ints, restart: float) -> bool:
+    """Let jobs go on at their sizes for a slot; whether anything is trained."""
     any_trained = False
     for job in there:
         size, before = course.sizes[job], course.before[job]
         rate = jobs.rate[jobs.kind[job], size[0], size[1]]
+        resized = size[0] != before[0] or size[1] != before[1]
+        if resized or rate != course.progress.rate[job]:
+            give(course.progress, job, rate, restart if resized else 0.0)
         course.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
-        if rate <= 0.0:
-            continue
-        any_trained = True
-        left = jobs.epochs[job] - course.done[job]
-        stopped = course.done[job] > 0.0 and (size[0] != before[0] or size[1] != before[1])
-        lost = restart if stopped else 0.0
-        course.done[job] += rate * (1.0 - lost)
-        if course.done[job] >= jobs.epochs[job]:
-            course.end[job] = slot + lost + left / rate
+        any_trained |= rate > 0.0
     return any_trained
 
 
 def fastest_alone(jobs: Jobs) -> Floats:
     """A bound on every job's JCT, ``float64[jobs]`` in slots: alone from its arrival on, at its best size."""
-    most = jobs.rate.shape[1]
-    servers, workers = np.divmod(np.arange(most * most), most)
-    need = (
-        servers[None, :, None] * jobs.server[:, None, :] + workers[None, :, None] * jobs.worker[:, None, :]
-    )  # [jobs, sizes, CPU and GPU]
-    fits = (need <= SLOTS * jobs.nodes).all(2)
-    best = np.where(fits, jobs.rate[jobs.kind].reshape(len(jobs.kind), -1), 0.0).max(1)
+    fits = (jobs.need <= SLOTS * jobs.nodes).all(-1)
+    best = np.where(fits, jobs.rate, 0.0).max((1, 2))[jobs.kind]
     alone: Floats = np.divide(jobs.epochs, best, out=np.full(len(best), np.inf), where=best > 0)
     return alone

@@ -16,6 +16,7 @@ from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, parts
 from gpusched.agents.maifs.world import Course, Known, World, choose
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
+from gpusched.sim.rounds import NOW
 
 STEPS_S = 3.0
 """Of a model that nobody has seen, on one GPU."""
@@ -105,11 +106,11 @@ def _walk(at: Floats, deviation: float) -> Floats:
 
 
 @jit
-def watch(world: World, course: Course, beliefs: Beliefs, job: Ints, now: float, bold: float) -> None:
+def watch(world: World, course: Course, beliefs: Beliefs, job: Ints, bold: float) -> None:
     """Running jobs tell their speed, once for what they have, after they have run for a moment."""
     for j in job:
         point = course.point[j]
-        if point >= 0 and not course.told[j] and now > course.since[j] + 1.0:
+        if point >= 0 and not course.told[j] and course.progress.time[NOW] > course.since[j] + 1.0:
             course.told[j] = True
             kind = world.jobs.kind[j]
             told = np.log(world.truth[kind, point] * world.jobs.noise[j])

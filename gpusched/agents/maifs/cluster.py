@@ -14,9 +14,9 @@ import numpy as np
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
 from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
-from gpusched.agents.common.vector import rounded
+from gpusched.agents.common.vector import named, rounded
 from gpusched.agents.maifs.live import choose_sizes
-from gpusched.agents.maifs.network import JOB, Agent, agent_of, arrays_of, untrained
+from gpusched.agents.maifs.network import JOB, SHAPES, Agent, agent_of, untrained
 from gpusched.errors import UsageError
 from gpusched.sched.sizing.question import Claims, question_of
 from gpusched.sched.state import Floats, Ints
@@ -77,8 +77,8 @@ def train(job: TrainJob, report: Report) -> Trained:
         f"start, {least - 1:+.1%} at the end; how speed goes with GPUs was drawn there, for the log does not tell"
     )
     return Trained(
-        arrays=arrays_of(_with_rule(start, best)), about=about, score=-least, hyper_parameters=asdict(hyper),
-        notes=(note,), untrained=arrays_of(start),
+        arrays=named(_with_rule(start, best), SHAPES), about=about, score=-least, hyper_parameters=asdict(hyper),
+        notes=(note,), untrained=named(start, SHAPES),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from gpusched.errors import FileError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.profiles import Profiles, read_profiles
 from gpusched.sim.profiles.measured import rows_of
+from gpusched.sim.profiles.reading import read_restarts
 from gpusched.sim.profiles.table import Series, type_key
 from gpusched.traces.readers.columns import open_text
 
@@ -130,8 +131,10 @@ def _measured(folder: Path) -> Measurements:
             raw: dict[str, Any] = json.load(text)
         except json.JSONDecodeError as error:
             raise FileError(str(file), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
-    profiles = read_profiles([folder / "placement"])
-    return Measurements(raw, profiles, _restart_s(folder / "restart_seconds.csv"), str(file))
+    restarts = read_restarts(folder / "restart_seconds.csv")
+    if missing := set(SCALES.values()) - set(restarts):
+        raise FileError(str(folder / "restart_seconds.csv"), None, "", "", f"seconds of {', '.join(sorted(missing))}")
+    return Measurements(raw, read_profiles([folder / "placement"]), restarts, str(file))
 
 
 def _by_shape(profiles: Profiles, model: str) -> Floats:
@@ -172,15 +175,3 @@ def _iter_time(file: str, raw: dict[str, Any], name: str) -> float:
     if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
         raise FileError(file, None, f"models/{name}_1.iter_time", repr(seconds), "seconds, more than 0")
     return float(seconds)
-
-
-def _restart_s(path: Path) -> dict[str, float]:
-    try:
-        with open_text(path) as text:
-            rows = [line.strip().split(",") for line in text if line.strip()][1:]
-        found = {model: float(seconds) for model, seconds in rows}
-    except ValueError:
-        raise FileError(str(path), None, "", "something else", "model,restart_s") from None
-    if missing := set(SCALES.values()) - set(found):
-        raise FileError(str(path), None, "", f"nothing of {', '.join(sorted(missing))}", "seconds for each model")
-    return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.agents.maifs.network import HIDDEN, JOB, Agent, agent_of, kept, look, numbers_of
+from gpusched.agents.common.vector import joined
+from gpusched.agents.maifs.network import HIDDEN, JOB, SHAPES, Agent, agent_of, kept, look
 from gpusched.compiled import jit
 from gpusched.config.weights import Model
 from gpusched.sched.sizing.question import Question
@@ -19,7 +20,7 @@ _UNSURE = 0.3  # of a job that told nothing of its speed
 
 def prepare(model: Model) -> Agent:
     """The weights. ValueError: they are of another shape."""
-    return agent_of(numbers_of(model.arrays))
+    return agent_of(joined(model.arrays, SHAPES))
 
 
 def choose_sizes(prepared: Agent, question: Question) -> Ints:

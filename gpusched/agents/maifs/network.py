@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.vector import joined, named, parts_of, size_of
+from gpusched.agents.common.vector import parts_of
 from gpusched.agents.maifs.joint import Plan
 from gpusched.agents.maifs.world import Course, Known, World
 from gpusched.compiled import jit
-from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
+from gpusched.sim.rounds import NOW
 
 JOB, GROUP, HIDDEN, WIDTH = 10, 9, 12, 4
 """Inputs of a job and of a group, hidden units, and the width of attention."""
@@ -45,32 +45,13 @@ class Agent(NamedTuple):
     bold: Floats
 
 
-def size() -> int:
-    """How many numbers are learned."""
-    return size_of(SHAPES)
-
-
 def agent_of(numbers: Floats) -> Agent:
-    """``float64[size()]`` as weights."""
+    """``float64[numbers]`` as weights."""
     return Agent(*parts_of(numbers, SHAPES))
 
 
-def arrays_of(numbers: Floats) -> Arrays:
-    """What a weights file holds."""
-    return named(numbers, SHAPES)
-
-
-def numbers_of(arrays: Arrays) -> Floats:
-    """The other way.
-
-    Raises:
-        ValueError: An array is missing or of another shape.
-    """
-    return joined(arrays, SHAPES)
-
-
 def untrained(seed: int) -> Floats:
-    """The start, ``float64[size()]``: random hidden layers, and nothing that hears them.
+    """The start, ``float64[numbers]``: random hidden layers, and nothing that hears them.
 
     All jobs then weigh alike, all prices are 1 and a restart counts over `HORIZON_S`: what is left is the greedy joint
     step by speeds that are learned by watching.
@@ -84,9 +65,9 @@ def untrained(seed: int) -> Floats:
 
 
 @jit
-def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, now: float, attends: bool) -> None:
+def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, attends: bool) -> None:
     """Writes the weights, prices and the cost of restarts of a plan in which nothing is decided yet."""
-    n, groups = len(plan.job), len(world.jobs.group) - 1
+    n, groups, now = len(plan.job), len(world.jobs.group) - 1, course.progress.time[NOW]
     asked = 0.0
     for i in range(n):
         asked += world.jobs.least[plan.job[i]]
@@ -96,7 +77,7 @@ def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, 
     for i in range(n):
         job = plan.job[i]
         kind = world.jobs.kind[job]
-        left = max(world.jobs.steps[job] - course.done[job], _TINY) / max(plan.best[i], _TINY)
+        left = max(world.jobs.steps[job] - course.progress.done[job], _TINY) / max(plan.best[i], _TINY)
         inputs[0] = 1.0
         inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
         inputs[2] = np.log1p((now - world.jobs.arrival[job]) / 600.0) / 3.0
@@ -105,8 +86,8 @@ def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, 
         inputs[5] = np.log(world.restart_s[kind] / 60.0)
         inputs[6] = known.unsure[kind]
         inputs[7] = pressure
-        inputs[8] = course.done[job] / world.jobs.steps[job]
-        inputs[9] = np.log1p(course.restarts[job])
+        inputs[8] = course.progress.done[job] / world.jobs.steps[job]
+        inputs[9] = np.log1p(course.progress.restarts[job])
         weight, horizon = look(agent, inputs, hidden)
         for group in range(groups):
             mine = weight
@@ -168,7 +149,7 @@ def _groups(world: World, course: Course, plan: Plan, agent: Agent, pressure: fl
         job = plan.job[i]
         if course.point[job] >= 0:
             group = world.group_of[course.node[job, 0]]
-            left = max(world.jobs.steps[job] - course.done[job], _TINY) / max(plan.best[i], _TINY)
+            left = max(world.jobs.steps[job] - course.progress.done[job], _TINY) / max(plan.best[i], _TINY)
             gpus = world.jobs.node[:, 0].sum() / groups
             inputs[group, 5] += 4.0 / gpus
             inputs[group, 6] += np.log(left / 600.0 + 1e-3) / gpus

@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-import gpusched
-from gpusched.agents.common.vector import read_vector
+from gpusched.agents.common.vector import named, read_vector
 from gpusched.agents.maifs import rules
-from gpusched.agents.maifs.engine import Played, alone, play, play_agent
+from gpusched.agents.maifs.engine import alone, play, play_agent
 from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED
 from gpusched.agents.maifs.kinds import ABSENT, CORES, MEMORY_GB, PROPORTIONAL, Kinds, read_kinds
-from gpusched.agents.maifs.network import SHAPES, arrays_of, untrained
+from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import Rule
 from gpusched.agents.maifs.train import Settings, train
 from gpusched.agents.maifs.workloads import FILES, LOADS, WEEKS, Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
@@ -25,10 +25,12 @@ from gpusched.agents.maifs.world import Known, World, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats
+from gpusched.sim.rounds import Played
 
 SEEDS = range(3)
 QUICK = Settings(generations=1, population=4, tries=2, density=0.1, choose=1)
-WEIGHTS = Path(gpusched.__file__).parent / "data" / "maifs.safetensors"
+weights_of = partial(read_vector, "maifs", SHAPES)
+"""What agents have learned, from a file; None: that which comes along."""
 Policy = Callable[[World, Kinds, Floats], Played]
 
 
@@ -84,15 +86,6 @@ ABLATIONS: dict[str, Policy] = {
     "maifs-one-chooser": _agents(mode=ALONE),
 }
 """The trained agents without a part: played only where they are named."""
-
-
-def weights_of(file: str | None = None) -> Floats:
-    """What agents have learned, from a file; None: those that come along.
-
-    Raises:
-        ModelError: The file is not what it should be.
-    """
-    return read_vector(Path(file) if file else WEIGHTS, "maifs", SHAPES)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +166,7 @@ def _trained(
         "seed": str(seed), "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
         "absent": " ".join(ABSENT), **{name: str(value) for name, value in asdict(settings).items()},
     }  # fmt: skip
-    save_model(Path(options.out or ""), "maifs", arrays_of(learned.numbers), about)
+    save_model(Path(options.out or ""), "maifs", named(learned.numbers, SHAPES), about)
     return learned.numbers
 
 

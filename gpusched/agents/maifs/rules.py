@@ -40,7 +40,7 @@ def decide(world: World, course: Course, known: Known, job: Ints, rule: Rule) ->
     plan = new_plan(world, course, known, job)
     if rule.rule == GREEDY or rule.rule == OPTIMUS:
         for i in range(len(job)):
-            left = max(world.jobs.steps[job[i]] - course.done[job[i]], _TINY) / max(plan.best[i], _TINY)
+            left = max(world.jobs.steps[job[i]] - course.progress.done[job[i]], _TINY) / max(plan.best[i], _TINY)
             horizon = min(left, rule.horizon_s)
             plan.keep[i] = horizon / (horizon + world.restart_s[world.jobs.kind[job[i]]])
             plan.weight[i] = left**-rule.power

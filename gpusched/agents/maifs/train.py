@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ class Settings:
         density, days: Of a workload, see `workloads.draw`.
         choose_every: Generations between looks at the weeks kept for choosing. choose: Workloads of each trace and load
             that are looked at.
-        seconds: No new generation begins after that long.
     """
 
     generations: int = 100
@@ -49,7 +47,6 @@ class Settings:
     days: float = 2.0
     choose_every: int = 4
     choose: int = 1
-    seconds: float = float("inf")
 
 
 class Try(NamedTuple):
@@ -64,7 +61,7 @@ class Learned(NamedTuple):
     """What came of it.
 
     Attributes:
-        numbers: ``float64[network.size()]``: what did best where checkpoints are chosen, in steps of float32.
+        numbers: ``float64[numbers]``: what did best where checkpoints are chosen, in steps of float32.
         course: (generation, cost where checkpoints are chosen): cost is the mean log of JCT by greedy-true's.
     """
 
@@ -77,7 +74,6 @@ def train(
     advance: Callable[[int, int], None],
 ) -> Learned:  # fmt: skip
     """From `network.untrained`; the models of `ABSENT` never come, nor do the weeks for tests."""
-    begun = time.monotonic()
     start = untrained(seed)
     scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
     search = Evolution(start, scale, settings.population, seed)
@@ -86,8 +82,6 @@ def train(
         held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
         best, course = rounded(start), [(0, float(_costs(pool, [rounded(start)], held_out)[0]))]
         for generation in range(settings.generations):
-            if time.monotonic() - begun > settings.seconds:
-                break
             first = 1 + (seed * settings.generations + generation) * settings.tries
             seeds = range(first, first + settings.tries)
             tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))

@@ -11,8 +11,11 @@ from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, Kinds, needs, 
 from gpusched.agents.maifs.workloads import Jobs
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
+from gpusched.sim.rounds import Progress, Rounds, Run
 
 Bools = npt.NDArray[np.bool_]
+ROUNDS = Rounds(60.0, 300.0)
+"""A decision follows each arrival and end, a minute after the last one at the earliest; without these five after it."""
 GAIN = 1.02
 """A point that is not this much faster than one with fewer cores or less memory is none to choose."""
 
@@ -42,19 +45,16 @@ class Course(NamedTuple):
     """What became of the jobs so far, ``[jobs]``.
 
     Attributes:
-        done: Steps. end: Seconds; NaN before. point: What it has; -1: nothing. node: ``int64[jobs, 2]``, -1: none.
-        ready: When its restart is over. since: When it began with what it has. served: GPU-seconds.
-        restarts: How many. told: Whether it has told its speed with what it has.
+        progress: How far each has come; work is steps, time seconds.
+        point: What it has; -1: nothing. node: ``int64[jobs, 2]``, -1: none.
+        since: When it began with what it has. served: GPU-seconds. told: Whether it has told its speed with that.
     """
 
-    done: Floats
-    end: Floats
+    progress: Progress
     point: Ints
     node: Ints
-    ready: Floats
     since: Floats
     served: Floats
-    restarts: Ints
     told: Bools
 
 
@@ -85,12 +85,12 @@ def world_of(jobs: Jobs, kinds: Kinds) -> World:
     )  # fmt: skip
 
 
-def new_course(count: int) -> Course:
+def new_run(jobs: Jobs) -> tuple[Run, Course]:
     """Nothing has happened."""
-    return Course(
-        np.zeros(count), np.full(count, np.nan), np.full(count, -1), np.full((count, 2), -1), np.zeros(count),
-        np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.bool_),
-    )  # fmt: skip
+    run, count = Run(jobs.arrival, jobs.steps, ROUNDS), len(jobs.arrival)
+    since, served = np.zeros((2, count))
+    course = Course(run.progress, np.full(count, -1), np.full((count, 2), -1), since, served, np.zeros(count, np.bool_))
+    return run, course
 
 
 def told(truth: Floats) -> Known:

@@ -11,8 +11,9 @@ from zlib import crc32
 
 import numpy as np
 
+from gpusched.agents.common.vector import joined
 from gpusched.agents.topology.bids import UNASKED, Deal, Desk, Offers, offer, set_homes, set_speeds, set_waiting, settle
-from gpusched.agents.topology.network import Agent, Graph, agent_of, new_graph, numbers_of, pass_messages
+from gpusched.agents.topology.network import SHAPES, Agent, Graph, agent_of, new_graph, pass_messages
 from gpusched.config.weights import Model
 from gpusched.sched.agent import Context, Unusable
 from gpusched.sched.arrays import NodeArrays, Waiting
@@ -31,7 +32,7 @@ _WORTH_TELLING = 0.005
 
 def prepare(model: Model) -> Agent:
     """The weights. ValueError: they are of another shape."""
-    return agent_of(numbers_of(model.arrays))
+    return agent_of(joined(model.arrays, SHAPES))
 
 
 def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:

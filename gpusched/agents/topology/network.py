@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.vector import joined, named, parts_of, size_of
+from gpusched.agents.common.vector import parts_of
 from gpusched.compiled import jit
-from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints, Resources
 from gpusched.sched.topology.load import ONE, Load
 from gpusched.sched.topology.tree import Tree
@@ -54,32 +53,13 @@ class Agent(NamedTuple):
     hand_out: Floats
 
 
-def size() -> int:
-    """How many numbers are learned."""
-    return size_of(SHAPES)
-
-
 def agent_of(numbers: Floats) -> Agent:
-    """``float64[size()]`` as weights."""
+    """``float64[numbers]`` as weights."""
     return Agent(*parts_of(numbers, SHAPES))
 
 
-def arrays_of(numbers: Floats) -> Arrays:
-    """What a weights file holds."""
-    return named(numbers, SHAPES)
-
-
-def numbers_of(arrays: Arrays) -> Floats:
-    """The other way.
-
-    Raises:
-        ValueError: An array is missing or of another shape.
-    """
-    return joined(arrays, SHAPES)
-
-
 def untrained(seed: int) -> Floats:
-    """The start, ``float64[size()]``: random graph layers, and nothing that hears them: what is left is the rule."""
+    """The start, ``float64[numbers]``: random graph layers, and nothing that hears them: what is left is the rule."""
     rng = np.random.default_rng(seed)
     parts = []
     for name, shape in SHAPES.items():

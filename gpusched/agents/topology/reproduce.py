@@ -6,16 +6,17 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.vector import read_vector
+from gpusched.agents.common.vector import named, read_vector
 from gpusched.agents.topology.engine import placed_by, replayed
 from gpusched.agents.topology.learn import QUICK_RECIPE, Recipe, learn
-from gpusched.agents.topology.network import SHAPES, agent_of, arrays_of, untrained
+from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.workloads import LOADS, SETTINGS, Setting, draw, setting_of
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError
@@ -83,21 +84,8 @@ POLICIES = {
 }
 """Name -> what it does. The ideal: best fit, with links that take no time. ``agents-4``: four schedulers.
 ``untrained``: the rule that the agents' network has nothing to say to yet."""
-WEIGHTS = Path(__file__).parents[2] / "data" / "topology.safetensors"
-
-
-def learns(name: str) -> bool:
-    """Whether a policy needs weights."""
-    return POLICIES[name].schedulers > 0 and POLICIES[name].trained
-
-
-def weights_of(file: str | None = None) -> Floats:
-    """What agents have learned, from a file; None: those that come along.
-
-    Raises:
-        ModelError: The file is not what it should be.
-    """
-    return read_vector(Path(file) if file else WEIGHTS, "topology", SHAPES)
+weights_of = partial(read_vector, "topology", SHAPES)
+"""What agents have learned, from a file; None: that which comes along."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +127,7 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
         raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(POLICIES)}")
     if wrong := [load for load in options.loads if not 0.0 < load <= 10.0]:
         raise UsageError(f"--load {wrong[0]:g} is not a load", "expected a fraction of the capacity, such as 0.9")
-    learned = bool(options.weights or options.out) or WEIGHTS.is_file()
-    chosen = tuple(dict.fromkeys(options.policies)) or tuple(n for n in POLICIES if learned or not learns(n))
-    if not learned and (named := [name for name in chosen if learns(name)]):
-        raise UsageError(
-            f"{named[0]}: no trained weights are shipped", "train them with --out FILE, or use --weights FILE"
-        )
+    chosen = tuple(dict.fromkeys(options.policies)) or tuple(POLICIES)
     seeds = tuple(dict.fromkeys(options.seeds)) or tuple(SEEDS[:1] if options.quick else SEEDS)
     drawn = [
         (setting, load, seed)
@@ -152,8 +135,7 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
         for load in tuple(dict.fromkeys(options.loads)) or LOADS
         for seed in seeds
     ]
-
-    numbers = _trained(options, advance) if options.out else weights_of(options.weights) if learned else None
+    numbers = _trained(options, advance) if options.out else weights_of(options.weights)
 
     def one(at: tuple[Setting, float, int]) -> list[Row]:
         return [played(*at, name, QUICK_JOBS if options.quick else 0, numbers) for name in chosen]
@@ -182,7 +164,7 @@ def _trained(options: Options, advance: Callable[[int, int], None]) -> Floats:
     learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
     begun, ended = learned.course[0][1], learned.course[-1][1]
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
-    save_model(out, "topology", arrays_of(learned.numbers), about)
+    save_model(out, "topology", named(learned.numbers, SHAPES), about)
     return learned.numbers
 
 

@@ -14,6 +14,7 @@ from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import NIC_GBPS, Tree, tree_of
 from gpusched.sim.network import MACHINES, Pairs
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
 LOADS = (0.7, 0.9, 1.1)
@@ -153,10 +154,7 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
     duration: Floats = np.clip(np.exp(rng.normal(*RUN_S, count)), SHORTEST_S, LONGEST_S)
     span = float((gpus * duration).sum()) / (load * total)
     submit = np.sort(rng.uniform(0.0, span, count))
-    unknown = np.full(count, -1, np.int64)
-    return Trace(
+    return assemble(
         name=setting.name, epoch=None, ids=tuple(f"{i}" for i in range(count)), submit=submit, duration=duration,
-        limit=np.full(count, np.nan), gpus=gpus, gpu_milli=np.full(count, 1000), nodes=nodes, cores=unknown,
-        memory_mib=unknown, user=unknown, group=unknown, model=kind, gpu_type=unknown, depends_on=unknown,
-        status=unknown, wait=np.full(count, np.nan), models=models,
+        gpus=gpus, names={"model": (kind, models)}, columns={"nodes": nodes},
     ), kind  # fmt: skip

@@ -1,0 +1,226 @@
+"""The event engine for settings in which a decision gives all jobs anew what they run on, now and then: in rounds.
+
+What jobs have, and where, is the setting's affair: to the engine each is a job that needs nothing, and goes as fast as
+the setting says until it says something else, or the job has ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from gpusched.compiled import bound, jit
+from gpusched.sched.state import Floats, Ints
+from gpusched.sim.engine.build import Elastic, Options, log_of, world_of
+from gpusched.sim.engine.loop import Decide, looped
+from gpusched.sim.engine.pace import work_left
+from gpusched.sim.engine.state import (
+    ARRIVED,
+    DECIDE,
+    ENDED,
+    GROW,
+    IN_SYSTEM,
+    READY,
+    RUNNING,
+    WAITING,
+    Log,
+    Passes,
+    Sim,
+    grown,
+    shape_request,
+)
+from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.result import RESIZED
+from gpusched.traces.readers.draft import assemble
+
+_DUE = -1  # why a run stops, beside OVER and GROW
+NOW, BEFORE, NEXT = range(3)  # positions in Progress.time
+PRESENT, DECISIONS = range(2)  # positions in Progress.counts
+
+
+class Rounds(NamedTuple):
+    """When decisions are made, in the setting's unit of time; never while no job is there.
+
+    One follows each arrival and end, at least ``apart`` after the last one and at most ``every``; with ``slots`` only
+    at multiples of ``apart``.
+    """
+
+    apart: float
+    every: float
+    slots: bool = False
+
+
+SLOT_BY_SLOT = Rounds(1.0, 1.0, slots=True)
+"""Time is counted in slots."""
+
+
+class Progress(NamedTuple):
+    """How far the jobs have come at this decision.
+
+    Attributes:
+        rounds: See there.
+        work, done: ``float64[jobs]``. restarts: ``int64[jobs]``: how often it went on with something else.
+        there: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[PRESENT]`` of them.
+        rate, restart: ``float64[jobs]``: what each was given last, see `give`; restart NaN: that is carried out.
+        counts: ``int64[2]``: also how many decisions there were.
+        time: ``float64[3]``: this decision, the one before, and the next one as things stand.
+    """
+
+    rounds: Rounds
+    work: Floats
+    done: Floats
+    restarts: Ints
+    there: Ints
+    rate: Floats
+    restart: Floats
+    counts: Ints
+    time: Floats
+
+
+class Played(NamedTuple):
+    """Figures of one run. jct: ``float64[jobs]``. makespan: From the first arrival to the last end."""
+
+    jct: Floats
+    makespan: float
+    restarts: int
+    decisions: int
+
+
+class Run:
+    """One run of the event engine.
+
+    Args:
+        arrival: ``float64[jobs]`` or ``int64[jobs]``, ascending. work: ``float64[jobs]``: at rate 1 it takes so long.
+        rounds: When decisions are made.
+
+    Attributes:
+        progress: As of the last decision.
+    """
+
+    def __init__(self, arrival: Floats | Ints, work: Floats, rounds: Rounds) -> None:
+        count = len(arrival)
+        none, policy = np.zeros(count, np.int64), ReplayPolicy(name="", order="fifo", knows="nothing", source="")
+        trace = assemble(
+            name="", epoch=None, ids=tuple(map(str, range(count))), submit=arrival.astype(np.float64), duration=work,
+            gpus=none, names={}, columns={},
+        )  # fmt: skip
+        options = Options(generic=True, elastic=Elastic(least=none, most=none))
+        world = world_of(trace, Pool.of([NodeSpec(1)]), policy, options)
+        self.sim, self._passes, self._log = world.sim, world.passes, log_of(world)
+        self.progress = Progress(
+            rounds, work, np.zeros(count), none.copy(), none.copy(), np.zeros(count), np.full(count, np.nan),
+            np.zeros(2, np.int64), np.array([-np.inf, -np.inf, np.inf]),
+        )  # fmt: skip
+        self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
+
+    def next_round(self) -> bool:
+        """On to the next decision; False: all jobs have ended."""
+        while (code := self._step()) == GROW:
+            self._grow()
+        return code == _DUE
+
+    def to_end(self, run: Decide[Any], state: Any) -> None:
+        """All of it, by what `engine.loop.looped` made."""
+        while run(self.sim, self._log, self._passes, state) == GROW:
+            self._grow()
+
+    def _grow(self) -> None:
+        self._log = grown(self._log, self.sim)
+        self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
+
+    @property
+    def there(self) -> Ints:
+        """As `present`, for Python."""
+        return self.progress.there[: self.progress.counts[PRESENT]]
+
+    @property
+    def end(self) -> Floats:
+        """``float64[jobs]``: when each has ended; NaN: it has not."""
+        return cast(Floats, self.sim.state["end"])
+
+    @property
+    def played(self) -> Played:
+        """What came of it."""
+        submit, restarts = self.sim.jobs["submit"], int(self.sim.state["restarts"].sum())
+        makespan = float(self.end.max() - submit[0])
+        return Played(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
+
+
+@jit
+def is_due(sim: Sim, progress: Progress) -> bool:
+    """Whether to decide at this instant; then ``progress`` is as of now."""
+    now, time, rounds = sim.clock[0], progress.time, progress.rounds
+    if sim.counter[READY] > 0 or sim.counter[ENDED] > 0:
+        soonest = np.ceil(now / rounds.apart) * rounds.apart if rounds.slots else max(now, time[NOW] + rounds.apart)
+        time[NEXT] = min(time[NEXT], soonest)
+    if sim.counter[IN_SYSTEM] == 0:
+        time[NEXT] = np.inf
+    due = time[NEXT] <= now
+    if due:
+        time[NOW], time[BEFORE], time[NEXT] = now, time[NOW], now + rounds.every
+        progress.counts[DECISIONS] += 1
+        _look(sim, progress)
+    sim.clock[1] = time[NEXT]
+    return bool(due)
+
+
+@jit
+def _stop_if_due(sim: Sim, log: Log, passes: Passes, progress: Progress) -> int:
+    return _DUE if is_due(sim, progress) else DECIDE
+
+
+_until_due = looped(_stop_if_due)
+
+
+@jit
+def _to_decision(sim: Sim, log: Log, passes: Passes, progress: Progress) -> int:
+    carry_out(sim, log, progress)
+    return _until_due(sim, log, passes, progress)
+
+
+@jit
+def _look(sim: Sim, progress: Progress) -> None:
+    """Who is there, and what they have done."""
+    count = 0
+    for job in range(sim.counter[ARRIVED]):
+        state = sim.state[job]
+        if state["status"] == WAITING or state["status"] == RUNNING:
+            progress.there[count] = job
+            count += 1
+            progress.done[job] = progress.work[job] - work_left(sim.pace, sim, job, 0.0)
+            progress.restarts[job] = state["restarts"] - (state["status"] == WAITING and state["restarts"] > 0)
+    progress.counts[PRESENT] = count
+
+
+@jit
+def present(progress: Progress) -> Ints:
+    """The jobs that are there, by arrival."""
+    return progress.there[: progress.counts[PRESENT]]
+
+
+@jit
+def give(progress: Progress, job: int, rate: float, restart: float) -> None:
+    """Let a job go on at the rate of what it has from now on (0: nothing), after a restart if it has run before."""
+    progress.rate[job], progress.restart[job] = rate, restart
+
+
+@jit
+def carry_out(sim: Sim, log: Log, progress: Progress) -> None:
+    """What was given at this decision, in the engine's terms."""
+    pace = sim.pace
+    assert pace is not None
+    for job in present(progress):
+        restart = progress.restart[job]
+        if np.isnan(restart):
+            continue
+        progress.restart[job] = np.nan
+        if sim.state[job]["status"] == RUNNING:
+            cut(sim, log, job, RESIZED, work_left(pace, sim, job, restart))
+        pace.runs[job]["own"] = progress.rate[job]
+        if progress.rate[job] > 0.0:
+            sim.chosen[0] = 0
+            request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+            occupy(sim, log, job, request, restart if sim.state[job]["restarts"] > 0 else 0.0)
