@@ -22,7 +22,7 @@ from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing import Placing, run_placed
 from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
 from gpusched.sim.engine.placing_walk import Walk, run_walk
-from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, filling_of, new_plan, run_preemptive
 from gpusched.sim.engine.sized import Sizer, run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
@@ -213,7 +213,8 @@ def _runner(world: World, kind: str, keeps: Placing | Walk | None = None) -> Cal
     if kind == "preemptive":
         levels = np.array(sorted(options.las_thresholds_gpu_s), np.float64)
         code = PREEMPTIVE_CODES[policy.order]
-        preemptive = Preemptive(new_plan(world), code, rule_of(world), world.restart_s, levels)
+        plan = new_plan(world, filling=filling_of(world))
+        preemptive = Preemptive(plan, code, world.restart_s, levels)
         return lambda log: run_preemptive(sim, log, passes, preemptive)
     if kind == "generic":
         queue = new_queue(world)

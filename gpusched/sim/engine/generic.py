@@ -13,7 +13,19 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
-from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
+from gpusched.sched.state import (
+    BACKFILLS,
+    CONSERVATIVE,
+    EASY,
+    NAIVE,
+    NONE,
+    OK,
+    Floats,
+    Ints,
+    Outcome,
+    Records,
+    new_outcome,
+)
 from gpusched.sim.engine.build import World, forecast_for
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
@@ -138,8 +150,10 @@ def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
 def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, backfill: int) -> None:
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
-    if backfill == CONSERVATIVE or not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
-        queue.outcome.total[:] = 0
+    queue.outcome.total[:] = 0
+    if backfill == CONSERVATIVE or not share_gpus(
+        sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill == EASY
+    ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)
     forget_started(sim, queue, waiting)
