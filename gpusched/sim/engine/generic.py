@@ -13,19 +13,7 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
-from gpusched.sched.state import (
-    BACKFILLS,
-    CONSERVATIVE,
-    EASY,
-    NAIVE,
-    NONE,
-    OK,
-    Floats,
-    Ints,
-    Outcome,
-    Records,
-    new_outcome,
-)
+from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, forecast_for
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
@@ -152,7 +140,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, ba
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
     if backfill == CONSERVATIVE or not share_gpus(
-        sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill == EASY
+        sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)

@@ -1,4 +1,4 @@
-"""A pass over the queue where jobs may share GPUs; the live scheduler knows whole GPUs only.
+"""Hooks of the walk over a queue where jobs share GPUs in replays; live see `sched.sharing`.
 
 A job that asks for part of a GPU goes onto one that others share where it leaves least over (best fit among a node's
 GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: least left over on the GPU, then the live
@@ -63,11 +63,11 @@ class Shared(NamedTuple):
 @jit
 def share_gpus(
     pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints, rule: int, backfill: int,
-    reserves: bool,
+    own: int,
 ) -> bool:  # fmt: skip
     """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: GPUs are not shared here.
 
-    ``reserves``: heads have reservations, if not at every decision.
+    ``own``: the policy's backfill, which may not be due at this decision.
     """
     if pace is None:
         return False
@@ -75,7 +75,7 @@ def share_gpus(
         return False
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
-    if not reserves:
+    if own != EASY:
         passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
     return True
 
