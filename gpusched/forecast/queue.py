@@ -13,18 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
-from gpusched.forecast.run import (
-    ALLOWED,
-    COUNTERS,
-    JOBS,
-    UNRESERVED,
-    WORK,
-    LateRoom,
-    QueueArrays,
-    fit_anew,
-    run_forward,
-    schedule,
-)
+from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, scratch_for, waiting_of
 from gpusched.sched.fit import set_feasibility
@@ -222,8 +211,6 @@ class QueueForecast:
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
         line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs  # each ENDS
         line.heap.size[0] = len(order)
-        for end in sorted(set(self._calendar.end.tolist())):
-            schedule(line.heap, end, UNRESERVED, 0)
         return line
 
     def nodes_of(self, job: int) -> tuple[str, ...]:

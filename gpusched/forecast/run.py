@@ -174,6 +174,7 @@ def run_forward(line: QueueArrays, state: ClusterState, target: int, until: floa
             schedule(heap, jobs[job]["gives_up"], GIVES_UP, job)
     for at in range(line.frees.size):
         schedule(heap, line.frees[at]["time"], FREED, at)
+    _schedule_reservations(state.scratch.calendar, heap)
     _stir_all(line)
     while True:
         while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
@@ -197,6 +198,13 @@ def run_forward(line: QueueArrays, state: ClusterState, target: int, until: floa
 def schedule(heap: Heap, time: float, kind: int, whom: int) -> None:
     """Notes what will happen when, and to whom."""
     push(heap, time, (kind << _WHOM_BITS) + whom)
+
+
+@jit
+def _schedule_reservations(calendar: Calendar | None, heap: Heap) -> None:
+    if calendar is not None:
+        for end in calendar.end:
+            schedule(heap, end, UNRESERVED, 0)
 
 
 @jit

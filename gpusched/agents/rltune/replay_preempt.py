@@ -74,10 +74,10 @@ def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
-    plan = new_plan(world, new_holders(len(sim.ends.item), sim.held, len(sim.node)))
+    holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
     ranked = Ranked(
-        plan=plan, guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
-        restart_s=world.restart_s,
+        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=known.history,
+        facts=known.facts, ranking=prepared.ranking, restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -90,6 +90,7 @@ class Ranked(NamedTuple):
     """
 
     plan: Plan
+    holders: Holders
     guard: Guard
     history: History
     facts: Records
@@ -110,7 +111,7 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
     order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
-    share_out(sim, passes, plan, _queue_of(sim, plan, guard, plan.shares.holders, order))
+    share_out(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
