@@ -13,14 +13,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
-from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, Passes, QueueArrays, fit_anew, run_forward
+from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, scratch_for, waiting_of
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.heaps import new_heap, push
+from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
     OK,
     RESERVED,
+    ClusterState,
     Flags,
     Floats,
     Outcome,
@@ -132,6 +133,7 @@ class QueueForecast:
             turns=np.full(len(self._calendar.base), -np.inf),
             strict=self._strict,
             usable=self._world.usable,
+            rng=seed_words(0),
         )
         line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
@@ -183,9 +185,10 @@ class QueueForecast:
         needs[list(without)] = -1
         if target >= self.first_variant:
             needs[target] = self._initial.jobs["needs"][target]
-        requests, rng = self._waiting.requests, seed_words(seed)
-        passes = Passes(self._resources, self._freed, requests, self._jobs, rng, self._scratch, self._outcome)
-        whole = run_forward(line, passes, target, until)
+        line.rng[:] = seed_words(seed)
+        requests, now = self._waiting.requests, self.snapshot.now
+        state = ClusterState(self._resources, self._freed, requests, self._jobs, self._scratch, self._outcome, now)
+        whole = run_forward(line, state, target, until)
         start = line.jobs["start"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
         return RunResult(start, bool(whole), int(line.counter[WORK]))
@@ -206,10 +209,8 @@ class QueueForecast:
         line.late.room.gpus[:], line.late.fit[:], line.late.fits[:] = -1, 0, 0  # as of nodes that take no jobs
         line.counter[JOBS], line.counter[ALLOWED] = jobs, work
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
-        line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
+        line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs  # each ENDS
         line.heap.size[0] = len(order)
-        for end in sorted(set(self._calendar.end.tolist())):
-            push(line.heap, end, 2 * (len(initial.jobs) + jobs) + 1 + len(initial.frees))
         return line
 
     def nodes_of(self, job: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched.backfill import attempt_any
 from gpusched.sched.bounds import room_along, within_bounds
-from gpusched.sched.fairtree import Tree, places
+from gpusched.sched.fairtree import Tree, places, used_now
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
@@ -39,13 +39,10 @@ from gpusched.sched.state import (
     Floats,
     Ints,
     Jobs,
-    Outcome,
     Records,
-    Releases,
     Request,
     Requests,
     Resources,
-    Scratch,
     Words,
 )
 
@@ -78,6 +75,12 @@ FREE = np.dtype([("bound", _I8), ("amount", _I8), ("time", _F8)])
 # used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
 USER = np.dtype([(n, _F8) for n in ("used", "since", "usage")] + [(n, _I8) for n in ("held", "place")])
 
+# What will happen, at one time in this order, and to whom: to a job, but FREED: to a row of ``frees``, DRAWN_AGAIN and
+# UNRESERVED: to nobody. FORGOTTEN: what it used leaves the seven days for which a limit of GPU hours counts; FREED: so
+# does what was used before the run began. DRAWN_AGAIN: after an unlucky draw. UNRESERVED: a reservation is over.
+ENDS, ELIGIBLE, DRAWN_AGAIN, GIVES_UP, FORGOTTEN, FREED, UNRESERVED = range(7)
+_WHOM_BITS = 32
+
 NOW, HALF_LIFE, TICK, SHADOW, CLOCKS = range(5)
 JOBS, WORK, ALLOWED, AWAKE, OPEN, ASKED, COUNTERS = range(7)
 _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
@@ -107,10 +110,7 @@ class QueueArrays(NamedTuple):
         clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; when the head can start; seconds.
         counter: ``int64[COUNTERS]``: J; queue entries looked at, and how many are allowed; whether
             an unlucky draw is to be drawn again; in a pass, how many kinds are open, and which was asked last.
-        heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
-            next J: job j gives up waiting for better nodes, the next J+R: what job k used leaves the seven days for
-            which a limit of GPU hours counts, then: row of ``frees``;
-            then: a reservation is over.
+        heap: What will happen: see `schedule`.
         hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
         tree: Of users.
         least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; set anew for each pass.
@@ -119,6 +119,7 @@ class QueueArrays(NamedTuple):
         turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
             were free, as nodes are reserved. usable: The nodes, empty of jobs.
+        rng: What draws of nodes go on from.
     """
 
     jobs: Records
@@ -144,18 +145,7 @@ class QueueArrays(NamedTuple):
     turns: Floats
     strict: Flags
     usable: Resources
-
-
-class Passes(NamedTuple):
-    """What a pass works on, of this run alone where it changes."""
-
-    resources: Resources
-    releases: Releases
-    requests: Requests
-    jobs: Jobs
     rng: Words
-    scratch: Scratch
-    outcome: Outcome
 
 
 class Ahead(NamedTuple):
@@ -165,14 +155,13 @@ class Ahead(NamedTuple):
     place: int
     fair: int
     backfill: int
-    rng: Words
 
 
 @jit
-def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) -> bool:
+def run_forward(line: QueueArrays, state: ClusterState, target: int, until: float) -> bool:
     """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
 
-    Both ``line``, with the running jobs' ends in the heap, and ``passes`` are as at the snapshot's time.
+    Both ``line``, with the running jobs' ends in the heap, and ``state`` are as at the snapshot's time.
 
     Returns:
         Whether it came that far; False where the allowed work was used up.
@@ -182,20 +171,21 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
         if jobs[job]["needs"] == 0:
             _enter_when_due(line, job)
         if jobs[job]["needs"] >= 0 and jobs[job]["gives_up"] < np.inf:
-            push(heap, jobs[job]["gives_up"], jobs.size + counter[JOBS] + 1 + job)
+            schedule(heap, jobs[job]["gives_up"], GIVES_UP, job)
     for at in range(line.frees.size):
-        push(heap, line.frees[at]["time"], 2 * (jobs.size + counter[JOBS]) + 1 + at)
+        schedule(heap, line.frees[at]["time"], FREED, at)
+    _schedule_reservations(state.scratch.calendar, heap)
     _stir_all(line)
     while True:
         while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
-            _happen(line, passes, pop(heap))
-        _turn(passes.scratch.calendar, line, passes)
+            _happen(line, state, pop(heap))
+        _turn(state.scratch.calendar, line, state)
         partition = 0
         while partition < queues.size:
             asked = queues[partition]["dirty"] != 0 and queues[partition]["waiting"] > 0
             queues[partition]["dirty"] = 0
             if asked:
-                _decide(line, passes, partition)
+                _decide(line, state, partition)
             partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
         if (target >= 0 and not np.isnan(jobs[target]["start"])) or heap.size[0] == 0 or heap.key[0] > until:
             return True
@@ -205,35 +195,52 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
 
 
 @jit
-def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
-    """An end, a job that becomes eligible or gives up waiting, or another draw."""
-    first = line.jobs.size
-    if item >= first:
-        if item < first + line.counter[JOBS]:
-            _enter(line, item - first)
-            return
-        item -= first + line.counter[JOBS] + 1
-        if 0 <= item < line.counter[JOBS]:
-            _give_up(line, passes.jobs, item)
-            return
-        item -= line.counter[JOBS]
-        if 0 <= item < first + line.frees.size:
-            _forget(line, passes.jobs, item)
-        elif item < 0:
+def schedule(heap: Heap, time: float, kind: int, whom: int) -> None:
+    """Notes what will happen when, and to whom."""
+    push(heap, time, (kind << _WHOM_BITS) + whom)
+
+
+@jit
+def _schedule_reservations(calendar: Calendar | None, heap: Heap) -> None:
+    if calendar is not None:
+        for end in calendar.end:
+            schedule(heap, end, UNRESERVED, 0)
+
+
+@jit
+def _happen(line: QueueArrays, state: ClusterState, event: int) -> None:
+    """What was scheduled."""
+    kind, whom = event >> _WHOM_BITS, event & ((1 << _WHOM_BITS) - 1)
+    if kind == ENDS:
+        _end(line, state, whom)
+    elif kind == ELIGIBLE:
+        _enter(line, whom)
+    elif kind == GIVES_UP:
+        _give_up(line, state.jobs, whom)
+    else:
+        if kind == DRAWN_AGAIN:
             line.counter[AWAKE] = 0
+        elif kind == FORGOTTEN:
+            _forget(line, state.jobs, whom)
+        elif kind == FREED:
+            state.jobs.room[line.frees[whom]["bound"]] += line.frees[whom]["amount"]
         _stir_all(line)
-        return
+
+
+@jit
+def _end(line: QueueArrays, state: ClusterState, item: int) -> None:
+    """A job gives back what it held, and others may go on that waited for it."""
     job = line.jobs[item]
     if item < line.counter[JOBS]:
-        _give_back(line, passes, item)
-        drop(passes.releases, item)
+        _give_back(line, state, item)
+        drop(state.releases, item)
     else:
         for at in range(job["part"], job["part_stop"]):
             part = line.parts[at]
-            _return(line, passes, part["node"], part["gpus"], part["cores"], part["memory"])
-        drop(passes.releases, line.counter[JOBS] - 1 - item)
+            _return(line, state, part["node"], part["gpus"], part["cores"], part["memory"])
+        drop(state.releases, line.counter[JOBS] - 1 - item)
     if job["account"] >= 0:
-        _return_bounds(line, passes.jobs, item)
+        _return_bounds(line, state.jobs, item)
     _hold(line, item, -1)
     _stir(line, job["partition"])
     _tell(line, job["child"], job["child_begun"])
@@ -253,7 +260,7 @@ def _return_bounds(line: QueueArrays, jobs: Jobs, item: int) -> None:
             room[bound] += 1 if links[at]["unit"] == 0 else job["gpus"]
         at = links[at]["next"]
     if hourly:
-        push(line.heap, line.clock[NOW] + WEEK_S, line.jobs.size + 2 * line.counter[JOBS] + 1 + item)
+        schedule(line.heap, line.clock[NOW] + WEEK_S, FORGOTTEN, item)
     _stir_all(line)  # whom a limit holds may be of any partition
 
 
@@ -265,11 +272,7 @@ def _unused(job: Any, end: float) -> int:
 
 @jit
 def _forget(line: QueueArrays, jobs: Jobs, item: int) -> None:
-    """What was used a week ago counts no more."""
-    if item >= line.jobs.size:
-        free = line.frees[item - line.jobs.size]
-        jobs.room[free["bound"]] += free["amount"]
-        return
+    """What it used a week ago counts no more."""
     job, links = line.jobs[item], jobs.links
     at, ended = job["account"], line.clock[NOW] - WEEK_S
     while at >= 0:
@@ -286,11 +289,11 @@ def _stir_all(line: QueueArrays) -> None:
 
 
 @jit
-def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
+def _turn(calendar: Calendar | None, line: QueueArrays, state: ClusterState) -> None:
     """Brings what jobs may use up to now, as reservations begin to count and end."""
     if calendar is None:
         return
-    now, jobs, requests, feasibility = line.clock[NOW], passes.jobs, passes.requests, passes.jobs.feasibility
+    now, jobs, requests, feasibility = line.clock[NOW], state.jobs, state.requests, state.jobs.feasibility
     turned = False
     for row in range(line.turns.size):
         if line.turns[row] > now:
@@ -302,13 +305,13 @@ def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
                 continue
             request, line.fits[shape] = request_of(requests, shape), 0
             for node in range(request.lo, request.hi):
-                line.fit[shape, node] = node_fits(passes.resources, jobs.masks, request, node)
+                line.fit[shape, node] = node_fits(state.resources, jobs.masks, request, node)
                 line.fits[shape] += line.fit[shape, node]
                 line.late.fits[shape] -= line.late.fit[shape, node]
                 line.late.fit[shape, node] = node_fits(line.late.room, jobs.masks, request, node)
                 line.late.fits[shape] += line.late.fit[shape, node]
             if line.strict[shape] != 0:
-                could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
+                could = choose(line.usable, jobs.masks, request, FIRST_FIT, state.scratch)
                 feasibility[shape] = OK if could else RESERVED
     if turned:
         line.barren[:] = -1
@@ -328,23 +331,23 @@ def _give_up(line: QueueArrays, jobs: Jobs, job: int) -> None:
 
 
 @jit
-def _give_back(line: QueueArrays, passes: Passes, job: int) -> None:
+def _give_back(line: QueueArrays, state: ClusterState, job: int) -> None:
     """What a job that started on the way held."""
-    shape, offset, requests = passes.outcome.shape[job], passes.outcome.offset[job], passes.requests
+    shape, offset, requests = state.outcome.shape[job], state.outcome.offset[job], state.requests
     for part in range(requests.parts[shape]):
-        node = passes.outcome.nodes[offset + part]
-        _return(line, passes, node, requests.gpus[shape], requests.cores[shape], requests.memory[shape])
+        node = state.outcome.nodes[offset + part]
+        _return(line, state, node, requests.gpus[shape], requests.cores[shape], requests.memory[shape])
 
 
 @jit
-def _return(line: QueueArrays, passes: Passes, node: int, gpus: int, cores: int, memory: int) -> None:
+def _return(line: QueueArrays, state: ClusterState, node: int, gpus: int, cores: int, memory: int) -> None:
     """What comes back on a node that takes no jobs stays there."""
-    resources = passes.resources
+    resources = state.resources
     if resources.gpus[node] >= 0:
         resources.gpus[node] += gpus
     resources.cores[node] += cores
     resources.memory[node] += memory
-    fit_anew(line.fit, line.fits, resources, passes.requests, passes.jobs.masks, node)
+    fit_anew(line.fit, line.fits, resources, state.requests, state.jobs.masks, node)
 
 
 @jit
@@ -369,7 +372,7 @@ def _enter_when_due(line: QueueArrays, job: int) -> None:
     if eligible <= line.clock[NOW]:
         _enter(line, job)
     elif eligible < np.inf:
-        push(line.heap, eligible, line.jobs.size + job)
+        schedule(line.heap, eligible, ELIGIBLE, job)
 
 
 @jit
@@ -433,33 +436,32 @@ def _hold(line: QueueArrays, item: int, sign: int) -> None:
 
 @jit
 def _account(line: QueueArrays, user: int) -> None:
-    """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
-    of, now, rate = line.users[user], line.clock[NOW], np.log(2.0) / line.clock[HALF_LIFE]
-    kept = np.exp(-rate * (now - of["since"]))
-    of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / rate
+    """Brings a user's usage up to now."""
+    of, now = line.users[user], line.clock[NOW]
+    of["used"] = used_now(of["used"], of["held"], now - of["since"], line.clock[HALF_LIFE])
     of["since"] = now
     of["usage"] = of["used"] / 3600.0 + of["held"]
 
 
 @jit
-def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
+def _decide(line: QueueArrays, start: ClusterState, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
     of = line.queues[partition]
     line.counter[WORK] += _PASS_WORK
-    if not _anybody(line, passes.jobs, passes.requests, partition):
+    if not _anybody(line, start.jobs, start.requests, partition):
         return
-    resources, releases, requests, jobs, rng, scratch, outcome = passes
+    resources, releases, requests, jobs, scratch, outcome, _ = start
     before, now, line.counter[ASKED] = outcome.total[0], line.clock[NOW], -1
     state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
     if of["backfill"] == CONSERVATIVE:
-        _plan_all(state, line, partition, rng)
+        _plan_all(state, line, partition)
     else:
-        pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"], rng))
+        pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"]))
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now
         line.jobs[job]["limit"] = now + jobs.limit[job]
-        push(line.heap, now + line.jobs[job]["lasts"], job)
+        schedule(line.heap, now + line.jobs[job]["lasts"], ENDS, job)
         _hold(line, job, 1)
         _leave(line, job)
     for i in range(before, outcome.total[0]):
@@ -468,7 +470,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
 
 
 @jit
-def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
+def _plan_all(state: ClusterState, line: QueueArrays, partition: int) -> None:
     """The pass in which every job has a place in the plan, so that all are asked, in their order."""
     of, outcome, count = line.queues[partition], state.outcome, 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
@@ -480,7 +482,7 @@ def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words
             job = line.jobs[job]["next"]
     line.counter[WORK] += count * line.usable.gpus.size
     before = outcome.total[1]
-    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], rng))
+    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], line.rng))
     for part in range(before, outcome.total[1]):
         fit_anew(line.fit, line.fits, state.resources, state.requests, state.jobs.masks, outcome.nodes[part])
 
@@ -591,11 +593,11 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead
     """By the rule; after an unlucky draw the next cycle draws again."""
     line, jobs = more.line, state.jobs
     code, given = attempt_any(
-        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, more.rng, state.scratch
+        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, line.rng, state.scratch
     )
     if code == POLICY and line.counter[AWAKE] == 0:
         line.counter[AWAKE] = 1
-        push(line.heap, state.now + line.clock[TICK], line.jobs.size + line.counter[JOBS])
+        schedule(line.heap, state.now + line.clock[TICK], DRAWN_AGAIN, 0)
     return code, given
 
 

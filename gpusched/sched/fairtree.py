@@ -67,6 +67,14 @@ def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> Tree:
 
 
 @jit
+def used_now(used: float, held: int, seconds: float, half_life: float) -> float:
+    """GPU seconds that count after so many more: what was used decays by half every half-life, continuously."""
+    rate = np.log(2.0) / half_life
+    kept = np.exp(-rate * seconds)
+    return float(used * kept + held * (1.0 - kept) / rate)
+
+
+@jit
 def places(tree: Tree, usage: Floats) -> Ints:
     """The leaves' places by ``usage: float64[leaves]``: 0 goes first, equal ones share a place; ``int64[leaves]``."""
     path, parent = tree.path, tree.parent

@@ -2,7 +2,7 @@
 
 Jobs are gone through in a policy's order, running and waiting alike. A running job keeps its nodes where those before
 it left them; another gets nodes that nobody runs on, else nodes of jobs that come after it: any by the placement's rule
-(`finds`, as LAS, SRTF and DRF do), or those of the last ones in the order (`displaces`).
+(as LAS, SRTF and DRF do), or those of the last ones in the order (`Holders`, as RLTune does).
 """
 
 from __future__ import annotations
@@ -76,10 +76,21 @@ def retain(whole: Resources, request: Request, held: Ints, first: int) -> None:
 
 
 @jit
-def finds(whole: Resources, idle: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
-    """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet."""
-    if not choose(idle, masks, request, rule, scratch) and not choose(whole, masks, request, rule, scratch):
-        return False
+def finds(
+    whole: Resources, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch,
+    holders: Holders | None, through: Ints,
+) -> bool:  # fmt: skip
+    """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet.
+
+    With ``holders``, ``through[1]`` of them, the last in the order are the first to go, and no more than it takes. The
+    first ``through[0]`` have been gone through; those of them that did not keep their nodes are on their way out.
+    ``usable``: see `keeps`.
+    """
+    if not choose(idle, masks, request, rule, scratch):
+        if not choose(whole, masks, request, rule, scratch):
+            return False
+        if not _displaces(holders, idle, usable, masks, request, rule, scratch, through):
+            return False
     for part in range(request.parts):
         take(whole, request, scratch.chosen[part])
         take(idle, request, scratch.chosen[part])
@@ -87,33 +98,25 @@ def finds(whole: Resources, idle: Resources, masks: Flags, request: Request, rul
 
 
 @jit
-def displaces(
-    whole: Resources, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch,
-    holders: Holders, count: int, at: int,
+def _displaces(
+    holders: Holders | None, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int,
+    scratch: Scratch, through: Ints,
 ) -> bool:  # fmt: skip
-    """As `finds`, but of those that run the last in the order are the first to go, and no more than it takes.
-
-    ``usable``: see `keeps`. Of the ``count`` holders the first ``at`` have been gone through; those of them that did
-    not keep their nodes are on their way out.
-    """
-    if not choose(idle, masks, request, rule, scratch):
-        if not choose(whole, masks, request, rule, scratch):
+    """Finds nodes where the last holders go; without any the nodes that are chosen already."""
+    if holders is None:
+        return True
+    room, at, last = holders.room, through[0], through[1]
+    room.gpus[:], room.cores[:], room.memory[:] = idle.gpus, idle.cores, idle.memory
+    for k in range(at):
+        if not holders.kept[k]:
+            _add(room, usable, holders, k, masks, request)
+    fits = choose(room, masks, request, rule, scratch)
+    while not fits:
+        last -= 1
+        if last < at:
             return False
-        room = holders.room
-        room.gpus[:], room.cores[:], room.memory[:] = idle.gpus, idle.cores, idle.memory
-        for k in range(at):
-            if not holders.kept[k]:
-                _add(room, usable, holders, k, masks, request)
-        last, fits = count, choose(room, masks, request, rule, scratch)
-        while not fits:
-            last -= 1
-            if last < at:
-                return False
-            # where nothing came back nothing has changed: to look at all nodes each time took seconds on a thousand
-            fits = _add(room, usable, holders, last, masks, request) and choose(room, masks, request, rule, scratch)
-    for part in range(request.parts):
-        take(whole, request, scratch.chosen[part])
-        take(idle, request, scratch.chosen[part])
+        # where nothing came back nothing has changed: to look at all nodes each time took seconds on a thousand
+        fits = _add(room, usable, holders, last, masks, request) and choose(room, masks, request, rule, scratch)
     return True
 
 

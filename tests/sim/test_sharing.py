@@ -88,6 +88,21 @@ def test_pairs_only_where_both_together_get_more_done():
     assert replay(turns, pool, "fifo", share="pairs", rates=RATES).start.tolist() == [0, 10]
 
 
+def test_that_one_has_no_partner_says_nothing_of_the_next():
+    trace = with_models(trace_of([0, 1, 1], [10, 4, 4], [1, 1, 1]), "mmn")
+    result = replay(trace, Pool.uniform(1, 1, gpu_type="A"), "fifo-skip", share="pairs", rates=RATES)
+    assert result.start[2] == 1.0
+
+
+def test_a_gpu_of_two_comes_free_once_for_the_first_in_the_queue():
+    """It needs all three, so not before the long one's end: the last one is over by then."""
+    limit = [10, 100, 100, 21, 100, 50]
+    trace = trace_of([0, 0, 0, 1, 2, 6], [10, 5, 90, 30, 10, 10], [1, 1, 1, 1, 3, 1], limit=limit)
+    trace = replace(trace, model=np.array([0, -1, -1, 1, -1, -1]), models=("m", "n"))
+    result = replay(trace, Pool.uniform(1, 3, gpu_type="A"), "fifo+easy", share="pairs", rates=RATES)
+    assert result.start[[3, 5]].tolist() == [1.0, 6.0]
+
+
 @pytest.mark.parametrize("policy", ["srtf", "fifo+conservative"])
 def test_policies_that_know_no_shared_gpus_say_so(policy):
     trace = fractions([0, 0], [10, 10], [500, 500], limit=[20, 20])

@@ -85,9 +85,9 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     holders, whole = _holders(world, field, order), _with_running(world, field)
     rule, at = _PLACES.get(policy.place, BEST_FIT), len(holders.first) - len(field.stoppable)
     shares = Sharing(
-        whole, copied(world.resources), world.usable, runs, field.first, holders, ints([at, len(holders.first)]), rule,
-        np.zeros(count, np.int64), np.zeros(parts, np.int64), np.full(count, -1, np.int64), np.zeros(2, np.int64),
-        np.zeros(count, np.uint8),
+        whole, copied(world.resources), world.usable, runs, field.first, field.held, holders,
+        ints([at, len(holders.first)]), rule, np.zeros(count, np.int64), np.zeros(parts, np.int64),
+        np.full(count, -1, np.int64), np.zeros(2, np.int64), np.zeros(count, np.uint8),
     )  # fmt: skip
     outcome = new_outcome(count, 0)
     state = ClusterState(world.resources, new_releases(0), requests, jobs, scratch, outcome, context.snapshot.now)

@@ -18,16 +18,14 @@ from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
-from gpusched.sched.kernel.preempting import Sharing, preempting_pass
 from gpusched.sched.kernel.queue_pass import KEPT
-from gpusched.sched.reclaim import hold, new_holders
-from gpusched.sched.state import SKIP, ClusterState, Flags, Floats, Ints, Outcome, new_outcome
+from gpusched.sched.reclaim import Holders, hold, new_holders
+from gpusched.sched.state import Flags, Floats, Ints
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.ledger import jobs_planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, time_run
-from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, rule_of, spare
-from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, share_out, spare
+from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
 
 UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
 
@@ -76,15 +74,10 @@ def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
-    plan, jobs = new_plan(world), len(sim.jobs)
-    shares = Sharing(
-        plan.whole, plan.idle, passes.usable, np.zeros(jobs, np.uint8), np.ascontiguousarray(sim.jobs["offset"]),
-        new_holders(len(sim.ends.item), sim.held, len(sim.node)), np.zeros(2, np.int64), rule_of(world), plan.order,
-        plan.nodes, np.zeros(jobs, np.int64), plan.size[1:], np.zeros(jobs, np.uint8),
-    )  # fmt: skip
+    holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
     ranked = Ranked(
-        plan=plan, guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
-        shares=shares, outcome=new_outcome(jobs, 0), restart_s=world.restart_s,
+        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=known.history,
+        facts=known.facts, ranking=prepared.ranking, restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -93,17 +86,15 @@ class Ranked(NamedTuple):
     """Who decides: the plan, what it may not stop, what the agent knows and how it ranks.
 
     Attributes:
-        shares, outcome: What the pass works on; nodes are those of the plan.
         restart_s: ``float64[jobs]``: what a restart costs.
     """
 
     plan: Plan
+    holders: Holders
     guard: Guard
     history: History
     facts: Records
     ranking: Ranking
-    shares: Sharing
-    outcome: Outcome
     restart_s: Floats
 
 
@@ -120,15 +111,7 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
     order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
-    queue = _queue_of(sim, plan, guard, of.shares, order)
-    planned = jobs_planned(plan.ledger, passes.jobs)
-    state = ClusterState(
-        sim.resources, passes.releases, passes.requests, planned, passes.scratch, of.outcome, sim.clock[0]
-    )
-    preempting_pass(state, queue, SKIP, of.shares)
-    for job in queue:
-        if of.outcome.code[job] == KEPT:
-            plan.kept[job] = sim.counter[DECISIONS]
+    share_out(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
@@ -150,21 +133,20 @@ def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
 
 
 @jit
-def _queue_of(sim: Sim, plan: Plan, guard: Guard, shares: Sharing, order: Ints) -> Ints:
+def _queue_of(sim: Sim, plan: Plan, guard: Guard, holders: Holders, order: Ints) -> Ints:
     """The order without those that are protected: these keep their nodes, others that run are holders."""
     running, size = 0, 0
     queue = np.empty(order.size, np.int64)
     for job in order:
-        shares.runs[job] = sim.state[job]["status"] == RUNNING
-        if shares.runs[job]:
+        if plan.shares.runs[job]:
             if protected_until(sim, guard, job) > sim.clock[0]:
                 spare(sim, plan, job)
                 continue
-            hold(shares.holders, running, shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
+            hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
             running += 1
         queue[size] = job
         size += 1
-    shares.through[0], shares.through[1] = 0, running
+    plan.shares.through[0], plan.shares.through[1] = 0, running
     return queue[:size]
 
 
@@ -172,7 +154,7 @@ def _queue_of(sim: Sim, plan: Plan, guard: Guard, shares: Sharing, order: Ints) 
 def _remember(sim: Sim, plan: Plan, guard: Guard, jobs: Ints) -> None:
     """What is about to be stopped."""
     for job in jobs:
-        if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
+        if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
             if guard.stops.shape[1] > 0:
                 guard.stops[job, guard.times[job] % guard.stops.shape[1]] = sim.clock[0]
             guard.times[job] += 1

@@ -11,12 +11,27 @@ from typing import NamedTuple
 from gpusched.compiled import jit
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import nothing_held, queue_pass
-from gpusched.sched.reclaim import Holders, displaces, keeps
-from gpusched.sched.state import PRIORITY, ClusterState, Flags, Ints, Resources
+from gpusched.sched.kernel.queue_pass import KEPT, in_order, nothing_held, queue_pass
+from gpusched.sched.reclaim import Holders, finds, keeps
+from gpusched.sched.state import PRIORITY, ClusterState, Flags, Floats, Ints, Resources
 
 GIVEN = 101
 """In place of a code: it is given nodes that it does not have, on which others may still be."""
+
+
+class Filling(NamedTuple):
+    """Progressive filling, by which DRF orders: whose user has the least dominant share so far goes next.
+
+    A job that does not fit is passed over. Ties between users go to the job that is first in the queue.
+
+    Attributes:
+        share: ``float64[users]``: dominant shares; of size 0: the queue says who is next. user: ``int64[jobs]``.
+        total: ``float64[3]``: GPUs, cores and MiB of all nodes, each at least 1.
+    """
+
+    share: Floats
+    user: Ints
+    total: Floats
 
 
 class Sharing(NamedTuple):
@@ -25,13 +40,14 @@ class Sharing(NamedTuple):
     Attributes:
         whole, idle: What those before left of all that can be shared out, and of what nobody runs on.
         usable: The nodes as they are, empty of jobs.
-        runs: ``uint8[jobs]``. first: ``int64[jobs]``: where a running job's nodes begin in ``holders.held``.
+        runs: ``uint8[jobs]``. first: ``int64[jobs]``: where a running job's nodes begin in ``held: int64[...]``.
         holders: Those that run, in the queue's order, so many of them as ``through: int64[2]`` says: how many have been
-            gone through, and all.
+            gone through, and all. None: who is stopped for another is by the placement's rule.
         rule: How jobs are placed.
         order: ``int64[jobs]``: who is given nodes, first to last; ``used[0]`` of them.
         nodes: ``int64[parts]``: theirs, of job j from ``offset[j]`` on (``int64[jobs]``); ``used[1]`` in all.
         cleared: ``uint8[jobs]``: whether others have to leave nodes that it is given.
+        filling: Who is next. None: as the queue stands, and nothing of it is compiled.
     """
 
     whole: Resources
@@ -39,7 +55,8 @@ class Sharing(NamedTuple):
     usable: Resources
     runs: Flags
     first: Ints
-    holders: Holders
+    held: Ints
+    holders: Holders | None
     through: Ints
     rule: int
     order: Ints
@@ -47,6 +64,7 @@ class Sharing(NamedTuple):
     offset: Ints
     used: Ints
     cleared: Flags
+    filling: Filling | None = None
 
 
 @jit
@@ -54,19 +72,23 @@ def _keeps(state: ClusterState, job: int, of: Sharing) -> bool:
     if not of.runs[job]:
         return False
     request = request_of(state.requests, state.jobs.shape[job])
-    kept = keeps(of.whole, of.usable, request, of.holders.held, of.first[job])
-    of.holders.kept[of.through[0]] = kept
-    of.through[0] += 1
+    kept = keeps(of.whole, of.usable, request, of.held, of.first[job])
+    _note_kept(of.holders, of.through, kept)
     return kept
+
+
+@jit
+def _note_kept(holders: Holders | None, through: Ints, kept: bool) -> None:
+    if holders is not None:
+        holders.kept[through[0]] = kept
+        through[0] += 1
 
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) -> tuple[int, int]:
     jobs, scratch, shape = state.jobs, state.scratch, state.jobs.shape[job]
     request, idle = request_of(state.requests, shape), of.idle
-    if not displaces(
-        of.whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through[1], of.through[0]
-    ):
+    if not finds(of.whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
         scratch.failed[shape] = scratch.stamp[0]
         return PRIORITY, shape
     of.order[of.used[0]], of.offset[job] = job, of.used[1]
@@ -82,4 +104,31 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) 
     return GIVEN, shape
 
 
-preempting_pass = queue_pass(_place, nothing_held, keeps=_keeps)
+@jit
+def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Sharing) -> int:
+    _fill(of.filling, state, queue, at)
+    return in_order(state, queue, at, head, of)
+
+
+@jit
+def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) -> None:
+    """Counts what the job before it was given, and brings the next one to place ``at`` of the queue."""
+    if filling is None:
+        return
+    share, user, total, best = filling.share, filling.user, filling.total, at
+    if share.size == 0:
+        return
+    if at == 0:
+        share[:] = 0.0
+    elif state.outcome.code[queue[at - 1]] >= KEPT:
+        job = queue[at - 1]
+        of = request_of(state.requests, state.jobs.shape[job])
+        share[user[job]] += of.parts * max(of.gpus / total[0], max(of.cores / total[1], of.memory / total[2]))
+    for i in range(at + 1, queue.size):
+        if share[user[queue[i]]] < share[user[queue[best]]]:
+            best = i
+    for i in range(best, at, -1):
+        queue[i], queue[i - 1] = queue[i - 1], queue[i]
+
+
+preempting_pass = queue_pass(_place, nothing_held, keeps=_keeps, following=_following)

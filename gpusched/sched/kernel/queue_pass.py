@@ -49,8 +49,10 @@ waits. Who marks a shape as failed (``scratch.failed``) is not asked about it ag
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
 can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
+Taken = Callable[[ClusterState, int, Request, More], Request]
+"""(state, job, request, more): what a start takes on each of ``scratch.chosen``, where jobs share GPUs."""
 Started = Callable[[ClusterState, int, Request, More], None]
-"""(state, job, request, more): what follows for whoever decides from a start on ``scratch.chosen``."""
+"""(state, job, request, more): what follows for whoever decides from a start that took this on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
 Following = Callable[[ClusterState, Ints, int, int, More], int]
@@ -79,6 +81,12 @@ def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
 
 
 @jit
+def all_of_it(state: ClusterState, job: int, request: Request, more: Any) -> Request:
+    """As nobody shares anything."""
+    return request
+
+
+@jit
 def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) -> None:
     """Of a start."""
 
@@ -92,7 +100,7 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
     keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
-    compiled: bool = True,
+    taken: Taken[More] = all_of_it, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -109,22 +117,25 @@ def queue_pass(
         limits (seconds; infinite where there is no such job, or backfill is SKIP; NaN: the pass ended by UNSOUND).
     """
     hooks = dict[str, Callable[..., object]](
-        _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following
-    )
+        _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following,
+        _taken=taken,
+    )  # fmt: skip
+    flags = {"_hold_behind": hold_behind, "_shares": taken is not all_of_it}
     if not compiled:
         small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
-        return in_python(_walk, _hold_behind=hold_behind, **small, **hooks)
+        return in_python(_walk, **flags, **small, **hooks)
     parts = {name: inlined(hook) for name, hook in hooks.items()}
-    return filled_in(_walk, place, _hold_behind=hold_behind, **parts)
+    return filled_in(_walk, place, **flags, **parts)
 
 
-_place: Place[Any] = cast(Any, None)  # these seven are filled in
+_place: Place[Any] = cast(Any, None)  # these nine are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
 _keeps: Keeps[Any] = nobody_runs
 _following: Following[Any] = in_order
-_hold_behind = False
+_taken: Taken[Any] = all_of_it
+_hold_behind = _shares = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
@@ -160,7 +171,10 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
             if code == UNSOUND:
                 return head, np.nan
             if code == STARTED:
-                request, guarded = request_of(requests, given), head >= 0 and backfill == EASY
+                guarded = head >= 0 and backfill == EASY
+                request = request_of(requests, given)
+                if _shares:
+                    request = _taken(state, job, request, more)
                 launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
                 outcome.shape[job] = given
                 _started(state, job, request, more)

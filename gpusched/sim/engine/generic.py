@@ -138,8 +138,10 @@ def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
 def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, backfill: int) -> None:
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
-    if backfill == CONSERVATIVE or not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
-        queue.outcome.total[:] = 0
+    queue.outcome.total[:] = 0
+    if backfill == CONSERVATIVE or not share_gpus(
+        sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
+    ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)
     forget_started(sim, queue, waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.fairtree import used_now
 from gpusched.sched.state import Floats, Ints, Records
 from gpusched.sim.engine.pace import time_run
 from gpusched.sim.engine.state import DONE, Sim
@@ -31,11 +32,10 @@ USER = np.dtype(
 
 @jit
 def _account(sim: Sim, users: Records, user: int) -> None:
-    """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
-    of, now, decay = users[user], sim.clock[0], np.log(2.0) / sim.clock[2]
+    """Brings a user's usage up to now."""
+    of, now = users[user], sim.clock[0]
     if of["held"] > 0 or of["used"] > 0:
-        kept = np.exp(-decay * (now - of["since"]))
-        of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / decay
+        of["used"] = used_now(of["used"], of["held"], now - of["since"], sim.clock[2])
     of["since"] = now
 
 

@@ -14,14 +14,26 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.reclaim import finds, keeps, retain
-from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Resources, new_resources
+from gpusched.sched.kernel.preempting import Filling, Sharing, preempting_pass
+from gpusched.sched.kernel.queue_pass import KEPT
+from gpusched.sched.reclaim import Holders, retain
+from gpusched.sched.state import (
+    FIRST_FIT,
+    NAIVE,
+    SKIP,
+    ClusterState,
+    Floats,
+    Ints,
+    Outcome,
+    new_outcome,
+    new_resources,
+)
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.ledger import Ledger, bind_waiting, charge_limits, exceeds_limit, plan_anew, planned
+from gpusched.sim.engine.ledger import Ledger, bind_waiting, jobs_planned, plan_anew, planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.queue import enter
-from gpusched.sim.engine.state import DECIDE, DECISIONS, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
@@ -36,48 +48,39 @@ class Plan(NamedTuple):
 
     Attributes:
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
-        kept: ``int64[jobs]``: number of the decision in which a running job kept its nodes.
-        order: ``int64[jobs]``: jobs to be started; ``size[1]`` of them. nodes: their nodes; ``size[2]`` of them.
-        whole, idle: Resources: what is left of the pool; what is left of what nobody runs on.
-        shares: ``float64[users + 1]``: dominant shares.
         ledger: What is left of limits.
+        shares: What is shared out; who is to be started, and where. outcome: What the pass said of each.
     """
 
     active: Ints
-    kept: Ints
     size: Ints
-    order: Ints
-    nodes: Ints
-    whole: Resources
-    idle: Resources
-    shares: Floats
     ledger: Ledger | None
+    shares: Sharing
+    outcome: Outcome
 
 
-def new_plan(world: World) -> Plan:
-    """An empty plan."""
-    jobs, nodes = len(world.sim.jobs), len(world.sim.node)
-    return Plan(
-        active=np.zeros(jobs + 1, np.int64),
-        kept=np.zeros(jobs, np.int64),
-        size=np.zeros(3, np.int64),
-        order=np.zeros(jobs + 1, np.int64),
-        nodes=np.zeros(len(world.passes.releases.order) + 1, np.int64),
-        whole=new_resources(nodes),
-        idle=new_resources(nodes),
-        shares=np.zeros(world.users + 1),
-        ledger=planned(world.sim.ledger),
-    )
+def new_plan(world: World, holders: Holders | None = None, filling: Filling | None = None) -> Plan:
+    """An empty plan; ``holders``, ``filling``: see `Sharing`."""
+    sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), PLACEMENTS[world.rule]
+    order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
+    runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
+    shares = Sharing(
+        new_resources(nodes), new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
+        sim.held, holders, np.zeros(2, np.int64), FIRST_FIT if rule >= NAIVE else rule, order,
+        np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
+    )  # fmt: skip
+    return Plan(active, np.zeros(1, np.int64), planned(sim.ledger), shares, new_outcome(jobs, 0))
 
 
-def rule_of(world: World) -> int:
-    """How jobs are placed: who plans for all of them draws no nodes."""
-    rule = PLACEMENTS[world.rule]
-    return FIRST_FIT if rule >= NAIVE else rule
+def filling_of(world: World) -> Filling:
+    """Nobody has anything yet; under other policies than DRF nobody is asked about."""
+    users = world.users + 1 if world.policy.order == "drf" else 0
+    total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
+    return Filling(np.zeros(users), np.ascontiguousarray(world.sim.jobs["user"]), total)
 
 
 class Preemptive(NamedTuple):
-    """A policy that stops running jobs: SRTF, LAS or DRF; how it places, and what a restart costs.
+    """A policy that stops running jobs: SRTF, LAS or DRF; and what a restart costs.
 
     Attributes:
         restart_s: ``float64[jobs]``.
@@ -86,7 +89,6 @@ class Preemptive(NamedTuple):
 
     plan: Plan
     policy: int
-    rule: int
     restart_s: Floats
     thresholds: Floats
 
@@ -97,13 +99,9 @@ def decide_preemptive(sim: Sim, log: Log, passes: Passes, of: Preemptive) -> int
     plan = of.plan
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
-    if of.policy == DRF:
-        _fill_by_share(sim, passes, plan, of.rule)
-    else:
-        keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
-        reset(sim, passes, plan)
-        for job in jobs[np.argsort(keys, kind="mergesort")]:
-            give_nodes(sim, passes, plan, job, of.rule)
+    reset(sim, passes, plan)
+    keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
+    share_out(sim, passes, plan, jobs[np.argsort(keys, kind="mergesort")])
     apply_plan(sim, log, plan, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)
@@ -137,9 +135,9 @@ def _attained(sim: Sim, job: int, restart_s: float) -> float:
 
 @jit
 def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: Floats, thresholds: Floats) -> Floats:
-    """SRTF: work left; LAS: the queue it is in by attained service (in it by rank). Smaller first."""
-    keys = np.empty(jobs.size)
-    for i in range(jobs.size):
+    """SRTF: work left; LAS: the queue it is in by attained service (in it by rank); DRF: see `Filling`. Least first."""
+    keys = np.zeros(jobs.size)
+    for i in range(0 if policy == DRF else jobs.size):
         if policy == SRTF:
             keys[i] = work_left(sim.pace, sim, jobs[i], restart_s[jobs[i]])
         else:
@@ -171,72 +169,30 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) 
 @jit
 def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
     """An empty plan on nodes as they are."""
-    plan.size[1] = plan.size[2] = 0
-    whole, idle = plan.whole, plan.idle
+    whole, idle, runs = plan.shares.whole, plan.shares.idle, plan.shares.runs
+    plan.shares.used[:] = 0
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
     plan_anew(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
+        runs[job] = sim.state[job]["status"] == RUNNING
         bind_waiting(plan.ledger, sim.ledger, job, sim.state[job]["status"] == WAITING)
 
 
 @jit
-def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
-    """Gives a job its nodes, others, or none."""
-    request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
-    if sim.state[job]["status"] == RUNNING and keeps(plan.whole, passes.usable, request, sim.held, offset):
-        plan.kept[job] = sim.counter[DECISIONS]
-        return True
-    if exceeds_limit(plan.ledger, job):
-        return False
-    if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
-        return False
-    charge_limits(plan.ledger, job)
-    for part in range(request.parts):
-        plan.nodes[plan.size[2]] = sim.chosen[part]
-        plan.size[2] += 1
-    plan.order[plan.size[1]] = job
-    plan.size[1] += 1
-    return True
+def share_out(sim: Sim, passes: Passes, plan: Plan, queue: Ints) -> None:
+    """Gives jobs their nodes, others, or none, in this order."""
+    jobs, outcome = jobs_planned(plan.ledger, passes.jobs), plan.outcome
+    state = ClusterState(sim.resources, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
+    preempting_pass(state, queue, SKIP, plan.shares)
 
 
 @jit
 def spare(sim: Sim, plan: Plan, job: int) -> None:
     """A running job keeps its nodes, whoever comes before it."""
-    retain(plan.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
-    plan.kept[job] = sim.counter[DECISIONS]
-
-
-@jit
-def _fill_by_share(sim: Sim, passes: Passes, plan: Plan, rule: int) -> None:
-    """Progressive filling: the user with the least dominant share so far goes next, its jobs by rank.
-
-    A job that does not fit is passed over. Ties between users go to the job of lower rank.
-    """
-    reset(sim, passes, plan)
-    plan.shares[:] = 0.0
-    total = np.array([_positive(passes.total.gpus), _positive(passes.total.cores), _positive(passes.total.memory)])
-    jobs = plan.active[: plan.size[0]].copy()
-    left = jobs.size
-    while left > 0:
-        best = -1
-        for i in range(left):
-            if best < 0 or plan.shares[sim.jobs[jobs[i]]["user"]] < plan.shares[sim.jobs[jobs[best]]["user"]]:
-                best = i
-        job = jobs[best]
-        for i in range(best, left - 1):
-            jobs[i] = jobs[i + 1]
-        left -= 1
-        if give_nodes(sim, passes, plan, job, rule):
-            shape = sim.shapes[sim.jobs[job]["shape"]]
-            asked = max(shape["gpus"] / total[0], max(shape["cores"] / total[1], shape["memory"] / total[2]))
-            plan.shares[sim.jobs[job]["user"]] += shape["parts"] * asked
-
-
-@jit
-def _positive(column: Ints) -> float:
-    return max(1.0, float(np.sum(column)))
+    retain(plan.shares.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
+    plan.outcome.code[job] = KEPT
 
 
 @jit
@@ -244,13 +200,12 @@ def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: Floats) -> None:
     """Stops running jobs that got no nodes or others, then starts."""
     for i in range(plan.size[0]):
         job = plan.active[i]
-        if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
+        if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
             cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
-    at = 0
-    for i in range(plan.size[1]):
-        job = plan.order[i]
+    shares = plan.shares
+    for i in range(shares.used[0]):
+        job = shares.order[i]
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         for part in range(request.parts):
-            sim.chosen[part] = plan.nodes[at]
-            at += 1
+            sim.chosen[part] = shares.nodes[shares.offset[job] + part]
         occupy(sim, log, job, request, restart_s[job] if sim.state[job]["restarts"] > 0 else 0.0)

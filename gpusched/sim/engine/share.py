@@ -1,4 +1,4 @@
-"""A pass over the queue where jobs may share GPUs; the live scheduler knows whole GPUs only.
+"""Hooks of the walk over a queue where jobs share GPUs in replays; live see `sched.sharing`.
 
 A job that asks for part of a GPU goes onto one that others share where it leaves least over (best fit among a node's
 GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: least left over on the GPU, then the live
@@ -14,57 +14,107 @@ jobs behind it do not pair with running ones, which would slow these down.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
+from gpusched.sched.backfill import refresh_late
+from gpusched.sched.fit import request_of
+from gpusched.sched.kernel.queue_pass import in_order, queue_pass
 from gpusched.sched.place import choose, draw_fitting, next_random, node_fits, sort_key
-from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, OK, Flags, Ints, Records, Request, Resources
-from gpusched.sim.engine.ledger import exceeds_limit
-from gpusched.sim.engine.pace import WHOLE, best_slot, with_gpus
-from gpusched.sim.engine.state import Log, Pace, Passes, Sim, shape_request
-from gpusched.sim.engine.step import note, occupy
+from gpusched.sched.releases import settle
+from gpusched.sched.state import (
+    BEST_FIT,
+    EASY,
+    FIRST_FIT,
+    NAIVE,
+    NONE,
+    PLENTY,
+    PRIORITY,
+    STARTED,
+    ClusterState,
+    Flags,
+    Ints,
+    Outcome,
+    Records,
+    Releases,
+    Request,
+    Resources,
+)
+from gpusched.sim.engine.pace import WHOLE, best_slot, claim, with_gpus
+from gpusched.sim.engine.queue import state_of
+from gpusched.sim.engine.state import Log, Pace, Passes, Sim
+from gpusched.sim.engine.step import begin, note
 from gpusched.sim.result import PAIRED
 
 
+class Shared(NamedTuple):
+    """Of a pass in which jobs share GPUs."""
+
+    pace: Pace
+    sim: Sim
+    log: Log
+    passes: Passes
+    rule: int
+    backfill: int
+
+
 @jit
-def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int, backfill: int) -> bool:
-    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: GPUs are not shared here."""
+def share_gpus(
+    pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints, rule: int, backfill: int,
+    own: int,
+) -> bool:  # fmt: skip
+    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: GPUs are not shared here.
+
+    ``own``: the policy's backfill, which may not be due at this decision.
+    """
     if pace is None:
         return False
     if pace.slots.size == 0:
         return False
-    scratch, now, head, shadow = passes.scratch, sim.clock[0], -1, np.inf
-    scratch.stamp[0] += 1
-    stamp = scratch.stamp[0]
-    for job in ordered:
-        shape = sim.jobs[job]["shape"]
-        if passes.jobs.feasibility[shape] != OK or exceeds_limit(sim.ledger, job):
-            continue
-        if head >= 0 and backfill == NONE:
-            break
-        late = backfill == EASY and head >= 0 and now + sim.jobs[job]["expected"] > shadow
-        request, milli = shape_request(sim.shapes, shape), pace.milli[shape]
-        if scratch.failed[shape] != stamp and not (late and scratch.failed_late[shape] == stamp):
-            if place_shared(
-                pace, sim, passes, scratch.late if late else sim.resources, pace.slots, request, milli, rule
-            ):
-                occupy(sim, log, job, request, 0.0)
-                _refresh(sim, passes, request)
-                continue
-            if late:
-                scratch.failed_late[shape] = stamp
-            else:
-                scratch.failed[shape] = stamp
-        if pace.pairs and milli == WHOLE and not (backfill == EASY and head >= 0):
-            mate = _mate(pace, sim, passes, job, request)
-            if mate >= 0:
-                _join(pace, sim, log, job, mate, request)
-                continue
-        if head < 0:
-            head = job
-            if backfill == EASY:
-                shadow = _reserve(pace, sim, passes, request, milli, rule)
+    shared = Shared(pace, sim, log, passes, rule, backfill)
+    _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
+    if own != EASY:
+        passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
     return True
+
+
+@jit
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -> tuple[int, int]:
+    """On GPUs that are free or have room; with pairs also on those of one other job, but not behind a reservation."""
+    scratch, shape, pace, sim = state.scratch, state.jobs.shape[job], of.pace, of.sim
+    stamp, request, milli = scratch.stamp[0], request_of(state.requests, shape), pace.milli[shape]
+    pairs = pace.pairs and milli == WHOLE and (first or of.backfill != EASY)
+    if abs(scratch.failed[shape]) != stamp:
+        room = scratch.late if late else state.resources
+        if place_shared(pace, sim, of.passes, room, pace.slots, request, milli, of.rule):
+            return STARTED, shape
+        if late:
+            scratch.failed_late[shape] = stamp
+        else:  # with pairs it hangs on the job, too, so that the next one is asked
+            scratch.failed[shape] = -stamp if pairs else stamp
+    mate = _mate(pace, sim, of.passes, job, request) if pairs else -1
+    if mate < 0:
+        return PRIORITY, shape
+    for part in range(request.parts):
+        scratch.chosen[part] = sim.held[sim.jobs[mate]["offset"] + part]
+    pace.runs[job]["mate"], pace.runs[mate]["mate"] = mate, job
+    note(sim, of.log, PAIRED, mate)
+    return STARTED, shape
+
+
+@jit
+def _taken(state: ClusterState, job: int, request: Request, of: Shared) -> Request:
+    return claim(of.pace, of.sim, job, request)
+
+
+@jit
+def _started(state: ClusterState, job: int, request: Request, of: Shared) -> None:
+    """At once, as those behind it may share with it."""
+    for part in range(request.parts):
+        of.sim.held[of.sim.jobs[job]["offset"] + part] = state.scratch.chosen[part]
+    begin(of.sim, of.log, job, request, 0.0)
 
 
 @jit
@@ -116,17 +166,6 @@ def _fitting_slot(
     return slot if slot >= 0 or resources.gpus[node] > 0 else _NOWHERE
 
 
-@jit
-def _refresh(sim: Sim, passes: Passes, request: Request) -> None:
-    """What late jobs may take, where a job has just started; nodes that the head has reserved stay closed."""
-    late = passes.scratch.late
-    for part in range(request.parts):
-        node = sim.chosen[part]
-        if late.gpus[node] >= 0:
-            late.gpus[node], late.cores[node] = sim.resources.gpus[node], sim.resources.cores[node]
-            late.memory[node] = sim.resources.memory[node]
-
-
 # Pairs
 
 
@@ -166,60 +205,57 @@ def _both(pace: Pace, sim: Sim, passes: Passes, row: int, other: int, request: R
     return float(both)
 
 
-@jit
-def _join(pace: Pace, sim: Sim, log: Log, job: int, mate: int, request: Request) -> None:
-    """Starts a job on all the GPUs of another."""
-    for part in range(request.parts):
-        sim.chosen[part] = sim.held[sim.jobs[mate]["offset"] + part]
-    pace.runs[job]["mate"] = mate
-    pace.runs[mate]["mate"] = job
-    note(sim, log, PAIRED, mate)
-    occupy(sim, log, job, with_gpus(request, 0), 0.0)
-
-
 # The head's reservation
 
 
 @jit
-def _reserve(pace: Pace, sim: Sim, passes: Passes, request: Request, milli: int, rule: int) -> float:
+def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
     """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
-    scratch, now = passes.scratch, sim.clock[0]
-    future, late, resources = scratch.future, scratch.late, sim.resources
-    future.gpus[:], future.cores[:], future.memory[:] = resources
-    late.gpus[:], late.cores[:], late.memory[:] = resources
-    running = sim.ends.item[: sim.ends.size[0]].copy()
-    slots, gone = _sharers(pace, running), np.zeros(sim.jobs.size, np.uint8)
-    end = np.empty(running.size)
-    for i in range(running.size):
-        end[i] = max(now, sim.state[running[i]]["start"] + sim.jobs[running[i]]["expected"])
-    order = np.argsort(end, kind="mergesort")
-    fitting = 0
-    for node in range(request.lo, request.hi):
-        fitting += part_fits(pace, sim, passes, future, slots, request, milli, node)
-    at, time = 0, now
-    while fitting < request.parts and at < order.size:
-        time = end[order[at]]
-        while at < order.size and end[order[at]] <= time:
-            fitting += _give_back(pace, sim, passes, future, slots, gone, request, milli, running[order[at]])
-            at += 1
-    if fitting < request.parts:
+    if of.backfill != EASY:
         return np.inf
-    first = FIRST_FIT if rule >= NAIVE else rule
-    place_shared(pace, sim, passes, future, slots, request, milli, first)
-    for part in range(request.parts):
-        late.gpus[sim.chosen[part]] = -1
-    return float(time)
+    pace, sim, passes, releases, scratch = of.pace, of.sim, of.passes, state.releases, state.scratch
+    shape, future, spare = state.jobs.shape[job], scratch.future, scratch.spare
+    request, milli = request_of(state.requests, shape), pace.milli[shape]
+    future.gpus[:], future.cores[:], future.memory[:] = state.resources
+    settle(releases)
+    slots, fitting, at, time = _sharers(pace, releases), 0, 0, state.now
+    for node in range(request.lo, request.hi):
+        spare.gpus[node] = spare.cores[node] = spare.memory[node] = PLENTY
+        fitting += part_fits(pace, sim, passes, future, slots, request, milli, node)
+    while fitting < request.parts and at < releases.used[0]:
+        time = max(state.now, releases.end[releases.order[at]])
+        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
+            fitting += _give_back(pace, sim, passes, future, slots, request, milli, releases.order[at])
+            at += 1
+    reserved = fitting >= request.parts
+    if reserved:
+        place_shared(pace, sim, passes, future, slots, request, milli, FIRST_FIT if of.rule >= NAIVE else of.rule)
+        for part in range(request.parts):
+            spare.gpus[scratch.chosen[part]] = -1
+    for node in range(request.lo, request.hi):
+        refresh_late(state.resources, scratch, node)
+    return float(time) if reserved else np.inf
 
 
 @jit
-def _sharers(pace: Pace, running: Ints) -> Records:
+def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Shared) -> int:
+    """In order; nobody behind a head who blocks all: no replay asks why they wait."""
+    return -1 if head >= 0 and of.backfill == NONE else in_order(state, queue, at, head, of)
+
+
+_pass_shared = inlined(queue_pass(_place, _hold, _started, following=_following, taken=_taken))
+
+
+@jit
+def _sharers(pace: Pace, releases: Releases) -> Records:
     """A copy of the slots in which ``jobs`` counts those on it, less one."""
-    slots = pace.slots.copy()
+    slots, runs = pace.slots.copy(), pace.runs
     for slot in range(slots.size):
         slots[slot]["jobs"] = -1
-    for job in running:
-        if pace.runs[job]["slot"] >= 0:
-            slots[pace.runs[job]["slot"]]["jobs"] += 1
+    for at in range(releases.used[0]):
+        slot = runs[releases.owner[releases.order[at]]]["slot"]
+        if slot >= 0:
+            slots[slot]["jobs"] += 1
     return slots
 
 
@@ -237,34 +273,29 @@ def part_fits(
 
 @jit
 def _give_back(
-    pace: Pace,
-    sim: Sim,
-    passes: Passes,
-    future: Resources,
-    slots: Records,
-    gone: Flags,
-    request: Request,
-    milli: int,
-    job: int,
-) -> int:
-    """A running job leaves ``future``; on how many nodes more the head fits by that."""
-    run, shape, more = pace.runs[job], sim.jobs[job]["shape"], 0
-    gone[job] = 1
-    gpus = sim.shapes[shape]["gpus"]
-    if run["mate"] >= 0 and not gone[run["mate"]]:
-        gpus = 0
-    for part in range(sim.shapes[shape]["parts"]):
-        node = sim.held[sim.jobs[job]["offset"] + part]
-        if future.gpus[node] < 0:
-            continue
-        inside = request.lo <= node < request.hi
-        before = inside and part_fits(pace, sim, passes, future, slots, request, milli, node) != 0
-        if run["slot"] >= 0:
-            slots[run["slot"]]["room"] += pace.milli[shape]
-            slots[run["slot"]]["jobs"] -= 1
-            gpus = 1 if slots[run["slot"]]["jobs"] < 0 else 0
-        future.gpus[node] += gpus
-        future.cores[node] += sim.shapes[shape]["cores"]
-        future.memory[node] += sim.shapes[shape]["memory"]
-        more += inside and not before and part_fits(pace, sim, passes, future, slots, request, milli, node) != 0
-    return more
+    pace: Pace, sim: Sim, passes: Passes, future: Resources, slots: Records, request: Request, milli: int, at: int
+) -> int:  # fmt: skip
+    """A part of a running job leaves ``future``; on how many nodes more the head fits by that."""
+    job, node = passes.releases.owner[at], passes.releases.node[at]
+    run, shape = pace.runs[job], sim.shapes[sim.jobs[job]["shape"]]
+    gpus = 0 if run["mate"] >= 0 and _ends_before(sim, job, run["mate"]) else shape["gpus"]
+    if future.gpus[node] < 0:
+        return 0
+    inside = request.lo <= node < request.hi
+    before = inside and part_fits(pace, sim, passes, future, slots, request, milli, node) != 0
+    if run["slot"] >= 0:
+        slots[run["slot"]]["room"] += pace.milli[sim.jobs[job]["shape"]]
+        slots[run["slot"]]["jobs"] -= 1
+        gpus = 1 if slots[run["slot"]]["jobs"] < 0 else 0
+    future.gpus[node] += gpus
+    future.cores[node] += shape["cores"]
+    future.memory[node] += shape["memory"]
+    return int(inside and not before and part_fits(pace, sim, passes, future, slots, request, milli, node) != 0)
+
+
+@jit
+def _ends_before(sim: Sim, job: int, mate: int) -> bool:
+    """Whether it is expected to leave the GPUs to its mate."""
+    end = sim.state[job]["start"] + sim.jobs[job]["expected"]
+    other = sim.state[mate]["start"] + sim.jobs[mate]["expected"]
+    return bool(end < other or (end == other and job < mate))
