@@ -1,7 +1,8 @@
-"""The controller: one cycle (observe, decide, check, apply, record), run for ever or once.
+"""The controller: one cycle (take commands, observe, record, decide, check, apply), run for ever or once.
 
 In: the inbox, the cluster's observations, inventory and policies. Out: events and jobs in the store, operations on
 nodes. May import: cluster, promotion, forecast, traces, sched, accounting, queue, nodes, config, model. Begin with
-`cycle.Cycle`, then `fold` (commands into the store), `reconcile` (a job's next step, pure), `completing` (of one that
-ends), `escalating` (how hard), `tidy` (what is left on nodes), `service` (the loop).
+`service` (the loop) and `cycle.Cycle`. A job's way: `fold` (commands into the store), `planning` (snapshot, `deciding`,
+check, the recorded intent), `launcher` (operations for `cluster.ssh`, which runs scripts of `nodes.runtimes`),
+`reconcile` (its next step, pure), `completing` (of one that ends), `escalating` (how hard), `tidy` (leftovers on nodes).
 """

@@ -1,4 +1,4 @@
-"""One cycle: settle what was done, fold what was asked, observe, reconcile, account, decide, check, apply, record."""
+"""One cycle: settle what was done, fold what was asked, observe, reconcile, account, record, decide, check, apply."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def reserve(
     if entries(scratch.calendar) > 0:
         return _reserve_between(scratch.calendar, resources, releases, masks, request, rule, now, limit, scratch)
     future = scratch.future
-    gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
+    gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays
     fitting, within = 0, by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; within: of one rack
     for node in range(request.lo, request.hi):
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
