@@ -4,5 +4,5 @@ In: the inbox, the cluster's observations, inventory and policies. Out: events a
 nodes. May import: cluster, promotion, forecast, traces, sched, accounting, queue, nodes, config, model. Begin with
 `service` (the loop) and `cycle.Cycle`. A job's way: `fold` (commands into the store), `planning` (snapshot, `deciding`,
 check, the recorded intent), `launcher` (operations for `cluster.ssh`, which runs scripts of `nodes.runtimes`),
-`reconcile` (its next step, pure), `completing` (of one that ends), `escalating` (how hard), `tidy` (leftovers on nodes).
+`reconcile` (its next step, pure), `completing` (of one that ends), `escalating` (how hard), `tidy` (leftovers).
 """

@@ -2,5 +2,6 @@
 
 In: `model.snapshot.Snapshot`. Out: `model.plan.Plan`. May import: model, and types of config; no clock, I/O or
 randomness. Begin with `decide.decide`, then `stages`, `kernel.by_rule` and `kernel.queue_pass` (the walk), `place`,
-`backfill`, `check.check`; `explain.explain` answers "why is it waiting" by asking them. Import the module you need: nothing is imported here, so that the CLI stays quick.
+`backfill`, `check.check`; `explain.explain` answers "why is it waiting" by asking them. Import the module you
+need: nothing is imported here, so that the CLI stays quick.
 """

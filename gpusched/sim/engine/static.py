@@ -1,7 +1,7 @@
 """The passes of `sched.kernel.by_rule` for static orders, without walking the queue or all nodes.
 
-They decide exactly as the kernel's `queue_pass` does (a test compares every start and node): within a pass room only shrinks, so
-once a shape does not fit no later job of it does, and it is enough to look at one job per shape at a time.
+They decide exactly as the kernel's `queue_pass` does (a test compares every start and node): within a pass room only
+shrinks, so once a shape does not fit no later job of it does, and it is enough to look at one job per shape at a time.
 """
 
 from __future__ import annotations
