@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gpusched.agents.common.data import known_by
 from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
 from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
-from gpusched.agents.rltune.episodes import Episode, cut
+from gpusched.agents.rltune.episodes import Episode, _reordered, cut
 from gpusched.agents.rltune.evaluation import Evaluation, Figures, evaluations
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
@@ -31,7 +32,9 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
+from gpusched.sim.replay import one_job
 from gpusched.study.study import Scenario
+from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, Size, Workload
 
@@ -61,6 +64,16 @@ def bits(trained: Trained) -> dict[str, bytes]:
 
 
 ODDS = odds_of(scenario().trace.gpus, scenario().trace.duration)
+
+
+def test_jobs_in_another_order_keep_all_that_is_theirs():
+    trace = replace(one_job(), preemptible=np.ones(1, bool), account=np.zeros(1, np.int64), accounts=("a",))
+    columns = {name: np.arange(3) for name in (*FLOATS, *INTS, "preemptible", "account")}
+    other = _reordered(replace(trace, ids=("a", "b", "c"), **columns), np.array([2, 0, 1]))
+    assert other.ids == ("c", "a", "b")
+    assert all(getattr(other, name).tolist() == [2, 0, 1] for name in columns if name != "depends_on")
+    assert other.qos is None
+
 
 
 class Killed(Exception):
