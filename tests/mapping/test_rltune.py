@@ -32,7 +32,7 @@ from tests.sim.worlds import trace_of
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPEEDS = {"cnn": {"A100": 1.0, "V100": 0.9}, "llm": {"A100": 1.0, "V100": 0.4}}
 # what a job leaves over is weighed by the jobs that wait, in replays by all of the trace
-MAPPING = Mapping(speeds=SPEEDS, fragment_cost=0.0)
+MAPPING = Mapping(speeds=SPEEDS, fragment_cost=0.0, budget_s=30.0)
 
 
 def spec_of(place: str, mapping: Mapping = MAPPING, budget_s: float = 30.0) -> PolicySpec:
