@@ -20,7 +20,6 @@ from gpusched.model import ids
 from gpusched.model.arrays import chosen, first_of, part_of, wanted
 from gpusched.model.indices import both, without
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
-from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
 from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
@@ -220,7 +219,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
     out = reader.fallbacks() if reader else {}
-    policies = {name: (p.fallback or PolicySpec(name="fifo")) if name in out else p for name, p in policies.items()}
+    policies = {name: p.stand_in if name in out else p for name, p in policies.items()}
     now = time.time()
     queued = inbox_jobs(client)
     stored = reader.pending_rows() if reader else []

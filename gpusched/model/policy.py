@@ -157,6 +157,11 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         return AGENTS[self.agent] if self.agent is not None else AgentTraits()
 
     @property
+    def stand_in(self) -> PolicySpec:
+        """Return what decides where its agent is out: its fallback, or FIFO."""
+        return self.fallback or PolicySpec(name="fifo")
+
+    @property
     def by_beliefs(self) -> bool:
         """Whether it, or the fallback of its agent, goes by what was learned of jobs and their neighbours."""
         return any(spec is not None and spec.place == "contention" for spec in (self, self.fallback))

@@ -77,9 +77,8 @@ def by_agent(
     except ValueError as error:
         for array, old in zip(_changed(context), before, strict=True):
             array[:] = old
-        fallback = policy.fallback or PolicySpec(name="fifo")
         troubles[context.partition] = str(error)
-        return staged(context._replace(policy=fallback))
+        return staged(context._replace(policy=policy.stand_in))
 
 
 def parts_of(agent: str) -> AgentParts:

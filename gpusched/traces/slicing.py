@@ -24,9 +24,9 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
 
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
-    """Some of a trace's jobs (``bool[jobs]``, or ascending indices), in their order; ``note`` is added to its notes.
+    """Some of a trace's jobs (``bool[jobs]``, or indices), in their order; ``note`` is added to its notes.
 
-    A job whose predecessor is not among them waits for nobody.
+    Indices ascend, but where no job waits for another. A job whose predecessor is not among them waits for nobody.
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}

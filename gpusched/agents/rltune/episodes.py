@@ -31,7 +31,6 @@ from gpusched.sim.engine.state import DECIDE, GROW, Log, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
-from gpusched.traces.file import FLOATS, INTS, SOME
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
@@ -240,10 +239,8 @@ def _begun(
 
 def _reordered(trace: Trace, order: Ints) -> Trace:
     """The trace's jobs in another order; nobody waits for another then."""
-    columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
-    columns |= {name: None if getattr(trace, name) is None else getattr(trace, name)[order] for name in SOME}
-    ids = tuple(trace.ids[i] for i in order.tolist())
-    return replace(trace, ids=ids, depends_on=np.full(len(order), -1, np.int64), **columns)
+    free = replace(trace, depends_on=np.full(len(trace), -1, np.int64))
+    return select(free, order)
 
 
 def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, picks: int, window: int) -> Play:

@@ -1,5 +1,5 @@
 # What ends.py does, on a node without python3: it looks at /proc once a second. $1: CLUSTER/NODE. Launchers of plain
-# processes need not be looked at: they write to the pipe "ended" ("NAME:", see supervised.py), which is held open here.
+# processes say it at once: they write to the pipe "ended" ("NAME:", see supervised.py), which is held open here.
 root=${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$1
 field() { # PID NUMBER: of its stat, counted from its state
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
