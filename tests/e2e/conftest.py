@@ -27,9 +27,9 @@ WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 
 SETTINGS: dict[str, object] = {
     "tick": "5s", "probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s",
-    "grace": "2s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
+    "grace": "10s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
-"""No node is taken for lost, however busy the machine is."""
+"""No node is taken for lost, and no job killed before it has heard its signal, however busy the machine is."""
 IMPATIENT = {"probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"}
 """With the mark ``impatient``: for tests of nodes that are lost."""
 _NODES = os.path.realpath("/usr/bin/python3").rpartition("python")[2]

@@ -31,7 +31,7 @@ def preempting(stopped: Cluster) -> Cluster:
     folder.mkdir()
     (folder / "stopper.yaml").write_text(stopping.YAML)
     stopping.write(folder / "stopper/A100.safetensors")
-    stopped.write_inventory({"grace": "10s"}, policies={"A100": "stopper"})  # saving takes one, on a busy machine more
+    stopped.write_inventory(policies={"A100": "stopper"})
     stopped.start_controller()
     return stopped
 

@@ -60,7 +60,7 @@ def elastic(stopped: Cluster) -> Cluster:
     )
     # /tmp is the nodes' shared disk. Most steps of a resize wait for the next tick.
     stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "500ms"}
-    stopped.write_inventory({"grace": "10s"}, policies={"A100": "quick"})
+    stopped.write_inventory(policies={"A100": "quick"})
     stopped.start_controller()
     return stopped
 
@@ -105,7 +105,7 @@ def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) ->
     """DL2's, with weights by which everybody takes what it gains by; without weights its fallback's rule chooses."""
     folder = elastic.folder / "policies"
     (folder / "learned.yaml").write_text("agent: dl2\nfallback: quick\n")
-    elastic.write_inventory({"grace": "10s"}, policies={"A100": "learned"})
+    elastic.write_inventory(policies={"A100": "learned"})
     job = resizable(elastic, share, "--sizes", "1,4,8")
     wait_until(lambda: gpus(elastic, job) == 8, 30, "8 GPUs, by the fallback's rule")
     assert "no weights" in elastic.cli("status").stdout
