@@ -19,7 +19,7 @@ from gpusched.model.snapshot import FinishedView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
-from gpusched.sim.pool import Pool, demand_of
+from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched import test_agents_gist as gist
@@ -237,6 +237,13 @@ def test_one_that_knows_nothing_never_reads_run_times_or_limits() -> None:
     plain = replayed(trace_of(submit, duration, gpus), Pool.uniform(3, 8), of)
     other = replayed(trace_of(submit, duration, gpus, limit=rng.uniform(500, 9000, 60)), Pool.uniform(3, 8), of)
     assert plain.start.tobytes() == other.start.tobytes()
+
+
+def test_a_job_without_gpus_starts_while_none_is_free() -> None:
+    """Behind one that needs some, as live."""
+    trace = trace_of([0.0, 1.0, 2.0], [100.0] * 3, [8, 8, 0], cores=[4, 4, 2], memory=[1, 1, 1])
+    result = replayed(trace, Pool.of([NodeSpec(8, 16, 64)]), SKIP)
+    assert result.start.tolist() == [0.0, 100.0, 2.0]
 
 
 @FEW

@@ -7,17 +7,18 @@ replay, and only the order is drawn.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.rltune.decide import arrange, observation_of, scores_of, set_hold, window_of
-from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, world_for
+from gpusched.agents.rltune.evaluation import Figures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import Queue, Scored, carry_out, new_queue, remember
+from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
@@ -99,7 +100,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
     queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
     obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if obs.free == 0.0 and shape["gpus"] > 0:
+    if obs.free == 0.0 and all_need_gpus(sim, own):
         return
     state = state_of(sim, passes, queue.outcome)
     order = window_of(known, own, scorer.window[0], queue.ahead)
@@ -246,8 +247,8 @@ def _reordered(trace: Trace, order: Ints) -> Trace:
 def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, picks: int, window: int) -> Play:
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
-    sim, passes = shared(world.sim, world.passes)
-    queue, known = new_queue(sim, window), fresh(episode.known)
+    sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
+    queue = new_queue(sim, window)
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
     by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
     log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)
