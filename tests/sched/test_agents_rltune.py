@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from gpusched.agents.rltune.candidates import Rule, linear_of
 from gpusched.agents.rltune.history import FACTS, FEATURES, grouped
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, expected, new_history, note_passed
+from gpusched.agents.rltune.table import agent_of_model
 from gpusched.config.weights import Model, load_model, save_model
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
@@ -109,6 +112,11 @@ def test_weights_of_another_shape_are_refused_by_name(name: str) -> None:
     arrays = arrays_of(rule({}))
     with pytest.raises(ValueError, match=name.partition(".")[0]):
         prepare(model({n: a for n, a in arrays.items() if n != name}))
+
+
+def test_weights_that_do_not_say_what_they_know_go_by_limits() -> None:
+    silent = replace(SKIP, about={"backfill": "skip"})
+    assert prepare(silent).knows == agent_of_model("a", silent).knows == "limit"
 
 
 def test_operators_priorities_go_before_scores() -> None:

@@ -64,7 +64,7 @@ def prepare(model: Model) -> Prepared | Preempting:
     window, attention = model.arrays["window"].astype(np.int64), attention_of(model.arrays, net)
     scorer = Scorer(net, linear, mean, scale, strength, window, odds, attention)
     backfill = NONE if model.about.get("backfill") == "none" else SKIP
-    return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
+    return Prepared(scorer, model.knows, backfill)
 
 
 def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[list[int], Block]:

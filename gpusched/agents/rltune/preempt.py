@@ -72,13 +72,12 @@ def prepare_ranks(model: Model) -> Preempting:
     weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in wanted)
     if weights[STEP] <= 0:
         raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")
-    knows = model.about.get("knows", "estimate")
-    if knows == "nothing" and weights[INDEX] != 0:
+    if model.knows == "nothing" and weights[INDEX] != 0:
         raise ValueError("it goes by what jobs ran, and says that it knows nothing of it")
     few = np.array([_PRIOR, weights[KIND], weights[BURST]])
     if not np.all(few > 0):
         raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")
-    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), knows)
+    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), model.knows)
 
 
 @jit
