@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpusched.errors import GpuschedError
-from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
-
-MOST_ENDED = 2000  # past jobs that are looked at: reading more would hold up the cycle, and the last ones say most
 
 
 class Estimator:
@@ -40,7 +38,7 @@ class Estimator:
         new = self._store.unestimated()
         if not new or (predictor := self._read()) is None:
             return
-        found = estimated(predictor, self._store.rows_recently_ended(MOST_ENDED), new)
+        found = estimated(predictor, self._store.ended_runs(), new)
         with self._store.transaction():
             self._store.put_estimates(found)
 
@@ -67,7 +65,7 @@ class Estimator:
 def estimated(predictor: Predictor, ended: Iterable[Job], new: Iterable[Job]) -> list[Estimate]:
     """The median of each new job, at most its limit, by those that had ended when it was submitted."""
     waiting = {job.id: job for job in new}
-    past = {job.id: job for job in ended if job.start_time is not None and job.id not in waiting}
+    past = {job.id: job for job in ended if job.id not in waiting}
     trace = as_submitted([*past.values(), *waiting.values()])
     median = predictor.of(trace)[:, predictor.quantiles.index(0.5)]
     return [

@@ -28,7 +28,6 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
-NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 
 PLACEMENTS = {

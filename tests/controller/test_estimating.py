@@ -10,8 +10,8 @@ import pytest
 
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.estimating import Estimator, estimated
-from gpusched.forecast.features import Forest
-from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.features import Forest
+from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.policy import PolicySpec

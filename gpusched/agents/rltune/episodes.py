@@ -22,6 +22,7 @@ from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_ou
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
+from gpusched.estimation import REMEMBERED
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
 from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Words, seed_words
@@ -169,7 +170,6 @@ def _write(trajectory: Trajectory, queue: Queue, own: Ints, window: Ints, fits: 
         trajectory.used[1] += 1
 
 
-_MOST_BEFORE = 2000  # ended jobs that are known to a sequence
 _ROWS_PER_PICK = 24
 
 
@@ -202,7 +202,7 @@ def _episode(before: Result, first: int, settings: Settings) -> Episode:
     trace, time = before.trace, float(before.trace.submit[first])
     past = np.flatnonzero(trace.submit < time)
     there = past[~(before.end[past] <= time)]
-    ended = past[before.end[past] <= time][-_MOST_BEFORE:]
+    ended = past[before.end[past] <= time][-REMEMBERED:]
     runs = there[before.start[there] <= time]
     waits = there[~(before.start[there] <= time)][-settings.sequence :]
     coming = np.arange(first, min(first + settings.sequence, len(trace)))
