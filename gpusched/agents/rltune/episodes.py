@@ -17,12 +17,12 @@ from gpusched.agents.rltune.decide import arrange, observation_of, scores_of, se
 from gpusched.agents.rltune.evaluation import Figures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.odds import SHORTEST_S
 from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
 from gpusched.estimation import REMEMBERED
+from gpusched.estimation.odds import SHORTEST_S, History
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
 from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Words, seed_words
@@ -229,7 +229,8 @@ def _begun(
     # What ran is submitted first, so that it starts before all others, on nodes that it fits.
     order = np.lexsort((np.arange(len(rest)), facts["had"] <= 0, np.maximum(rest.submit, time)))
     rest, facts = _reordered(rest, order), facts[order]
-    history = whole.history._replace(passed=whole.history.passed[kept][order])
+    seen, *own = whole.history
+    history = History(seen, *(of[kept][order] for of in own))
     truth = np.log(np.maximum(rest.duration, SHORTEST_S))
     now = replace(
         rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
