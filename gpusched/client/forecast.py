@@ -34,12 +34,12 @@ def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explan
     """
     _say_if_slow()
     from gpusched.client.alternatives import alternatives_of, spreads_of
+    from gpusched.estimation.limit_use import LimitUse
     from gpusched.forecast.assumptions import assumptions, why_never
-    from gpusched.forecast.limit_use import LimitUse
     from gpusched.forecast.start_times import StartForecast
 
     view = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = LimitUse(client.reader.past_runs() if client.reader else [])
+    habits = LimitUse(client.reader.ended_runs() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, view, explanation)
     settings = client.inventory.settings
     foresight = StartForecast(

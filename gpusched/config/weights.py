@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,16 @@ class Model:
     def preempts(self) -> bool:
         """Whether they stop running jobs."""
         return PREEMPTS.items() <= self.about.items()
+
+    @property
+    def knows(self) -> str:
+        """See `knows_of`."""
+        return knows_of(self.about)
+
+
+def knows_of(about: Mapping[str, str]) -> str:
+    """Return what weights go by of run times: the time limits, unless they say otherwise."""
+    return about.get("knows", "limit")
 
 
 def weights_file(folder: Path, partition: str) -> Path:

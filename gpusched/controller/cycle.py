@@ -13,7 +13,7 @@ from gpusched.config.paths import log_path, result_path
 from gpusched.controller.asking import Asking, Prepare
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_on
-from gpusched.controller.estimating import Estimator
+from gpusched.controller.estimating import Estimates
 from gpusched.controller.fold import CommandApplier
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
@@ -75,7 +75,7 @@ class Cycle:
         self._asking = Asking(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
         self._settling = Settling(store, self._collecting, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, Estimator(store, state, say), say)
+        self._planner = Planner(store, self._launcher, self._decider, Estimates(store, state, say), say)
 
     def follow(self, before: Cycle) -> None:
         """Go on for a cycle that could not be recorded, with the ends of operations that it was told of."""

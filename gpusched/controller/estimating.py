@@ -1,4 +1,4 @@
-"""Run times of waiting jobs for policies with ``order: sjf-estimate``: what the installation's predictor says.
+"""Run times of waiting jobs for policies with ``order: sjf-estimate``, estimated as in replays.
 
 Each job is asked about once, as of its submission, by what had ended before; the answer is kept in the store. So a
 decision, ``why`` and a forecast go by the same figure, and a predictor that is trained anew changes no job that waits.
@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpusched.errors import GpuschedError
-from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.predictor import USUAL_NAME, Estimator, LastTwo, Predictor
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
-MOST_ENDED = 2000  # past jobs that are looked at: reading more would hold up the cycle, and the last ones say most
 
+class Estimates:
+    """Asks about jobs that are new in the queue: the predictor of the state folder.
 
-class Estimator:
-    """Asks the predictor about jobs that are new in the queue.
-
-    Where there is none in the state folder, or it cannot be used, jobs go by their limits, and that is said once.
+    Where there is none, or it cannot be used, the mean of the user's last two run times counts, and that is said once.
     """
 
     def __init__(self, store: Store, state: Path, say: Callable[[str], None] = lambda text: None) -> None:
@@ -38,9 +36,9 @@ class Estimator:
         if not any(policy.by_estimate for policy in policies):
             return
         new = self._store.unestimated()
-        if not new or (predictor := self._read()) is None:
+        if not new:
             return
-        found = estimated(predictor, self._store.rows_recently_ended(MOST_ENDED), new)
+        found = estimated(self._read() or LastTwo(), self._store.ended_runs(), new)
         with self._store.transaction():
             self._store.put_estimates(found)
 
@@ -59,19 +57,18 @@ class Estimator:
             self._predictor = self._stamp = None
             trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
         if trouble and trouble != self._said:
-            self._say(f"order sjf-estimate uses time limits: {trouble}")
+            self._say(f"order sjf-estimate uses users' last two run times: {trouble}")
         self._said = trouble or ("" if self._predictor is not None else self._said)
         return self._predictor
 
 
-def estimated(predictor: Predictor, ended: Iterable[Job], new: Iterable[Job]) -> list[Estimate]:
-    """The median of each new job, at most its limit, by those that had ended when it was submitted."""
+def estimated(estimator: Estimator, ended: Iterable[Job], new: Iterable[Job]) -> list[Estimate]:
+    """What is expected of each new job, at most its limit, by those that had ended when it was submitted."""
     waiting = {job.id: job for job in new}
-    past = {job.id: job for job in ended if job.start_time is not None and job.id not in waiting}
+    past = {job.id: job for job in ended if job.id not in waiting}
     trace = as_submitted([*past.values(), *waiting.values()])
-    median = predictor.of(trace)[:, predictor.quantiles.index(0.5)]
     return [
-        Estimate(job_id, min(seconds, float(waiting[job_id].spec.time_limit_s)), predictor.digest)
-        for job_id, seconds in zip(trace.ids, median.tolist(), strict=True)
+        Estimate(job_id, seconds, estimator.digest)
+        for job_id, seconds in zip(trace.ids, estimator.medians(trace).tolist(), strict=True)
         if job_id in waiting
     ]

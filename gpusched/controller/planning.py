@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimator
+from gpusched.controller.estimating import Estimates
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
@@ -94,7 +94,7 @@ class Planner:
     """Decides for one controller."""
 
     def __init__(
-        self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimator, say: Callable[[str], None]
+        self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimates, say: Callable[[str], None]
     ) -> None:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say

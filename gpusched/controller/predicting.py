@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import kept_on_disk
-from gpusched.forecast.limit_use import LimitUse
+from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.run import run_forward
 from gpusched.forecast.start_times import draws_of, quantiles
@@ -109,7 +109,7 @@ class StartPredictor:
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = LimitUse(self._store.past_runs())
+        habits = LimitUse(self._store.ended_runs())
         return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
     def _write(self, batch: _Batch) -> None:

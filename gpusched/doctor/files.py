@@ -124,7 +124,7 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
             message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
             yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
         if spec.by_estimate and not (state / PREDICTOR).is_file():
-            message = f"{partition}: order: sjf-estimate has no predictor and uses time limits"
+            message = f"{partition}: order: sjf-estimate has no predictor and uses users' last two run times"
             yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
         if spec.agent is not None:
             fallback = spec.fallback.name if spec.fallback is not None else "fifo"

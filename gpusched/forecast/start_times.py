@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.forecast.limit_use import LimitUse
+from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
 from gpusched.model.forecast import ExpectedStart, Sooner, Spread, SpreadStart
 from gpusched.model.policy import PolicySpec

@@ -434,6 +434,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds that its present attempt may run: its limit bounds what it runs at all sizes together."""
         return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
+    @property
+    def ran_s(self) -> float:
+        """Seconds of the attempt that it ended with; 0: it never ran, or has not ended."""
+        return self.end_time - self.start_time if self.end_time is not None and self.start_time is not None else 0.0
+
 
 def container_name(job_id: str, attempt: int, rank: int) -> str:
     """The name that makes a double start impossible: ``gpusched-<job>-<attempt>-<rank>``."""

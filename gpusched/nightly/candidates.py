@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from gpusched.errors import GpuschedError
-from gpusched.forecast.predictor import USUAL_NAME
+from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition

@@ -20,7 +20,7 @@ from gpusched.accounting.report import parse_since
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
 from gpusched.errors import GpuschedError, NoHistory
-from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.nightly.proof import incumbent_of, scenario_for

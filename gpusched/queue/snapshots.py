@@ -14,7 +14,7 @@ from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import KindBelief
-from gpusched.model.jobs import Allocation, Job, JobState
+from gpusched.model.jobs import Allocation, Job
 from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
@@ -340,7 +340,7 @@ def sharing_views(
 
 
 def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
-    """The last jobs that ended by themselves; empty where no partition's policy learns from them."""
+    """The last jobs that ended (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
     if not any(policy.traits.remembers for policy in policies.values()):
         return ()
     return tuple(
@@ -348,16 +348,11 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
             user=job.user, partition=job.spec.partition, nodes=job.spec.nodes,
             gpus=job.spec.nodes * job.spec.gpus_per_node, cores=job.spec.nodes * job.spec.cores_per_node,
             memory_mib=job.spec.nodes * job.spec.memory_mib_per_node, submit_time=job.submit_time,
-            end_time=job.end_time, ran_s=job.end_time - job.start_time, attempt=job.attempt,
+            end_time=job.end_time or 0.0, ran_s=job.ran_s, attempt=job.attempt,
             preemptions=job.preemptions,
         )
-        for job in reader.rows_recently_ended(_MOST_ENDED)
-        if job.start_time is not None and job.end_time is not None and job.state in _BY_ITSELF
+        for job in reader.ended_runs()
     )  # fmt: skip
-
-
-_MOST_ENDED = 500
-_BY_ITSELF = (JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY)
 
 
 def expected_end(job: Job, start: float) -> float:

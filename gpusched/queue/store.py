@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpusched.errors import GpuschedError
+from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
 from gpusched.model.arrays import tasks_of, wanted
 from gpusched.model.events import Event
@@ -44,19 +45,6 @@ INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 SUSPENDED_BY = "gpusched"
 """`NodeRecord.drained_by` of a node that the controller itself took out of service."""
-
-
-class _Limited(msgspec.Struct):
-    time_limit_s: int
-
-
-class _OfLimit(msgspec.Struct):
-    """Of a job only its limit: a tenth of the time that the whole takes."""
-
-    spec: _Limited
-
-
-_LIMIT = msgspec.json.Decoder(_OfLimit)
 
 
 class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -385,6 +373,15 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """As `recently_ended`, but tasks of an array that were cancelled together are one (`Job.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
+    def ended_runs(self, limit: int = REMEMBERED) -> list[Job]:
+        """The jobs that ended last after they ran, the latest one last: what run times are estimated from.
+
+        Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
+        """
+        cut = "state NOT IN ('NODE_FAIL', 'PREEMPTED')"
+        found = self._jobs_of(f"WHERE end_time IS NOT NULL AND {cut} ORDER BY end_time DESC LIMIT ?", (limit,))
+        return [job for job in found[::-1] if job.start_time is not None]
+
     def has_unended(self, job_id: str) -> bool:
         """Whether the job, or any task of the array, has not ended."""
         ended = ",".join("?" * len(ENDED))
@@ -506,25 +503,6 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             f"SELECT {columns} FROM runs WHERE end_time > :since AND start_time < :until {rest}",
             {"since": since, "until": until},
         )
-
-    def past_runs(self, limit: int = 2000) -> list[tuple[str, float, float]]:
-        """(user, seconds it ran, its time limit in seconds) of the attempts that ended last and by themselves.
-
-        Those that a failed node or the scheduler cut short say nothing about run times and are left out.
-        """
-        cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
-        rows = self._db.execute(
-            f"SELECT runs.user, runs.end_time - runs.start_time, jobs.data, {self._spec_column()} "
-            "FROM runs JOIN jobs ON jobs.id = runs.job_id "
-            f"WHERE runs.end_time IS NOT NULL AND runs.outcome NOT IN ({','.join('?' * len(cut))}) "
-            "ORDER BY runs.end_time DESC LIMIT ?",
-            (*cut, limit),
-        ).fetchall()
-        specs = self._specs({row[3] for row in rows if row[3] is not None})
-        return [
-            (user, ran, float((_LIMIT.decode(data).spec if digest is None else specs[digest]).time_limit_s))
-            for user, ran, data, digest in rows
-        ]
 
     def first_starts(self) -> dict[str, float]:
         """Partition -> when the first job ever started there (Unix seconds); the begin of Eq. 3's time."""

@@ -7,16 +7,16 @@ partition are neighbours: a request names its partition as the rows ``lo <= node
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
-Records = npt.NDArray[Any]
+from gpusched.compiled.arrays import Flags as Flags
+from gpusched.compiled.arrays import Floats as Floats
+from gpusched.compiled.arrays import Ints as Ints
+from gpusched.compiled.arrays import Records as Records
+from gpusched.compiled.arrays import Words as Words
+from gpusched.compiled.arrays import filled as filled
 
 # RANDOM: in replays; FASTEST, MILP: see `mapping`
 FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM, FASTEST, MILP, RACK = range(8)
@@ -328,11 +328,3 @@ def seed_words(seed: int) -> Words:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return np.array([(z ^ (z >> 31)) or 1], dtype=np.uint64)
-
-
-def filled(dtype: np.dtype[Any], size: int, **columns: npt.ArrayLike) -> Records:
-    """A record array with these columns, the others 0."""
-    records = np.zeros(size, dtype)
-    for name, column in columns.items():
-        records[name] = column
-    return records

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.estimation.features import NO_HISTORY_S
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.orders import ORDERS, Knows
-from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
 

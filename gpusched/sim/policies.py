@@ -28,7 +28,6 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
-NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 
 PLACEMENTS = {
@@ -184,7 +183,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
 
 def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
-    knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
+    knows, backfill = model.knows, model.about.get("backfill", spec.backfill)
     if knows not in get_args(Knows) or backfill not in UNPLANNED:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
     power = ", preemptive" if model.preempts else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.compiled import kept_on_disk
 from gpusched.model.limits import Limits, Quotas
-from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
+from gpusched.sim.engine.build import Elastic, Options, Outage, World, estimator_for, log_of, result_of, world_of
 from gpusched.sim.engine.mapped import is_mapped
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.placed import one_node
@@ -109,7 +109,7 @@ def _compile_for(world: World, kind: RunKind) -> None:
     """
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
-    known = kind, agent, is_mapped(world), sim.pace is None, forecast_for(world) is None, sim.ledger is None
+    known = kind, agent, is_mapped(world), sim.pace is None, type(estimator_for(world)), sim.ledger is None
     if known in _warm:
         return
     _warm.add(known)

@@ -18,7 +18,7 @@ from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.topology import load_topology
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
-from gpusched.forecast.predictor import Predictor
+from gpusched.estimation.predictor import Predictor
 from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import Topology

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.estimating import Estimator, estimated
-from gpusched.forecast.features import Forest
-from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.controller.estimating import Estimates, estimated
+from gpusched.estimation.features import Forest
+from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.policy import PolicySpec
@@ -82,20 +82,20 @@ def test_what_was_short_before_goes_first(site: Site) -> None:
     assert quick not in site.store.estimates()
 
 
-def test_without_a_predictor_it_goes_by_limits_and_says_so_once(site: Site) -> None:
-    site.submit(spec=spec(name="quick", time_limit_s=600, **WHOLE))
-    site.submit(spec=spec(name="slow", time_limit_s=500, **WHOLE))
-    assert first_started(site) == "slow"
-    site.turn(3)
+def test_without_a_predictor_it_goes_by_the_users_last_two_as_replays_do_and_says_so_once(site: Site) -> None:
+    first = site.submit(spec=spec(name="new", time_limit_s=400, hold=True))
+    site.turn()
+    (job,) = site.store.pending()
+    site.store.put_jobs([past("a", seconds, user=job.user) for seconds in (500.0, 20.0)])
+    long, brief = (site.submit(spec=spec(name="new", time_limit_s=limit, hold=True)) for limit in (600, 100))
+    site.turn()
     (line,) = [text for text in site.said if "sjf-estimate" in text]  # type: ignore[attr-defined]
     assert line.endswith("train it: gpusched predict --train")
-    assert site.store.estimates() == {}
+    assert site.store.estimates() == {first: 400.0, long: 260.0, brief: 100.0}
     (site.state / USUAL_NAME).write_bytes(b"torn")
+    site.submit(spec=spec(name="new", hold=True))
     site.turn(2)
     assert "cannot be read" in site.said[-1]  # type: ignore[attr-defined]
-    usual().save(site.state / USUAL_NAME)  # what waits already is asked about late, as of its submission
-    site.turn()
-    assert list(site.store.estimates().values()) == [pytest.approx(20.0)]
 
 
 def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> None:
@@ -111,12 +111,11 @@ def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> N
 
 
 def test_other_policies_ask_nothing(site: Site) -> None:
-    site.submit(spec=spec(hold=True))
-    site.turn()
+    site.store.put_jobs([waits("new", BEGIN + 2)])
     said: list[str] = []
-    Estimator(site.store, site.state, said.append).run([PolicySpec(name="easy")])
+    Estimates(site.store, site.state, said.append).run([PolicySpec(name="easy")])
     assert said == []
-    Estimator(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
+    Estimates(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
     assert len(said) == 1
 
 

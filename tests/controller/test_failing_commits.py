@@ -19,7 +19,7 @@ from gpusched.cluster.ssh import SshCluster
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimator
+from gpusched.controller.estimating import Estimates
 from gpusched.controller.fold import MOST_TOLD, CommandApplier
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.notices.desk import NoticeDesk
@@ -288,7 +288,7 @@ def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest
     waiting = desk.submit()
     decider, told = Decider(desk.store), list[str]()
     launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, Estimator(desk.store, desk.state, told.append), told.append)
+    planner = Planner(desk.store, launcher, decider, Estimates(desk.store, desk.state, told.append), told.append)
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")

@@ -13,7 +13,7 @@ from gpusched.config.weights import ModelError, load_file
 from gpusched.doctor import files
 from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
-from gpusched.forecast.predictor import USUAL_NAME
+from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from tests.controller.imagined import inventory

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpusched.agents.predictor import calibrate as calibrating
 from gpusched.agents.predictor import train as predict
 from gpusched.agents.predictor.calibrate import calibrated, shift_of
-from gpusched.forecast.features import Forest
-from gpusched.forecast.predictor import ends_of
+from gpusched.estimation.features import Forest
+from gpusched.estimation.predictor import ends_of
 from tests.learn.test_predict import DATA, EPOCH, FAST, Cli, cli, habits
 
 DAY_S = 86400.0

@@ -18,8 +18,8 @@ from gpusched.agents.predictor import train as predict
 from gpusched.agents.predictor.request import with_job
 from gpusched.config.weights import ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
-from gpusched.forecast.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
-from gpusched.forecast.predictor import Predictor, ends_of, features_of
+from gpusched.estimation.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
+from gpusched.estimation.predictor import Predictor, ends_of, features_of
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.forecast.predictor import USUAL_NAME
+from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from tests.cli.conftest import Result, Site
 from tests.controller.test_estimating import usual

@@ -39,11 +39,11 @@ def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path
     store.close()
 
 
-def test_a_policy_that_learns_from_ended_jobs_sees_those_that_ended_by_themselves(tmp_path: Path) -> None:
+def test_ended_jobs_tell_how_long_they_ran_unless_a_node_or_the_scheduler_cut_them_short(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     wide = spec(nodes=3, gpus_per_node=2, cores_per_node=5, memory_mib_per_node=70)
     ends = (JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.CANCELLED,
-            JobState.NODE_FAIL, JobState.RUNNING)  # fmt: skip
+            JobState.NODE_FAIL, JobState.PREEMPTED, JobState.RUNNING)  # fmt: skip
     for n, state in enumerate(ends):
         end = None if state is JobState.RUNNING else NOW + 100 + n
         times = {"submit_time": NOW - n, "start_time": NOW + 10, "end_time": end}
@@ -51,7 +51,8 @@ def test_a_policy_that_learns_from_ended_jobs_sees_those_that_ended_by_themselve
     store.put_jobs([job("never", JobState.FAILED, start_time=None, end_time=NOW + 50)])
     assert finished_lately(store, {"p": PolicySpec(name="x")}) == ()
     found = finished_lately(store, {"q": PolicySpec(name="y"), "p": PolicySpec(name="x", agent="rltune")})
-    times = {(NOW - n, NOW + 100 + n, 90.0 + n) for n in range(4)}
+    times = {(NOW - n, NOW + 100 + n, 90.0 + n) for n in range(5)}
+    assert [j.ran_s for j in store.ended_runs(3)] == [92.0, 93.0, 94.0]
     assert {(f.submit_time, f.end_time, f.ran_s) for f in found} == times
     sizes = {(f.nodes, f.gpus, f.cores, f.memory_mib, f.partition, f.attempt) for f in found}
     assert sizes == {(3, 6, 15, 210, "p", 2)}
@@ -72,20 +73,3 @@ def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_wri
     assert store._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     store.close()
     assert len(MIGRATIONS) == SCHEMA_VERSION - 1
-
-
-def test_past_runs_are_those_that_ended_by_themselves(tmp_path: Path) -> None:
-    store = Store.create_or_open(tmp_path)
-    cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
-    for n, outcome in enumerate([JobState.COMPLETED, cut[0], JobState.TIMEOUT, *cut[1:], None]):
-        store.put_jobs([job(f"j{n}")])
-        store.open_run(
-            Run(job_id=f"j{n}", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW,
-                end_time=None, outcome=None, nodes={})
-        )  # fmt: skip
-        if outcome is not None:
-            store.close_run(f"j{n}", 1, NOW + 100 + n, outcome)
-    limit = float(job().spec.time_limit_s)
-    assert store.past_runs() == [("u", 102.0, limit), ("u", 100.0, limit)]
-    assert store.past_runs(1) == [("u", 102.0, limit)]
-    store.close()

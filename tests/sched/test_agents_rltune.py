@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,17 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.rltune.candidates import Rule, linear_of
-from gpusched.agents.rltune.history import FACTS, FEATURES, grouped
+from gpusched.agents.rltune.history import FACTS, FEATURES, grouped, history_of
 from gpusched.agents.rltune.live import prepare
-from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, expected, new_history, note_passed
+from gpusched.agents.rltune.table import agent_of_model
 from gpusched.config.weights import Model, load_model, save_model
+from gpusched.estimation.odds import CLASSES, LEVELS, Odds, expected, note_passed
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import FinishedView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
-from gpusched.sim.pool import Pool, demand_of
+from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched import test_agents_gist as gist
@@ -111,6 +114,11 @@ def test_weights_of_another_shape_are_refused_by_name(name: str) -> None:
         prepare(model({n: a for n, a in arrays.items() if n != name}))
 
 
+def test_weights_that_do_not_say_what_they_know_go_by_limits() -> None:
+    silent = replace(SKIP, about={"backfill": "skip"})
+    assert prepare(silent).knows == agent_of_model("a", silent).knows == "limit"
+
+
 def test_operators_priorities_go_before_scores() -> None:
     by_gpus = model(arrays_of(rule({"gpus": -1.0})), "smallest")
     jobs = [pending("large", 8, priority=5), pending("small", 1)]
@@ -155,22 +163,21 @@ def test_kinds_and_bursts() -> None:
 def test_odds_of_run_times_follow_what_was_seen() -> None:
     """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
     facts = np.zeros(9, FACTS)
-    facts["gpus"], facts["limit"], facts["burst"] = 1.0, np.nan, np.arange(9) // 3
+    facts["gpus"], facts["burst"] = 1.0, np.arange(9) // 3
     odds = Odds(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
-    history = new_history(facts, 1)
-    plain = expected(history, odds, facts, 8)
+    history = history_of(facts)
+    plain = expected(history, odds, 8, np.nan)
     for job in (0, 1):
-        note_passed(history, facts, job, 8.0, True)
-    note_passed(history, facts, 3, 86400.0, False)
-    (short, worth_short), (long, worth_long), other = (expected(history, odds, facts, j) for j in (2, 5, 8))
+        note_passed(history, job, 8.0, True)
+    note_passed(history, 3, 86400.0, False)
+    (short, worth_short), (long, worth_long), other = (expected(history, odds, j, np.nan) for j in (2, 5, 8))
     assert short < other[0] < long
     assert worth_short > other[1] > worth_long
     assert np.isfinite(plain).all()
-    facts["limit"][5] = np.log(600.0)
-    assert expected(history, odds, facts, 5)[0] <= np.log(600.0)
+    assert expected(history, odds, 5, np.log(600.0))[0] <= np.log(600.0)
     # Ends are spread evenly within a level: a single level's mean is its middle.
     sure = Odds(np.ones((CLASSES, LEVELS)), odds.few)
-    assert expected(new_history(facts, 1), sure, facts, 8)[0] == pytest.approx(np.log(7.5))
+    assert expected(history_of(facts), sure, 8, np.nan)[0] == pytest.approx(np.log(7.5))
 
 
 def test_the_weights_survive_their_file(tmp_path) -> None:
@@ -237,6 +244,13 @@ def test_one_that_knows_nothing_never_reads_run_times_or_limits() -> None:
     plain = replayed(trace_of(submit, duration, gpus), Pool.uniform(3, 8), of)
     other = replayed(trace_of(submit, duration, gpus, limit=rng.uniform(500, 9000, 60)), Pool.uniform(3, 8), of)
     assert plain.start.tobytes() == other.start.tobytes()
+
+
+def test_a_job_without_gpus_starts_while_none_is_free() -> None:
+    """Behind one that needs some, as live."""
+    trace = trace_of([0.0, 1.0, 2.0], [100.0] * 3, [8, 8, 0], cores=[4, 4, 2], memory=[1, 1, 1])
+    result = replayed(trace, Pool.of([NodeSpec(8, 16, 64)]), SKIP)
+    assert result.start.tolist() == [0.0, 100.0, 2.0]
 
 
 @FEW

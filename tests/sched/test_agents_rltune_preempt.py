@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.agents.rltune.odds import CLASSES, LEVELS
 from gpusched.agents.rltune.preempting import Rule, model_of, policy_of
 from gpusched.config.weights import Model
+from gpusched.estimation.odds import CLASSES, LEVELS
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
 from gpusched.model.limits import Quotas
 from gpusched.model.plan import Plan, Preempt, ReasonCode

@@ -75,7 +75,7 @@ def test_what_others_call_of_a_pass_is_kept_by_whoever_filled_it_in() -> None:
 CLASS_OF = """
 import sys
 import gpusched
-from gpusched.agents.rltune.odds import class_of
+from gpusched.estimation.odds import class_of
 values = {"float": [4.5], "both": [4.5, 4]}[sys.argv[1]]
 print(gpusched.__file__, *map(class_of, values), "numba" in sys.modules)
 """
@@ -107,7 +107,7 @@ import sys
 import gpusched.compiled
 if sys.argv[1] != "asked":
     gpusched.compiled.numba_version = lambda: sys.argv[1]
-from gpusched.agents.rltune.odds import class_of
+from gpusched.estimation.odds import class_of
 from gpusched.compiled import kept_on_disk
 print(kept_on_disk(class_of), class_of(4.5), sum(getattr(class_of, "stats").cache_hits.values()))
 """
@@ -142,7 +142,7 @@ def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: P
     assert (compiled_first, loaded) == ("True", (answer, "False"))
 
 
-NEXT_LEVEL = ("-c", "from gpusched.agents.rltune.odds import next_level_s; print(next_level_s(40.0))")
+NEXT_LEVEL = ("-c", "from gpusched.estimation.odds import next_level_s; print(next_level_s(40.0))")
 
 
 @pytest.fixture(scope="module")

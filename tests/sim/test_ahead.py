@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.client.alternatives import spreads_of
-from gpusched.forecast.limit_use import LimitUse
+from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
 from gpusched.model.jobs import Dependency, DependencyKind

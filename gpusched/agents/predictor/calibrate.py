@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.forecast.features import Forest, predict_all
-from gpusched.forecast.predictor import ends_of, features_of
+from gpusched.estimation.features import Forest, predict_all
+from gpusched.estimation.predictor import ends_of, features_of
 from gpusched.sched.state import Floats
 from gpusched.traces.trace import Trace
 

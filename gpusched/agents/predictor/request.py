@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.forecast.predictor import USUAL_NAME, Predictor, ends_of
+from gpusched.estimation.predictor import USUAL_NAME, Predictor, ends_of
 from gpusched.model.units import count_of
 from gpusched.traces.trace import Ints, Trace
 
@@ -161,8 +161,7 @@ def tell_one(predictor: Predictor, past: Trace | None, job: Job) -> Told:
     trace, place = with_job(past, job)
     row = predictor.of(trace)[place].tolist()
     told = _told(trace, place, row)
-    ran = job.start_time is not None and job.end_time is not None
-    return msgspec.structs.replace(told, run_s=job.end_time - job.start_time if ran else None)  # type: ignore[operator]
+    return msgspec.structs.replace(told, run_s=job.ran_s or None)
 
 
 def with_job(past: Trace | None, job: Job) -> tuple[Trace, int]:

@@ -18,11 +18,10 @@ from gpusched import __version__
 from gpusched.agents.common.torch_ import need
 from gpusched.agents.predictor.calibrate import calibrated
 from gpusched.errors import GpuschedError
-from gpusched.forecast.features import ANCHOR, DAY_S, FEATURES, Forest
-from gpusched.forecast.predictor import Predictor, ends_of, features_of
+from gpusched.estimation.features import ANCHOR, DAY_S, Forest
+from gpusched.estimation.predictor import LastTwo, Predictor, ends_of, features_of
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.policies import NO_HISTORY_S
 from gpusched.traces.trace import Trace
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -188,7 +187,7 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
     limit = trace.limit[chosen]
     capped = np.fmin(middle, np.where(limit > 0, limit, np.nan))
     day = np.floor((trace.submit[chosen] + (trace.epoch or 0.0)) / DAY_S).astype(np.int64)
-    estimates = {"predicted (median)": capped, "mean of last two": _last_two(features, limit), "limit": limit}
+    estimates = {"predicted (median)": capped, "mean of last two": LastTwo().medians(trace)[chosen], "limit": limit}
     if typical_s is not None:
         estimates["median of all"] = np.full(len(chosen), typical_s)
     rows = [judged(name, values, run, day) for name, values in estimates.items()]
@@ -202,16 +201,6 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
 def _covered(seconds: Floats, run: Floats) -> float | None:
     """The part of ``run: float64[jobs]`` between the outermost of ``seconds: float64[jobs, quantiles]``."""
     return float(((seconds[:, 0] <= run) & (run <= seconds[:, -1])).mean()) if len(run) else None
-
-
-def _last_two(features: Floats, limit: Floats) -> Floats:
-    """The mean of the user's last two; of the group's, where the trace names no users; else the limit, else an hour."""
-    place = {name: i for i, name in enumerate(FEATURES)}
-    user, group = (features[:, place[f"{key}: mean of last two"]] for key in ("user", "group"))
-    log = user if not np.isnan(user).all() else group
-    fallback = np.where(limit > 0, limit, NO_HISTORY_S)
-    seconds: Floats = np.where(np.isnan(log), fallback, np.exp(log + features[:, ANCHOR]))
-    return np.fmin(seconds, np.where(limit > 0, limit, np.nan))
 
 
 def judged(name: str, estimate: Floats, run: Floats, day: Ints) -> Judged | None:

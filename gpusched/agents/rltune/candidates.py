@@ -15,9 +15,9 @@ from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import Scorer
 from gpusched.agents.rltune.history import FEATURES, Reals
 from gpusched.agents.rltune.live import OUTPUTS, Prepared
-from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Arrays
+from gpusched.estimation.odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 

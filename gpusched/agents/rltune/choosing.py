@@ -10,8 +10,8 @@ import numpy as np
 from gpusched.agents.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
 from gpusched.agents.rltune.evaluation import Evaluation, Figures, mean_cost
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.settings import Settings
+from gpusched.estimation.odds import Odds
 
 DEFAULT = "index, by work, hold four times as long as waited"
 _PRIOR = 0.05  # of the cost: by how much another rule must be better than the usual one

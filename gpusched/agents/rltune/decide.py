@@ -10,8 +10,8 @@ from gpusched.agents.common.attention import NONE as NO_ATTENTION
 from gpusched.agents.common.attention import attended
 from gpusched.agents.common.nets import Net, forward, work_for
 from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
-from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
+from gpusched.estimation.odds import Odds, expected
 from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
@@ -365,7 +365,7 @@ def gone_by_s(known: Known, odds: Odds, job: int) -> float:
     limit = known.facts[job]["limit"]
     if not np.isnan(limit):
         return float(np.exp(limit))
-    return float(_SURELY * np.exp(expected(known.history, odds, known.facts, job)[0]))
+    return float(_SURELY * np.exp(expected(known.history, odds, job, limit)[0]))
 
 
 _pass = queue_pass(_place, _hold, _started, hold_behind=True)

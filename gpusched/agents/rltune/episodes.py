@@ -7,20 +7,22 @@ replay, and only the order is drawn.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.rltune.decide import arrange, observation_of, scores_of, set_hold, window_of
-from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, world_for
+from gpusched.agents.rltune.evaluation import Figures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import Queue, Scored, carry_out, new_queue, remember
+from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
+from gpusched.estimation import REMEMBERED
+from gpusched.estimation.odds import SHORTEST_S, History
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
 from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Words, seed_words
@@ -99,7 +101,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
     queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
     obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if obs.free == 0.0 and shape["gpus"] > 0:
+    if obs.free == 0.0 and all_need_gpus(sim, own):
         return
     state = state_of(sim, passes, queue.outcome)
     order = window_of(known, own, scorer.window[0], queue.ahead)
@@ -168,7 +170,6 @@ def _write(trajectory: Trajectory, queue: Queue, own: Ints, window: Ints, fits: 
         trajectory.used[1] += 1
 
 
-_MOST_BEFORE = 2000  # ended jobs that are known to a sequence
 _ROWS_PER_PICK = 24
 
 
@@ -201,7 +202,7 @@ def _episode(before: Result, first: int, settings: Settings) -> Episode:
     trace, time = before.trace, float(before.trace.submit[first])
     past = np.flatnonzero(trace.submit < time)
     there = past[~(before.end[past] <= time)]
-    ended = past[before.end[past] <= time][-_MOST_BEFORE:]
+    ended = past[before.end[past] <= time][-REMEMBERED:]
     runs = there[before.start[there] <= time]
     waits = there[~(before.start[there] <= time)][-settings.sequence :]
     coming = np.arange(first, min(first + settings.sequence, len(trace)))
@@ -228,7 +229,8 @@ def _begun(
     # What ran is submitted first, so that it starts before all others, on nodes that it fits.
     order = np.lexsort((np.arange(len(rest)), facts["had"] <= 0, np.maximum(rest.submit, time)))
     rest, facts = _reordered(rest, order), facts[order]
-    history = whole.history._replace(passed=whole.history.passed[kept][order])
+    seen, *own = whole.history
+    history = History(seen, *(of[kept][order] for of in own))
     truth = np.log(np.maximum(rest.duration, SHORTEST_S))
     now = replace(
         rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
@@ -246,8 +248,8 @@ def _reordered(trace: Trace, order: Ints) -> Trace:
 def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, picks: int, window: int) -> Play:
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
-    sim, passes = shared(world.sim, world.passes)
-    queue, known = new_queue(sim, window), fresh(episode.known)
+    sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
+    queue = new_queue(sim, window)
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
     by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
     log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,16 +57,6 @@ def world_for(trace: Trace, pool: Pool, settings: Settings) -> World:
     return world_of(trace, pool, policy, Options())
 
 
-def fresh(arrays: Any) -> Any:
-    """A copy of named tuples of arrays, however deep."""
-    if isinstance(arrays, np.ndarray):
-        return arrays.copy()
-    if isinstance(arrays, tuple):
-        copies = [fresh(part) for part in arrays]
-        return type(arrays)(*copies) if hasattr(arrays, "_fields") else tuple(copies)
-    return arrays
-
-
 class Evaluation:
     """One trace on its nodes."""
 
@@ -84,19 +75,13 @@ class Evaluation:
     def result(self, prepared: Prepared) -> Result | None:
         """One replay; None where a score is no number."""
         world = self._world
-        sim, passes = shared(world.sim, world.passes)
-        queue, known = new_queue(sim, int(prepared.scorer.window[0])), fresh(self._known)
+        sim, passes, known = deepcopy((world.sim, world.passes, self._known))  # what they share they share still
+        queue = new_queue(sim, int(prepared.scorer.window[0]))
         by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
         log = log_of(world)
         while (code := run_scored(sim, log, passes, by)) == GROW:
             log = grown(log, sim)
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
-
-
-def shared(sim: Any, passes: Any) -> tuple[Any, Any]:
-    """Copies of both, with the one array that they share."""
-    sim, passes = fresh(sim), fresh(passes)
-    return sim._replace(chosen=passes.scratch.chosen), passes
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.odds import SHORTEST_S, History, Odds, Records, expected, level_of, new_history, note_passed
 from gpusched.compiled import jit
-from gpusched.sched.state import Flags, Floats, Ints
+from gpusched.estimation.odds import SHORTEST_S, History, Odds, expected, level_of, new_history, note_passed
+from gpusched.sched.state import Flags, Floats, Ints, Records
 
 Reals = npt.NDArray[np.float32]
 
@@ -113,7 +113,12 @@ def known_of(facts: Records, queues: int, learns: bool) -> Known:
     bursts = past("burst")
     empty = np.zeros(queues, PAST)
     return Known(facts, bursts, past("kind"), empty, past("user"), np.zeros(len(bursts), np.int64),
-                np.array([learns], np.uint8), new_history(facts, queues))  # fmt: skip
+                np.array([learns], np.uint8), history_of(facts))  # fmt: skip
+
+
+def history_of(facts: Records) -> History:
+    """Nothing has been seen of these jobs yet."""
+    return new_history(facts["gpus"], facts["queue"], facts["kind"], facts["burst"])
 
 
 @jit
@@ -147,13 +152,13 @@ def note_running(known: Known, job: int, now: float) -> None:
     """The job has run until now: what it has outlived is remembered."""
     of = known.facts[job]
     if known.learns[0] and not np.isnan(of["started"]):
-        note_passed(known.history, known.facts, job, of["had"] + now - of["started"], False)
+        note_passed(known.history, job, of["had"] + now - of["started"], False)
 
 
 @jit
 def note_ended(known: Known, job: int, ran_s: float) -> None:
     """The job has ended after ``ran_s`` seconds; the newest counts most, by a sixteenth at least."""
-    note_passed(known.history, known.facts, job, ran_s, True)
+    note_passed(known.history, job, ran_s, True)
     log_s = np.log(max(ran_s, SHORTEST_S))
     for past, at in _pasts(known, job):
         past[at]["ended"] += 1
@@ -239,5 +244,5 @@ def features(known: Known, odds: Odds, obs: Observation, job: int, ahead: int, s
     out[RUNNING] = 1.0 if runs else 0.0
     found = estimate_log_s(known, job)
     out[ESTIMATE] = max(found, age) if burst["ended"] == 0 else found
-    out[WORK], out[WORTH] = expected(known.history, odds, known.facts, job)
+    out[WORK], out[WORTH] = expected(known.history, odds, job, of["limit"])
     out[TRUTH] = 0.0 if np.isnan(of["truth"]) else of["truth"]

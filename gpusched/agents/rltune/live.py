@@ -18,10 +18,10 @@ from gpusched.agents.rltune import live_preempt
 from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import FEATURES, Known
 from gpusched.agents.rltune.mapped import map_order
-from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
 from gpusched.agents.rltune.preempt import Preempting, prepare_ranks
 from gpusched.agents.rltune.snapshot import known_of_snapshot
 from gpusched.config.weights import Model
+from gpusched.estimation.odds import CLASSES, LEVELS, Odds
 from gpusched.model.policy import MAPPED
 from gpusched.sched.agent import Context, Unusable
 from gpusched.sched.reasons import Block
@@ -64,7 +64,7 @@ def prepare(model: Model) -> Prepared | Preempting:
     window, attention = model.arrays["window"].astype(np.int64), attention_of(model.arrays, net)
     scorer = Scorer(net, linear, mean, scale, strength, window, odds, attention)
     backfill = NONE if model.about.get("backfill") == "none" else SKIP
-    return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
+    return Prepared(scorer, model.knows, backfill)
 
 
 def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[list[int], Block]:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.odds import History, Records, new_history, note_passed
+from gpusched.agents.rltune.history import history_of
 from gpusched.agents.rltune.preempt import Preempting, ranks_of
 from gpusched.agents.rltune.snapshot import facts_of_snapshot
 from gpusched.compiled import jit
+from gpusched.estimation.odds import History, note_passed
 from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
@@ -168,14 +169,14 @@ def _as_waiting(job: RunningView) -> PendingView:
 def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
     """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
     snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
-    facts, queues = facts_of_snapshot(context, prepared.knows)
+    facts, _ = facts_of_snapshot(context, prepared.knows)
     views: list[PendingView | RunningView | FinishedView] = [
         *context.waiting.views, *snapshot.running, *snapshot.finished
     ]  # fmt: skip
     had = np.array([had_s(view, restart_s, snapshot.now) for view in views], np.float64)
-    history = new_history(facts, queues)
+    history = history_of(facts)
     ended = len(views) - len(snapshot.finished)
-    _count(history, facts, had, ended)
+    _count(history, had, ended)
     place = {job.id: i for i, job in enumerate(snapshot.running, start=len(context.waiting.views))}
     rows = [*context.waiting.queues[context.partition], *(place[job.id] for job in field.stoppable)]
     jobs, runs = np.array(rows, np.int64), (np.arange(len(rows)) >= field.waits).astype(np.uint8)
@@ -188,10 +189,10 @@ def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
 
 
 @jit
-def _count(history: History, facts: Records, had: Floats, ended: int) -> None:
+def _count(history: History, had: Floats, ended: int) -> None:
     """Counts what all jobs ran; those from ``ended`` on have ended."""
     for job in range(had.size):
-        note_passed(history, facts, job, had[job], job >= ended)
+        note_passed(history, job, had[job], job >= ended)
 
 
 def _with_running(world: NodeArrays, field: Field) -> Resources:

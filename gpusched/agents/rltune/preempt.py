@@ -12,21 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.odds import (
+from gpusched.compiled import jit
+from gpusched.config.weights import Model
+from gpusched.estimation.odds import (
     CLASSES,
     LEVELS,
     SLACK_S,
     History,
     Odds,
-    Records,
     end_within,
     next_level_s,
     note_passed,
     reached,
 )
-from gpusched.compiled import jit
-from gpusched.config.weights import Model
-from gpusched.sched.state import Flags, Floats, Ints
+from gpusched.sched.state import Flags, Floats, Ints, Records
 
 _PRIOR = 20.0  # as how many jobs the prior counts for a partition's odds
 
@@ -72,23 +71,22 @@ def prepare_ranks(model: Model) -> Preempting:
     weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in wanted)
     if weights[STEP] <= 0:
         raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")
-    knows = model.about.get("knows", "estimate")
-    if knows == "nothing" and weights[INDEX] != 0:
+    if model.knows == "nothing" and weights[INDEX] != 0:
         raise ValueError("it goes by what jobs ran, and says that it knows nothing of it")
     few = np.array([_PRIOR, weights[KIND], weights[BURST]])
     if not np.all(few > 0):
         raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")
-    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), knows)
+    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), model.knows)
 
 
 @jit
-def cost_log2_s(history: History, ranking: Ranking, facts: Records, job: int, had_s: float) -> float:
+def cost_log2_s(history: History, ranking: Ranking, job: int, had_s: float) -> float:
     """log2 of the seconds of running that a completion costs (-log2 of the index) after ``had_s`` of running."""
     level, weights = reached(had_s), ranking.weights
     alive, gain, cost, best = 1.0, 0.0, 0.0, 1e-12
     first, last = 7.5 * 2.0**level if level > 0 else 0.0, 15.0 * 2.0**level
     for at in range(level, LEVELS):
-        ends = end_within(history, ranking.odds, facts, job, at)
+        ends = end_within(history, ranking.odds, job, at)
         gain += alive * ends * ((first + 15.0) ** -weights[SLOWDOWN] if weights[SLOWDOWN] > 0.0 else 1.0)
         cost += alive * (1.0 - 0.5 * ends) * (last - first)
         alive *= 1.0 - ends
@@ -103,7 +101,7 @@ def rank_of(history: History, ranking: Ranking, facts: Records, job: int, had_s:
     weights, gpus = ranking.weights, facts[job]["gpus"]
     rank = weights[GPUS] * np.log2(max(gpus, 1.0)) - (weights[STAY] if runs else 0.0)
     if weights[INDEX] != 0.0:
-        rank += weights[INDEX] * cost_log2_s(history, ranking, facts, job, had_s)
+        rank += weights[INDEX] * cost_log2_s(history, ranking, job, had_s)
     if weights[SERVED] != 0.0:
         rank += weights[SERVED] * np.sum(ranking.thresholds <= gpus * had_s + SLACK_S)
     return float(np.floor(rank / weights[STEP]))
@@ -117,7 +115,7 @@ def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had
     """
     ranks = np.empty(jobs.size)
     for i in range(jobs.size):
-        note_passed(history, facts, jobs[i], had_s[i], False)
+        note_passed(history, jobs[i], had_s[i], False)
     for i in range(jobs.size):
         if i > 0 and runs[i - 1] == runs[i] and _alike(facts, ranking, jobs[i - 1], had_s[i - 1], jobs[i], had_s[i]):
             ranks[i] = ranks[i - 1]

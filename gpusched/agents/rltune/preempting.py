@@ -15,7 +15,6 @@ import numpy as np
 from gpusched.agents.common.request import UNTRAINED, Report, Trained, TrainJob, settings_of
 from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
 from gpusched.agents.rltune.evaluation import evaluations, figures, mean_cost, windows
-from gpusched.agents.rltune.odds import Counts
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, Settings
 from gpusched.agents.rltune.table import agent_of_model, table_of
@@ -23,6 +22,7 @@ from gpusched.config.weights import PREEMPTS, Model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
+from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
@@ -72,7 +72,7 @@ class Ground(NamedTuple):
     """Replays to choose by, and what counts. ``spec``: the policy's file: what is protected, and what restarts cost."""
 
     evaluations: list[tuple[Trace, Pool]]
-    prior: Counts
+    prior: Floats
     settings: Preemption
     spec: PolicySpec
 
@@ -221,7 +221,7 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     return ground(early), ground([last])
 
 
-def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
+def model_of(rule: Rule, prior: Floats, knows: str) -> Model:
     """The weights of a way to rank."""
     weights = {**_DEFAULTS, **rule.weights}
     known = prior if knows != "nothing" else np.zeros_like(prior)

@@ -130,7 +130,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, by: Scored, own: Ints) -> bool:
     queue, known, scorer = by.queue, by.known, by.scorer
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
     obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if obs.free == 0.0 and shape["gpus"] > 0:
+    if obs.free == 0.0 and all_need_gpus(sim, own):
         return True
     state = state_of(sim, passes, queue.outcome)
     order, sound = ordered(known, scorer, obs, state, own, queue.ahead, queue.seen, queue.hold)
@@ -139,6 +139,15 @@ def _decide(sim: Sim, log: Log, passes: Passes, by: Scored, own: Ints) -> bool:
         arrange(state, known, scorer.odds, order, queue.hold, by.rule, by.backfill)
         carry_out(sim, log, queue, known)
     return sound
+
+
+@jit
+def all_need_gpus(sim: Sim, own: Ints) -> bool:
+    """Whether no waiting job asks for CPU cores only: then nobody can start as long as no GPU is free."""
+    for job in own:
+        if sim.shapes[sim.jobs[job]["shape"]]["gpus"] == 0:
+            return False
+    return True
 
 
 @jit
@@ -177,7 +186,7 @@ class ScoredRun(MappedRun):
             return own, None
         shapes = sim.shapes[sim.jobs["shape"][own]]
         obs = observation_of(sim.resources, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
-        if obs.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
+        if obs.free == 0.0 and all_need_gpus(sim, own):
             return own[:0], None
         state, of = state_of(sim, passes, self._own.outcome), self._own
         order, sound = ordered(self._known, prepared.scorer, obs, state, own, of.ahead, of.seen, of.hold)

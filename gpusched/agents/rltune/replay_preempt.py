@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.odds import History, Records, note_passed
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
 from gpusched.agents.rltune.trace import known_of_trace
 from gpusched.compiled import jit
+from gpusched.estimation.odds import History, note_passed
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
-from gpusched.sched.state import Flags, Floats, Ints
+from gpusched.sched.state import Flags, Floats, Ints, Records
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, time_run
@@ -105,7 +105,7 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         if sim.state[job]["status"] == DONE:
-            note_passed(history, facts, job, time_run(sim.pace, sim, job), True)
+            note_passed(history, job, time_run(sim.pace, sim, job), True)
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)

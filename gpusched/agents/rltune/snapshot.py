@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from gpusched.agents.rltune.history import DAY_S, FACTS, Known, grouped, known_of, note_ended, note_start
-from gpusched.agents.rltune.odds import Records
 from gpusched.sched.agent import Context
-from gpusched.sched.state import filled
+from gpusched.sched.state import Records, filled
 
 KNOWS_LIMITS = ("limit", "estimate")
 LEARNS = ("estimate", "oracle")

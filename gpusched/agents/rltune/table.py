@@ -44,7 +44,7 @@ def agent_of(prepared: Prepared, name: str, settings: Settings) -> ReplayPolicy:
 
 def agent_of_model(name: str, model: Model) -> ReplayPolicy:
     """Likewise, of its weights."""
-    knows: Any = model.about["knows"]
+    knows: Any = model.knows
     return ReplayPolicy(
         name=name, order="rltune", knows=knows, source="rltune agent", backfill=model.about["backfill"],
         placement="best-fit", model=model,

@@ -14,13 +14,13 @@ from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, cut, play
 from gpusched.agents.rltune.evaluation import Evaluation, evaluations, mean_cost, windows
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import Settings, read
 from gpusched.agents.rltune.table import table
 from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
+from gpusched.estimation.odds import Odds
 from gpusched.model.units import count_of
 
 STRENGTHS = (1.0, 0.5)

@@ -168,9 +168,7 @@ def _happened(job: Job, event: Event) -> str:
 
 
 def _after(job: Job, outcome: str) -> str:
-    ran = ""
-    if job.start_time is not None and job.end_time is not None:
-        ran = f" after {format_duration(job.end_time - job.start_time)}"
+    ran = f" after {format_duration(job.ran_s)}" if job.start_time is not None else ""
     why = f": {job.message or job.reason}" if job.message or job.reason else ""
     return f"has ended {outcome}{ran}{why}"
 

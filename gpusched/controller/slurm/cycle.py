@@ -12,7 +12,7 @@ import msgspec
 from gpusched.cluster.base import Cluster, Observation
 from gpusched.controller.cycle import run_of
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimator
+from gpusched.controller.estimating import Estimates
 from gpusched.controller.fold import CommandApplier
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import with_news
@@ -105,7 +105,7 @@ class SlurmCycle:
         self._mirror = Mirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
-        self._estimator, self._reasons = Estimator(store, state, say), Reasons(store)
+        self._estimator, self._reasons = Estimates(store, state, say), Reasons(store)
         self._ledger = Ledger(store)
         self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
         self._undecidable: set[str] = set()

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.forecast.features import Forecast, forecast_of
-from gpusched.forecast.predictor import Predictor
+from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
@@ -263,12 +262,9 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     )
 
 
-def forecast_for(world: World) -> Forecast | None:
-    """The trained predictor's part in a replay; None where it has none. Its median is expected."""
-    predictor = world.options.predictor
-    if predictor is None or not world.policy.by_estimate:
-        return None
-    return forecast_of(predictor.forest, predictor.quantiles.index(0.5), world.trace)
+def estimator_for(world: World) -> Estimator:
+    """Return who estimates run times: the trained predictor, where there is one and the policy goes by estimates."""
+    return world.options.predictor if world.options.predictor and world.policy.by_estimate else LastTwo()
 
 
 def log_of(world: World) -> Log:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.compiled import jit
-from gpusched.forecast.features import Forecast, expected_run_s, note_end
+from gpusched.estimation.features import RunTimes, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
-from gpusched.sim.engine.build import World, forecast_for
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
+from gpusched.sim.engine.build import World, estimator_for
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.pace import time_run
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
 from gpusched.sim.engine.share import share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
@@ -30,9 +30,8 @@ class Queue(NamedTuple):
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used.
         outcome: Where the pass writes.
-        capped: ``uint8[jobs]``: the job has a limit (``expected`` at submission), which caps its estimate.
-        forecast: A trained predictor's estimates; None: `keys.estimate`.
-        order: See `keys`. estimates: Whether run times are estimated. rule, backfill: See ``gpusched.sched.state``.
+        run_times: What run times are estimated by, where they are (``estimates``).
+        order: See `keys`. rule, backfill: See ``gpusched.sched.state``.
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
     """
@@ -41,10 +40,9 @@ class Queue(NamedTuple):
     size: Ints
     users: Records
     outcome: Outcome
-    capped: npt.NDArray[np.uint8]
-    forecast: Forecast | None
-    order: int
+    run_times: RunTimes
     estimates: bool
+    order: int
     rule: int
     backfill: int
     every_s: float
@@ -59,10 +57,9 @@ def new_queue(world: World) -> Queue:
         size=np.zeros(1, np.int64),
         users=np.zeros(world.users + 1, USER),
         outcome=new_outcome(jobs, len(world.sim.held)),
-        capped=np.isfinite(world.trace.limit).astype(np.uint8),
-        forecast=forecast_for(world),
+        run_times=estimator_for(world).in_replay(world.trace),
+        estimates=policy.by_estimate,
         order=ORDER_CODES.get(policy.order, PLAIN),
-        estimates=policy.knows == "estimate",
         rule=PLACEMENTS[world.rule],
         backfill=BACKFILLS[policy.backfill],
         every_s=world.options.backfill_every_s,
@@ -98,31 +95,16 @@ run_generic = looped(decide_generic)
 def remember(sim: Sim, passes: Passes, queue: Queue) -> None:
     """What ended at this instant, and what came to wait."""
     for i in range(sim.counter[ENDED]):
-        ended_of_user(sim, queue.users, sim.ended[i])
-        if queue.estimates:
-            _learn_from(queue.forecast, sim, queue, sim.ended[i])
+        job = sim.ended[i]
+        held_by_user(sim, queue.users, job, -1)
+        if queue.estimates and sim.state[job]["status"] == DONE:
+            note_end(queue.run_times.past, queue.run_times.keys[job], time_run(sim.pace, sim, job), sim.clock[0])
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
         if queue.estimates:
-            sim.jobs[job]["expected"] = _estimate_of(queue.forecast, sim, queue, job)
+            sim.jobs[job]["expected"] = expected_run_s(queue.run_times, job, sim.clock[0])
             passes.jobs.limit[job] = sim.jobs[job]["expected"]
         enter(sim, queue.waiting, queue.size, job)
-
-
-@jit
-def _learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> None:
-    """What has ended is past from now on; ``forecast`` stands alone so that without one nothing of it is compiled."""
-    if forecast is not None and sim.state[job]["status"] == DONE:
-        seconds = queue.users[sim.jobs[job]["user"]]["last"]  # of the run that was counted just before
-        note_end(forecast.past, forecast.keys[job], seconds, sim.clock[0])
-
-
-@jit
-def _estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> float:
-    """The run time that is expected of a job that has just come to wait, seconds."""
-    if forecast is None:
-        return estimate(sim, queue.users, job, queue.capped[job] != 0)
-    return expected_run_s(forecast, job, sim.clock[0], sim.jobs[job]["expected"] if queue.capped[job] else np.inf)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""Orders whose keys change while jobs wait, and what they are made of: users' usage and their past run times."""
+"""Orders whose keys change while jobs wait, and what they are made of: users' usage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.fairtree import used_now
 from gpusched.sched.state import Floats, Ints, Records
-from gpusched.sim.engine.pace import time_run
-from gpusched.sim.engine.state import DONE, Sim
-from gpusched.sim.policies import NO_HISTORY_S
+from gpusched.sim.engine.state import Sim
 
 PLAIN, FAIRSHARE, WFP3, UNICEF, MULTIFACTOR, SHORTEST, LONGEST = range(7)
 ORDER_CODES = {
@@ -23,11 +21,8 @@ ORDER_CODES = {
 
 _MAX_AGE_S = 7 * 86400.0
 
-# used: decayed GPU seconds at ``since``. held: GPUs held now. last, before: real run times of the last two jobs that
-# ended; ended: how many have.
-USER = np.dtype(
-    [(name, np.float64) for name in ("used", "since", "last", "before")] + [(n, np.int64) for n in ("held", "ended")]
-)
+# used: decayed GPU seconds at ``since``. held: GPUs held now.
+USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)])
 
 
 @jit
@@ -46,30 +41,6 @@ def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
     _account(sim, users, user)
     shape = sim.shapes[sim.jobs[job]["shape"]]
     users[user]["held"] += sign * shape["parts"] * shape["gpus"]
-
-
-@jit
-def ended_of_user(sim: Sim, users: Records, job: int) -> None:
-    """Counts the end of a run."""
-    held_by_user(sim, users, job, -1)
-    if sim.state[job]["status"] == DONE:
-        of = users[sim.jobs[job]["user"]]
-        of["before"] = of["last"]
-        of["last"] = time_run(sim.pace, sim, job)
-        of["ended"] += 1
-
-
-@jit
-def estimate(sim: Sim, users: Records, job: int, capped: bool) -> float:
-    """The mean of the user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), at most the limit.
-
-    Without history: the limit, else an hour.
-    """
-    of, limit = users[sim.jobs[job]["user"]], sim.jobs[job]["expected"]
-    if of["ended"] == 0:
-        return float(limit) if capped else NO_HISTORY_S
-    mean = of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"])
-    return float(min(mean, limit) if capped else mean)
 
 
 @jit

@@ -35,8 +35,7 @@ class MappedRun:
         policy, agent = world.policy, world.policy.kind == "agent"
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
             raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "use another placement")
-        self._world, queue = world, new_queue(world)
-        self._queue = queue._replace(estimates=queue.estimates and not agent)  # an agent has its own
+        self._world, self._queue = world, new_queue(world)
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
         self._backfill = BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpusched.sched.state import Floats
+from gpusched.compiled.arrays import Floats
+from gpusched.model.jobs import Job
 
 ENOUGH_OF_ONE_USER = 5
 _LEAST_S = 1.0
@@ -15,14 +16,13 @@ _LEAST_S = 1.0
 class LimitUse:
     """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
 
-    Made from ended attempts: whose, how long it ran, and its limit (seconds). ``count``: how many of them there are.
+    Made from jobs that ended. ``count``: how many of them there are.
     """
 
-    def __init__(self, past: Iterable[tuple[str, float, float]]) -> None:
+    def __init__(self, past: Iterable[Job]) -> None:
         by_user: dict[str, list[float]] = {}
-        for user, ran_s, limit_s in past:
-            if limit_s > 0 and ran_s >= 0:
-                by_user.setdefault(user, []).append(min(1.0, ran_s / limit_s))
+        for job in past:
+            by_user.setdefault(job.user, []).append(min(1.0, max(job.ran_s, 0.0) / max(job.spec.time_limit_s, 1)))
         self._all: Floats = np.sort([r for ratios in by_user.values() for r in ratios])
         self._own = {u: np.sort(r) for u, r in by_user.items() if len(r) >= ENOUGH_OF_ONE_USER}
         self.count = len(self._all)

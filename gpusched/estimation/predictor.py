@@ -1,4 +1,4 @@
-"""A trained predictor of run times: its file (safetensors, never pickle), and what it says of a trace's jobs."""
+"""Who estimates run times: the mean of a user's last two, or a trained predictor (safetensors, never pickle)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,58 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.compiled.arrays import Floats
 from gpusched.config.weights import Model, ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
-from gpusched.forecast.features import FEATURES, Forest, keys_of, new_past, predict_all, static_of, walk
-from gpusched.sched.state import Floats
-from gpusched.traces.trace import Trace
+from gpusched.estimation.features import (
+    FEATURES,
+    Forest,
+    RunTimes,
+    limits_of,
+    of_all_keys,
+    of_owners,
+    predict_all,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from gpusched.traces.trace import Trace
 
 KIND = "predictor"
 USUAL_NAME = "run-times.safetensors"
+
+
+class Estimator(Protocol):
+    """Estimates how long jobs run from what had ended when they were submitted; the same live and in replays."""
+
+    @property
+    def digest(self) -> str:
+        """What it is, as it stands beside its estimates."""
+
+    def medians(self, trace: Trace) -> Floats:
+        """Return the expected run time of each job at its submission, ``float64[jobs]``, seconds."""
+
+    def in_replay(self, trace: Trace) -> RunTimes:
+        """Return the same as arrays, for a replay of ``trace`` from its beginning."""
+
+
+class LastTwo:
+    """The mean of the user's last two run times, at most the limit; without any the limit, else an hour."""
+
+    digest = "last two"
+
+    def medians(self, trace: Trace) -> Floats:
+        """See `Estimator`."""
+        return _walked(trace, self.in_replay(trace), 1)[:, 0]
+
+    def in_replay(self, trace: Trace) -> RunTimes:
+        """See `Estimator`."""
+        return of_owners(trace)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,6 +137,14 @@ class Predictor:
         """Seconds, ``float64[jobs, quantiles]``, for each job of a trace at its submission."""
         return self.predict(features_of(trace, float(self.forest.typical[0])))
 
+    def medians(self, trace: Trace) -> Floats:
+        """See `Estimator`."""
+        return np.minimum(self.of(trace)[:, self.quantiles.index(0.5)], limits_of(trace))
+
+    def in_replay(self, trace: Trace) -> RunTimes:
+        """See `Estimator`."""
+        return of_all_keys(trace, float(self.forest.typical[0]), self.forest, self.quantiles.index(0.5))
+
     def notes_for(self, trace: Trace) -> list[str]:
         """What the result of a replay says of its estimates."""
         notes = [f"estimates by predictor {self.digest or 'in memory'}, learned from {self.about.get('trace', '?')}"]
@@ -122,10 +170,12 @@ def features_of(trace: Trace, typical: float) -> Floats:
 
     ``typical``: the predictor's `Forest.typical`.
     """
-    keys, end = keys_of(trace), ends_of(trace)
-    rows = np.zeros((len(trace), len(FEATURES)))
-    by_end = np.argsort(end, kind="stable")
-    walk(trace.submit, end, trace.duration, static_of(trace), keys, new_past(keys), by_end, typical, rows)
+    return _walked(trace, of_all_keys(trace, typical), len(FEATURES))
+
+
+def _walked(trace: Trace, known: RunTimes, columns: int) -> Floats:
+    end, rows = ends_of(trace), np.zeros((len(trace), columns))
+    walk(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
     return rows
 
 

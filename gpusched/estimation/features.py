@@ -1,22 +1,25 @@
-"""Run times predicted at submission, compiled: what is known of a job then, and trees of gradient boosting over it.
+"""Run times estimated at submission, compiled: what is known of a job then, and two ways to go by it.
 
 Past run times are kept by key: a job's user, its user and GPUs, and so on (`KEYS`). Only jobs that have ended count, so
-a prediction uses nothing that was not known when the job was submitted. Everything is in logarithms of seconds.
+an estimate uses nothing that was not known when the job was submitted.
 
-What is learned is how a job differs from its anchor, the running mean of the first of its keys under which anything has
-ended. Run times drift by factors from week to week; differences from what the same user ran last drift far less.
+Without trees it is the mean of the user's last two run times. Trees of gradient boosting learn, in logarithms, how a
+job differs from its anchor, the running mean of the first of its keys under which anything has ended. Run times drift
+by factors from week to week; differences from what the same user ran last drift far less.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.compiled.arrays import Floats, Ints, Records, filled
 from gpusched.model.interference import pattern_of
-from gpusched.sched.state import Floats, Ints, Records, filled
-from gpusched.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from gpusched.traces.trace import Trace
 
 KEYS = ("user and name", "user and GPUs", "user", "name", "group and GPUs", "group")  # finest first
 STATIC = ("log2 GPUs", "nodes", "log cores per GPU", "log MiB per GPU", "limit", "hour", "weekday", "milli")
@@ -28,7 +31,9 @@ ANCHOR, LIMIT = 0, 1 + STATIC.index("limit")  # places in a row of features
 _MOST_COUNTED = 10.0  # more past than that says little more, and would tell the trees how late it is
 _KEPT = 0.7  # of the running mean and spread, when one more job has ended
 
-# What has ended under a key: how many, the last two run times, their running mean and mean deviation (in logarithms),
+NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
+
+# What has ended under a key: how many, the last two run times, the running mean and mean deviation of their logarithms,
 # and when the last did.
 PAST = np.dtype([("ended", np.int64)] + [(name, np.float64) for name in ("last", "before", "mean", "spread", "when")])
 
@@ -55,31 +60,47 @@ class Forest(NamedTuple):
     typical: Floats
 
 
-class Forecast(NamedTuple):
-    """Predictions in a replay.
+class RunTimes(NamedTuple):
+    """What is known of a trace's run times, as the engine goes on.
 
     Attributes:
-        forest: The trees. quantile: Which of their quantiles is expected.
-        static: ``float64[jobs, STATIC]``. keys: ``int64[jobs, KEYS]``: index into ``past``, -1: not known.
-        past: ``PAST[keys]``, changed as jobs end. row: ``float64[FEATURES]``: room for one job's features.
+        past: ``PAST[keys]``, changed as jobs end. keys: ``int64[jobs, n]``: index into ``past``, -1: not known.
+        limit: ``float64[jobs]``: what an estimate is at most; infinite: the job has none.
+        static: ``float64[jobs, STATIC]``; None: the mean of the last two goes without features.
+        typical: See `Forest`. row: ``float64[FEATURES]``: room for one job's features.
+        forest: The trees; None: the mean of the last two, and nothing of trees is compiled.
+        quantile: Which of their quantiles is expected.
     """
 
-    forest: Forest
-    quantile: int
-    static: Floats
-    keys: Ints
     past: Records
+    keys: Ints
+    limit: Floats
+    static: Floats | None
+    typical: float
     row: Floats
+    forest: Forest | None
+    quantile: int
 
 
-def forecast_of(forest: Forest, quantile: int, trace: Trace) -> Forecast:
-    """For a replay of ``trace`` from its beginning: nothing has ended yet."""
-    keys = keys_of(trace)
-    return Forecast(forest, quantile, static_of(trace), keys, new_past(keys), np.zeros(len(FEATURES)))
+def of_owners(trace: Trace) -> RunTimes:
+    """Those of each user, or of each group where the trace names no users; jobs without either count as one's."""
+    owner = trace.user if (trace.user >= 0).any() else trace.group
+    keys = np.where(owner >= 0, owner, owner.max(initial=-1) + 1).reshape(-1, 1)
+    return RunTimes(_new_past(keys), keys, limits_of(trace), None, 0.0, np.zeros(0), None, 0)
 
 
-def new_past(keys: Ints) -> Records:
-    """Nothing has ended."""
+def of_all_keys(trace: Trace, typical: float, forest: Forest | None = None, quantile: int = 0) -> RunTimes:
+    """Those of all `KEYS`; see `RunTimes`."""
+    keys, row = keys_of(trace), np.zeros(len(FEATURES))
+    return RunTimes(_new_past(keys), keys, limits_of(trace), static_of(trace), typical, row, forest, quantile)
+
+
+def limits_of(trace: Trace) -> Floats:
+    """``float64[jobs]``: the time limits; infinite: none."""
+    return np.where(trace.limit > 0, trace.limit, np.inf)
+
+
+def _new_past(keys: Ints) -> Records:
     return filled(PAST, int(keys.max(initial=-1)) + 1)
 
 
@@ -131,7 +152,7 @@ def keys_of(trace: Trace) -> Ints:
 
 @jit
 def note_end(past: Records, keys: Ints, seconds: float, now: float) -> None:
-    """A job with these keys, ``int64[KEYS]``, has ended after that many seconds."""
+    """A job with these keys, ``int64[n]``, has ended after that many seconds."""
     log = np.log(max(seconds, 1.0))
     for k in range(keys.size):
         if keys[k] < 0:
@@ -143,9 +164,16 @@ def note_end(past: Records, keys: Ints, seconds: float, now: float) -> None:
             of["spread"] = _KEPT * of["spread"] + (1.0 - _KEPT) * abs(log - of["mean"])
             of["mean"] = _KEPT * of["mean"] + (1.0 - _KEPT) * log
         of["before"] = of["last"]
-        of["last"] = log
+        of["last"] = seconds
         of["when"] = now
         of["ended"] += 1
+
+
+@jit
+def mean_of_last_two(past: Records, key: int) -> float:
+    """Of a key under which something has ended (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007)."""
+    of = past[key]
+    return float(of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"]))
 
 
 @jit
@@ -166,10 +194,8 @@ def features_now(past: Records, static: Floats, keys: Ints, typical: float, now:
     for k in range(keys.size):
         if keys[k] >= 0 and past[keys[k]]["ended"] > 0:
             of = past[keys[k]]
-            row[at] = of["last"] - anchor
-            row[at + 1] = of["last"] - anchor
-            if of["ended"] > 1:
-                row[at + 1] = np.log(0.5 * (np.exp(of["last"]) + np.exp(of["before"]))) - anchor
+            row[at] = np.log(max(of["last"], 1.0)) - anchor
+            row[at + 1] = np.log(max(mean_of_last_two(past, keys[k]), 1.0)) - anchor
             row[at + 2] = of["mean"] - anchor
             row[at + 3] = of["spread"]
             row[at + 4] = min(_MOST_COUNTED, float(of["ended"]))
@@ -192,22 +218,27 @@ def predict(forest: Forest, quantile: int, row: Floats) -> float:
 
 
 @jit
-def walk(
-    submit: Floats, end: Floats, seconds: Floats, static: Floats, keys: Ints, past: Records, by_end: Ints,
-    typical: float, rows: Floats,
-) -> None:  # fmt: skip
-    """The features of every job at its submission, ``rows: float64[jobs, FEATURES]``, in place.
+def walk(known: RunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
+    """What is known of every job at its submission, in place: its features, ``rows: float64[jobs, FEATURES]``.
 
-    ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``, infinite: it never counts as past; ``seconds:
-    float64[jobs]``: how long each ran; ``by_end: int64[jobs]``: the jobs in order of their ends. In ``past`` nothing
-    has ended yet. The others: see `Forecast`, and `Forest`.
+    Without features: its estimate, ``float64[jobs, 1]``. ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``,
+    infinite: it never counts as past; ``seconds: float64[jobs]``: how long each ran; ``by_end: int64[jobs]``: the jobs
+    in order of their ends. Nothing ``known`` has ended yet.
     """
     done = 0
     for job in range(submit.size):
         while done < by_end.size and end[by_end[done]] <= submit[job]:
-            note_end(past, keys[by_end[done]], seconds[by_end[done]], end[by_end[done]])
+            note_end(known.past, known.keys[by_end[done]], seconds[by_end[done]], end[by_end[done]])
             done += 1
-        features_now(past, static[job], keys[job], typical, submit[job], rows[job])
+        _look(known.static, known, job, submit[job], rows[job])
+
+
+@jit
+def _look(static: Floats | None, known: RunTimes, job: int, now: float, row: Floats) -> None:
+    if static is None:
+        row[0] = expected_run_s(known, job, now)
+    else:
+        features_now(known.past, static[job], known.keys[job], known.typical, now, row)
 
 
 @jit
@@ -219,8 +250,18 @@ def predict_all(forest: Forest, rows: Floats, logs: Floats) -> None:
 
 
 @jit
-def expected_run_s(forecast: Forecast, job: int, now: float, limit: float) -> float:
+def expected_run_s(known: RunTimes, job: int, now: float) -> float:
     """The run time that is expected of a job that is submitted now, in seconds, at most its limit."""
-    features_now(forecast.past, forecast.static[job], forecast.keys[job], forecast.forest.typical[0], now, forecast.row)
-    seconds = np.exp(predict(forecast.forest, forecast.quantile, forecast.row))
-    return float(max(1.0, min(seconds, limit)))
+    return float(min(_uncapped_s(known.forest, known.static, known, job, now), known.limit[job]))
+
+
+@jit
+def _uncapped_s(forest: Forest | None, static: Floats | None, known: RunTimes, job: int, now: float) -> float:
+    """``forest`` stands alone so that without one nothing of it is compiled."""
+    if forest is None or static is None:
+        key, limit = known.keys[job, 0], known.limit[job]
+        if known.past[key]["ended"] > 0:
+            return mean_of_last_two(known.past, key)
+        return float(limit if np.isfinite(limit) else NO_HISTORY_S)
+    features_now(known.past, static[job], known.keys[job], known.typical, now, known.row)
+    return float(max(1.0, np.exp(predict(forest, known.quantile, known.row))))

@@ -8,13 +8,13 @@ seen, those of the training trace hold.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
-from gpusched.sched.state import Floats, Ints
+from gpusched.compiled.arrays import Floats, Ints
 
 LEVELS = 20
 CLASSES = 5  # of sizes: 1, 2, 3 to 4, 5 to 8 GPUs, and more
@@ -23,21 +23,20 @@ SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdow
 _FIRST_S = 15.0
 _GONE = 1e-6  # odds to be still running at which no further level is looked at
 
-Records = npt.NDArray[Any]
-Counts = npt.NDArray[np.float64]
 Tallies = npt.NDArray[np.float32]
 
 
 class History(NamedTuple):
-    """What has been seen: ``float32[groups, LEVELS, 2]``: jobs that ended in a level, and that outran it.
+    """What has been seen.
 
-    ``passed``: ``int64[jobs]``: the level up to which a job has been counted. A group of ``queues`` is a partition and
-    a class of sizes.
+    Attributes:
+        seen: ``float32[groups, LEVELS, 2]``: jobs that ended in a level, and that outran it.
+        group: ``int64[jobs, 3]``: a job's groups, the widest first: a partition and class of sizes, a kind, a burst.
+        passed: ``int64[jobs]``: the level up to which a job has been counted.
     """
 
-    queues: Tallies
-    kinds: Tallies
-    bursts: Tallies
+    seen: Tallies
+    group: Ints
     passed: Ints
 
 
@@ -50,18 +49,19 @@ class Odds(NamedTuple):
             for a burst's.
     """
 
-    prior: Counts
+    prior: Floats
     few: Floats
 
 
-def new_history(facts: Records, queues: int) -> History:
-    """Nothing has been seen of ``facts: history.FACTS[jobs]`` yet."""
-
-    def counts(groups: int) -> Tallies:
-        return np.zeros((groups, LEVELS, 2), np.float32)
-
-    kinds, bursts = (int(facts[name].max(initial=-1)) + 1 for name in ("kind", "burst"))
-    return History(counts(queues * CLASSES), counts(kinds), counts(bursts), np.zeros(len(facts), np.int64))
+def new_history(gpus: Floats, *groups: Ints) -> History:
+    """Nothing has been seen yet. ``groups``: a job's partition, kind and burst, ``int64[jobs]`` each."""
+    counts, of = np.unique(gpus, return_inverse=True)
+    size = np.array([class_of(count) for count in counts.tolist()], np.int64)[of.reshape(-1)]
+    columns, first = [], 0
+    for numbers in (groups[0] * CLASSES + size, *groups[1:]):
+        columns.append(numbers + first)
+        first += int(numbers.max(initial=-1)) + 1
+    return History(np.zeros((first, LEVELS, 2), np.float32), np.column_stack(columns), np.zeros(len(gpus), np.int64))
 
 
 @jit
@@ -89,42 +89,39 @@ def reached(had_s: float) -> int:
 
 
 @jit
-def note_passed(history: History, facts: Records, job: int, had_s: float, over: bool) -> None:
+def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
     """The job has run for so long by now; ``over``: it has ended."""
-    of, level = facts[job], reached(had_s)
-    queue = of["queue"] * CLASSES + class_of(of["gpus"])
-    for counts, at in ((history.queues, queue), (history.kinds, of["kind"]), (history.bursts, of["burst"])):
+    level = reached(had_s)
+    for group in history.group[job]:
         for below in range(history.passed[job], level):
-            counts[at, below, 1] += 1
+            history.seen[group, below, 1] += 1
         if over:
-            counts[at, level, 0] += 1
+            history.seen[group, level, 0] += 1
     history.passed[job] = max(level, history.passed[job])
 
 
 @jit
-def end_within(history: History, odds: Odds, facts: Records, job: int, level: int) -> float:
+def end_within(history: History, odds: Odds, job: int, level: int) -> float:
     """How likely the job ends within the level, once it has come to it."""
-    of, few = facts[job], odds.few
-    size = class_of(of["gpus"])
-    queue, kind, burst = of["queue"] * CLASSES + size, of["kind"], of["burst"]
-    ends = odds.prior[size, level]
-    for i, counts, at in ((0, history.queues, queue), (1, history.kinds, kind), (2, history.bursts, burst)):
-        ended = counts[at, level, 0]
-        ends = (few[i] * ends + ended) / (few[i] + ended + counts[at, level, 1])
+    groups, few = history.group[job], odds.few
+    ends = odds.prior[groups[0] % CLASSES, level]
+    for i in range(groups.size):
+        ended = history.seen[groups[i], level, 0]
+        ends = (few[i] * ends + ended) / (few[i] + ended + history.seen[groups[i], level, 1])
     return float(ends)
 
 
 @jit
-def expected(history: History, odds: Odds, facts: Records, job: int) -> tuple[float, float]:
-    """Of a job's run time r, in seconds: log E[r] and log E[1 / max(r, 10)]; a limit cuts r off.
+def expected(history: History, odds: Odds, job: int, limit_log_s: float) -> tuple[float, float]:
+    """Of a job's run time r, in seconds: log E[r] and log E[1 / max(r, 10)]; a limit (NaN: none) cuts r off.
 
     The latter is what its bounded slowdown is expected to grow by with every second of waiting.
     """
-    limit = np.inf if np.isnan(facts[job]["limit"]) else max(np.exp(facts[job]["limit"]), SHORTEST_S)
+    limit = np.inf if np.isnan(limit_log_s) else max(np.exp(limit_log_s), SHORTEST_S)
     alive, worth, work = 1.0, 0.0, 0.0
     first, last = 0.0, _FIRST_S
     for level in range(LEVELS):
-        ends = end_within(history, odds, facts, job, level)
+        ends = end_within(history, odds, job, level)
         if level == LEVELS - 1 or last >= limit:
             ends, last = 1.0, min(last, limit)
         worth += alive * ends / max(0.5 * (first + last), SHORTEST_S)
