@@ -15,9 +15,8 @@ from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
 from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
-from gpusched.agents.rltune.reproduce import NAMES, Line
-from gpusched.model import papers
-from gpusched.views import figures, reproduction, rltune
+from gpusched.agents.rltune.reproduce import Line
+from gpusched.views import figures, gist, rltune
 
 
 def line(base: str, wait_change: float | None, utilization: float = 0.5) -> Line:
@@ -59,9 +58,9 @@ def test_bars_go_up_and_down_from_nought_within_the_picture() -> None:
 
 
 def test_the_page_puts_the_papers_best_beside_each_base() -> None:
-    changes = (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
-    lines = [line(name, change) for name, change in zip((*NAMES.values(), UNTRAINED), changes, strict=True)]
-    page = rltune.page(lines)
+    of, changes = rltune_figures.rltune(), (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
+    lines = [line(name, change) for name, change in zip((*of.names.values(), UNTRAINED), changes, strict=True)]
+    page = rltune.page(of, lines)
     assert page.count("<svg") == 3
     assert page.count("the last is the paper&#x27;s best") == 3
     assert {"-98", "-81", "-70", "25"} <= set(texts(page))
@@ -87,19 +86,20 @@ def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
         decisions_per_s=1.0, fig3=[case], fig5={"A100": {"agent": [0.5], "naive": [0.5]}},
         fig6={"A100": {"agent": [0.5], "naive": [0.5]}}, figures=[],
     )  # fmt: skip
-    page = reproduction.page(made)
+    printed = gist_figures.gist().published
+    page = gist.page(printed, made)
     assert "lies above the optimum of its own stated setting, 0.1234" in page.replace("&#x27;", "'")
     assert "over all 7 sequences" in page
     assert "to 50 % of the optimum" in page.replace("50%", "50 %")
     words = " ".join(re.findall(r"<p>(.*?)</p>", page, flags=re.DOTALL))
     assert set(re.findall(r"[0-9]+[.][0-9]{2,}", words)) == {
-        "0.1234", "0.2345", "0.3456", f"{papers.GIST.trained:g}",
+        "0.1234", "0.2345", "0.3456", f"{printed.trained:g}",
     }  # fmt: skip
     higher = msgspec.structs.replace(made, once=setting(0.0, 0.9))
-    assert "lies above the optimum" not in reproduction.page(higher)
+    assert "lies above the optimum" not in gist.page(printed, higher)
 
 
-@pytest.mark.parametrize("module", [gist_figures, reproduction, rltune_figures, rltune])
+@pytest.mark.parametrize("module", [gist_figures, gist, rltune_figures, rltune])
 def test_no_result_is_a_literal(module: ModuleType) -> None:
     """In what reproduces, a text with decimals or per cent in it would be a figure that nobody computed."""
     tree = ast.parse(inspect.getsource(module))

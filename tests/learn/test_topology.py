@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from benchmarks.topology import clos
-from gpusched.agents.topology.reproduce import POLICIES, Row, played, settings_of
-from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.agents.topology.reproduce import Row, row_of, settings_of
+from gpusched.agents.topology.workloads import draw, ours, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
 from tests.traces.samples import real
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
-RULES = [name for name, column in POLICIES.items() if not column.schedulers]
+SETTINGS, POLICIES = settings(), ours().policies
+RULES = [name for name, rival in POLICIES.items() if not rival.schedulers]
 HEADER = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
 CLUSTER = "r1: {nodes: 'a-[1-4]', uplink: 100G, parent: top}\nr2: {nodes: 'b-[1-4]', uplink: 100G, parent: top}\n"
 
@@ -39,7 +40,7 @@ def test_jobs_offer_the_load_in_the_shares_of_their_mix():
 
 
 def test_a_row_a_run_and_waiting_pays_where_uplinks_are_narrow():
-    rows = {name: played(SETTINGS["16x4-racks"], 0.9, 1, name) for name in RULES}
+    rows = {name: row_of(SETTINGS["16x4-racks"], 0.9, 1, name) for name in RULES}
     jct = {name: row.mean_jct_h for name, row in rows.items()}
     assert jct["contention"] < jct["rack-wait"] < jct["rack"] < jct["random"]
     assert jct["ideal"] <= min(jct.values())
@@ -50,7 +51,7 @@ def test_a_row_a_run_and_waiting_pays_where_uplinks_are_narrow():
 def test_contention_does_no_harm_on_a_dgx():
     for load in (0.7, 0.9):
         rack, contention = (
-            np.mean([played(SETTINGS["8x8-dgx"], load, seed, name).mean_jct_h for seed in range(5, 8)])
+            np.mean([row_of(SETTINGS["8x8-dgx"], load, seed, name).mean_jct_h for seed in range(5, 8)])
             for name in ("rack", "contention")
         )
         assert contention <= 1.02 * rack
@@ -59,7 +60,7 @@ def test_contention_does_no_harm_on_a_dgx():
 def test_by_a_table_of_pairs_who_knows_it_is_a_fifth_below_the_best_blind_rule():
     pairs = real("../profiles/contention/deepshare_pairs.csv")
     for setting in settings_of(None, str(pairs)):
-        rows = {name: played(setting, 0.9, 1, name, 800) for name in RULES}
+        rows = {name: row_of(setting, 0.9, 1, name, 800) for name in RULES}
         blind = min(rows[name].mean_jct_h for name in RULES if name not in ("contention", "ideal"))
         assert rows["contention"].mean_jct_h < 0.8 * blind
     table = read_pairs(pairs)

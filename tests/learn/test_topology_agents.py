@@ -17,7 +17,8 @@ from gpusched.agents.common.vector import joined, named, size_of
 from gpusched.agents.topology import engine, network
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
 from gpusched.agents.topology.reproduce import run_of
-from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.agents.topology.workloads import draw
+from gpusched.agents.topology.workloads import settings as clusters
 from gpusched.sched.state import Resources
 from gpusched.sched.topology.load import ONE, enter, new_load
 from gpusched.sched.topology.slowdown import needs_of
@@ -28,6 +29,7 @@ from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.network import MACHINES, read_pairs
 from tests.traces.samples import real
 
+SETTINGS = clusters()
 RACKS = SETTINGS["16x4-racks"]
 
 

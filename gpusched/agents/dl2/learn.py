@@ -22,7 +22,7 @@ from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, 
 from gpusched.agents.dl2.observed import Observed
 from gpusched.agents.dl2.rules import drf
 from gpusched.agents.dl2.slots import play
-from gpusched.agents.dl2.workloads import KINDS, MOST_TASKS, Setting, draw
+from gpusched.agents.dl2.workloads import MOST_TASKS, Setting, dl2, draw
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints
@@ -225,7 +225,7 @@ def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads:
     """
     observed = Observed((most + 1, most + 1), sorted(speeds))
     rng = np.random.default_rng(seed)
-    if {kind[0] for kind in KINDS} <= set(speeds):
+    if {kind.model for kind in dl2().models} <= set(speeds):
         for _ in range(workloads):
             drawn = draw(Setting(96), int(rng.integers(1 << 40, 1 << 50)))
             one = prepare(msgspec.structs.replace(drawn, max_tasks=most), speeds)

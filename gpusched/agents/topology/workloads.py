@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
@@ -14,22 +16,64 @@ from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import NIC_GBPS, Tree, tree_of
 from gpusched.sim.network import MACHINES, Pairs
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
-LOADS = (0.7, 0.9, 1.1)
-JOBS_PER_GPU = 50
-MOST_JOBS = 50_000
-SIZES = (1, 2, 4, 8, 16)
-MIXES = {
-    "philly-like": (0.55, 0.15, 0.15, 0.10, 0.05),
-    "large": (0.10, 0.05, 0.05, 0.40, 0.40),
-    "philly": (0.948, 0.019, 0.015, 0.015, 0.003),
-}
-"""Shares of jobs of 1, 2, 4, 8 and 16 GPUs; the last as in philly_2017.csv, other sizes as the next lower."""
-RUN_S = (6.71, 2.02)
-"""Mean and deviation of the logarithm of Philly's run times in seconds."""
-SHORTEST_S, LONGEST_S = 30.0, 86_400.0
+
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy here.
+
+    Attributes:
+        placement: Of `gpusched.sim.placed`. knows: What it is told of slowdown.
+        schedulers: Of agents. trained: Else theirs is the rule that their network has nothing to say to yet.
+        free: With links that take no time.
+    """
+
+    placement: str
+    knows: str = "nothing"
+    schedulers: int = 0
+    trained: bool = True
+    free: bool = False
+
+
+class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-normal: mean and deviation of the logarithm of seconds, and seconds between which they are."""
+
+    mean: float
+    deviation: float
+    shortest: float
+    longest: float
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes, of each of the ``racks`` where there are any; see `racks`. The others: see `Setting`."""
+
+    nodes: int
+    gpus: int
+    machine: str
+    mix: str
+    racks: int = 0
+    over: float = 1.0
+
+
+class Ours(Paper):
+    """The scenario: see ``scenarios/topology.yaml``."""
+
+    policies: dict[str, Rival]  # type: ignore[assignment]
+    loads: tuple[float, ...]
+    clusters: dict[str, Cluster]
+    jobs_per_gpu: int
+    most_jobs: int
+    quick_jobs: int
+    sizes: tuple[int, ...]
+    mixes: dict[str, tuple[float, ...]]
+    run_s: RunTimes
+
+
+def ours() -> Ours:
+    """The setting that comes along."""
+    return read_paper("topology", Ours)
 
 
 class Setting(NamedTuple):
@@ -38,7 +82,8 @@ class Setting(NamedTuple):
     Attributes:
         name: As rows say. topology: Switches. nodes: Names. gpus: Of each node; sizes: where they differ, by node.
         nic_gbps: Of each node.
-        machine: Key of `MACHINES`. mix: Key of `MIXES`. pairs: Jobs are of the kinds of a table, in its sizes.
+        machine: Key of `MACHINES`. mix: Of sizes, as the scenario calls it. pairs: Jobs are of the kinds of a table, in
+            its sizes.
         combine: "formula"; with pairs "product" or "sum".
     """
 
@@ -87,22 +132,19 @@ def racks(count: int, each: int, over: float) -> tuple[Topology, tuple[str, ...]
     return Topology(switches=(Switch(name="spine"), *rack)), nodes
 
 
-def _settings() -> dict[str, Setting]:
-    flat = tuple(f"n{i:02}" for i in range(16))
-    four, two = racks(4, 4, 4.0), racks(2, 4, 2.0)
-    found = (
-        Setting("16x4", Topology(), flat, 4),
-        Setting("16x4-racks", *four, 4),
-        Setting("16x4-racks-large", *four, 4, mix="large"),
-        Setting("8x8-racks", *two, 8, machine="rtx"),
-        Setting("8x8-dgx", Topology(), flat[:8], 8, machine="dgx", mix="philly"),
-    )
-    return {setting.name: setting for setting in found}
+def flat(count: int) -> tuple[Topology, tuple[str, ...]]:
+    """Nodes on no switch."""
+    return Topology(), tuple(f"n{i:02}" for i in range(count))
 
 
-SETTINGS = _settings()
-"""16 nodes of 4 GPUs, flat; in four racks with ways up 4:1, also with mostly large jobs; 8 nodes of 8 in two racks 2:1;
-and 8 DGX nodes with Philly's own mix of sizes."""
+@cache
+def settings() -> dict[str, Setting]:
+    """The clusters of the scenario."""
+    found = {}
+    for name, of in ours().clusters.items():
+        nodes = racks(of.racks, of.nodes, of.over) if of.racks else flat(of.nodes)
+        found[name] = Setting(name, *nodes, of.gpus, of.machine, of.mix)
+    return found
 
 
 def setting_of(
@@ -133,13 +175,13 @@ def setting_of(
 
 
 def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
-    """Jobs of a load, and the kind of each; ``jobs`` 0: `JOBS_PER_GPU` for each GPU, `MOST_JOBS` at the most.
+    """Jobs of a load, and the kind of each; ``jobs`` 0: as many for each GPU as the scenario says.
 
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total = sum(setting.sizes) or len(setting.nodes) * setting.gpus
-    count = jobs or min(JOBS_PER_GPU * total, MOST_JOBS)
+    total, of = sum(setting.sizes) or len(setting.nodes) * setting.gpus, ours()
+    count = jobs or min(of.jobs_per_gpu * total, of.most_jobs)
     rng = np.random.default_rng((seed, round(load * 100), len(setting.nodes)))
     nodes: Ints = np.zeros(count, np.int64)
     if setting.pairs is not None:
@@ -150,8 +192,9 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
     else:
         models = tuple(MACHINES[setting.machine].kinds)
         kind = rng.integers(0, len(models), count)
-        gpus = np.array(SIZES)[rng.choice(len(SIZES), count, p=MIXES[setting.mix])]
-    duration: Floats = np.clip(np.exp(rng.normal(*RUN_S, count)), SHORTEST_S, LONGEST_S)
+        gpus = np.array(of.sizes)[rng.choice(len(of.sizes), count, p=of.mixes[setting.mix])]
+    run_s = np.exp(rng.normal(of.run_s.mean, of.run_s.deviation, count))
+    duration: Floats = np.clip(run_s, of.run_s.shortest, of.run_s.longest)
     span = float((gpus * duration).sum()) / (load * total)
     submit = np.sort(rng.uniform(0.0, span, count))
     return assemble(
