@@ -135,11 +135,12 @@ def _with_page(paper: Paper, options: Options, html: str | None) -> None:
         of = rltune.rltune()
         return _show(html, rltune_view.page(of, lines), rltune.as_json(lines), rltune_view.screen(of, lines))
     from gpusched.agents.gist import reproduce as gist
+    from gpusched.agents.gist.setting import gist as paper_of
     from gpusched.views import gist as gist_view
 
     with output.progress("training") as advance:
         made = gist.reproduce(options, advance or _unseen)
-    printed = gist.gist().published
+    printed = paper_of().published
     _show(html, gist_view.page(printed, made), gist.as_json(made), gist_view.screen(printed, made))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ from gpusched.traces.workload import PHILLY_LIKE
 
 P = TypeVar("P", bound="Paper")
 D = TypeVar("D")
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 Advance = Callable[[float, int], None]
 """Told how much is done, of how much."""
 
@@ -132,10 +131,9 @@ class Made(NamedTuple):
     """What came of it: one row a draw and policy."""
 
     paper: Paper
-    rows: Sequence[msgspec.Struct]
+    rows: Sequence[Any]
 
 
-@cache
 def read_paper(name: str, kind: type[P]) -> P:
     """The paper of a scenario that comes along."""
     return msgspec.convert(parse_plain(PHILLY_LIKE.parent / f"{name}.yaml")["paper"], kind)

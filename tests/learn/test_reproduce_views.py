@@ -13,6 +13,7 @@ import pytest
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
+from gpusched.agents.gist.setting import gist as paper_of
 from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
 from gpusched.agents.rltune.reproduce import Line
@@ -86,7 +87,7 @@ def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
         decisions_per_s=1.0, fig3=[case], fig5={"A100": {"agent": [0.5], "naive": [0.5]}},
         fig6={"A100": {"agent": [0.5], "naive": [0.5]}}, figures=[],
     )  # fmt: skip
-    printed = gist_figures.gist().published
+    printed = paper_of().published
     page = gist.page(printed, made)
     assert "lies above the optimum of its own stated setting, 0.1234" in page.replace("&#x27;", "'")
     assert "over all 7 sequences" in page

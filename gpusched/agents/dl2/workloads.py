@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -78,13 +79,14 @@ class Setting(msgspec.Struct, frozen=True):
     arrivals: int = 3
 
 
-class Dl2(Paper):
+class Dl2(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/dl2.yaml``."""
 
     clusters: dict[str, Setting]
     models: tuple[Kind, ...]
 
 
+@cache
 def dl2() -> Dl2:
     """The setting that comes along."""
     return read_paper("dl2", Dl2)

@@ -34,7 +34,7 @@ class Effort(NamedTuple):
     speed_s: float = 2.0
 
 
-QUICK = {"workers": 1, "episodes": 120, "wait_episodes": 600, "tests": 20, "speed_s": 0.2}
+QUICK: dict[str, Any] = {"workers": 1, "episodes": 120, "wait_episodes": 600, "tests": 20, "speed_s": 0.2}
 """Shows that everything works, in seconds; the waiting agent has learned next to nothing by then."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -131,7 +132,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return Figure(**{name: text.format(**told) for name, text in msgspec.structs.asdict(self).items()})
 
 
-class Gist(Paper):
+class Gist(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/gist.yaml``."""
 
     published: Published
@@ -147,6 +148,7 @@ class Gist(Paper):
     apart: tuple[Figure, ...]
 
 
+@cache
 def gist() -> Gist:
     """The paper's setting."""
     return read_paper("gist", Gist)

@@ -48,8 +48,8 @@ def cases() -> list[Case]:
 def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: float, paper_end_d: float | None) -> Case:
     """All five there at once; the first jobs go where ``servers`` says, others to the first server with room."""
     setting = paper("A100")
-    every = (sum(getattr(server, of) for server in setting.servers) for of in ("gpus", "cores", "memory_mib"))
-    whole = Kind("f-A100", *every, f_run_d * _DAY_S)
+    pool = setting.pool
+    whole = Kind("f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S)
     kinds = (*setting.kinds, whole)
     trace = replace(setting, kinds=kinds).trace(["smlf".index(x) for x in _JOBS])
 

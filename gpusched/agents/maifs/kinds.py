@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Weeks(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 1
 
 
-class Maifs(Paper):
+class Maifs(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/maifs.yaml``."""
 
     loads: tuple[float, ...]
@@ -57,6 +58,7 @@ class Maifs(Paper):
     absent: tuple[str, ...]
 
 
+@cache
 def maifs() -> Maifs:
     """The setting that comes along."""
     return read_paper("maifs", Maifs)

@@ -107,8 +107,8 @@ def reproduce(options: Options, advance: Advance) -> Made:
     learned = _trained(arrivals, kinds, options, advance) if options.out else weights_of(options.weights)
 
     def rows(at: tuple[str, int, float, int]) -> list[Row]:
-        trace, *of = at
-        workload = draw(arrivals[trace], trace, kinds, kinds.names, *of, **size)
+        trace, week, load, seed = at
+        workload = draw(arrivals[trace], trace, kinds, kinds.names, week, load, seed, **size)
         bound = alone(world_of(workload, kinds))
         results = {name: POLICIES[name](world_of(workload, kinds), kinds, learned) for name in chosen}
         return [_row(*at, workload, name, result, bound) for name, result in results.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Few(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
 
 
-class Rltune(Paper):
+class Rltune(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/rltune.yaml``.
 
     Attributes:
@@ -55,12 +56,13 @@ class Rltune(Paper):
         return self.trained.get(policy, "fcfs")
 
 
+@cache
 def rltune() -> Rltune:
     """The setting that comes along; jobs, nodes and the policies beside the agent are the scenario's of that name."""
     return read_paper("rltune", Rltune)
 
 
-_QUICK = {"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2}
+_QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2}
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

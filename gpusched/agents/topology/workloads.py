@@ -57,7 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     over: float = 1.0
 
 
-class Ours(Paper):
+class Ours(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/topology.yaml``."""
 
     policies: dict[str, Rival]  # type: ignore[assignment]
@@ -71,6 +71,7 @@ class Ours(Paper):
     run_s: RunTimes
 
 
+@cache
 def ours() -> Ours:
     """The setting that comes along."""
     return read_paper("topology", Ours)
