@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from gpusched.agents.maifs.workloads import WEEK_S, Jobs, draw, read_arrivals
 from gpusched.agents.maifs.world import World, new_run, told, world_of
 from gpusched.config.weights import Model
 from gpusched.sched.sizing.question import Question, new_claims, question_of
+from tests import commands
 from tests.traces.samples import real
-
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 
 PER = len(CORES) * len(MEMORY_GB)
 """Points of a shape."""
@@ -281,8 +279,7 @@ def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [GPUSCHED, "reproduce", "maifs", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+    return commands.run("reproduce", "maifs", *words, cwd=cwd, timeout=300)
 
 
 def test_the_table(tmp_path: Path) -> None:

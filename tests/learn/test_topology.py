@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from gpusched.agents.topology.reproduce import Row, row_of, settings_of
 from gpusched.agents.topology.workloads import draw, ours, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
+from tests import commands
 from tests.traces.samples import real
 
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 SETTINGS, POLICIES = settings(), ours().policies
 RULES = [name for name, rival in POLICIES.items() if not rival.schedulers]
 HEADER = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
@@ -25,9 +24,7 @@ CLUSTER = "r1: {nodes: 'a-[1-4]', uplink: 100G, parent: top}\nr2: {nodes: 'b-[1-
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpusched", "reproduce", "topology", *words], capture_output=True, text=True, cwd=cwd
-    )
+    return commands.run("reproduce", "topology", *words, cwd=cwd, timeout=300)
 
 
 def test_jobs_offer_the_load_in_the_shares_of_their_mix():
