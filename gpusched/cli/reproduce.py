@@ -140,8 +140,8 @@ def _with_page(paper: Paper, options: Options, html: str | None) -> None:
 
     with output.progress("training") as advance:
         made = gist.reproduce(options, advance or _unseen)
-    printed = paper_of().published
-    _show(html, gist_view.page(printed, made), gist.as_json(made), gist_view.screen(printed, made))
+    of_gist = paper_of()
+    _show(html, gist_view.page(of_gist, made), gist.as_json(made), gist_view.screen(of_gist, made))
 
 
 def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:

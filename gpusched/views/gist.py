@@ -14,53 +14,32 @@ from gpusched.views.common import plain_table
 
 if TYPE_CHECKING:
     from gpusched.agents.gist.reproduce import Reproduction
-    from gpusched.agents.gist.setting import Published
+    from gpusched.agents.gist.setting import Gist
     from gpusched.agents.gist.worked_example import Case
 
 TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
 
 
-def _subtitle(made: Reproduction) -> str:
-    return (
-        f"PAPER: as printed there. EXACT: by enumeration over all {made.sequences} sequences of four jobs, no "
-        "sampling. MEASURED: trained here, one figure per seed, each the exact mean of that agent. U of an "
-        "episode: Eq. 4 when the f job can start."
-    )
+def _words(of: Gist, made: Reproduction) -> list[str]:
+    """What columns mean, what is found, and how fast it was."""
+    above = of.published.trained > made.once.u_optimum
+    told = {
+        "printed": of.published, "made": made, "beyond": "lies above" if above else "is within",
+        "untrained": mean(made.once.u_untrained), "seconds": ", ".join(f"{s:.1f}" for s in made.train_seconds),
+        "hour_apart": mean(made.hour_apart.u_agent), "day_apart": mean(made.day_apart.u_agent),
+    }  # fmt: skip
+    return [text.format(**told) for text in of.words.splitlines()]
 
 
-def _words(of: Published, made: Reproduction) -> str:
-    once, claim = made.once, of.trained
-    beyond = "lies above" if claim > once.u_optimum else "is within"
-    return (
-        f"The paper's 'more than {claim:g}' {beyond} the optimum of its own stated setting, {once.u_optimum:.4f}. That "
-        f"needs no learning: never queueing a job that fits, largest first, reaches {once.u_never_waits_at_worst:.4f} "
-        f"even on the worst server each time when all jobs arrive at once, first fit {once.u_first_fit:.4f}, an "
-        f"untrained network with masks {mean(once.u_untrained):.4f}. When jobs arrive one by one, the only thing that "
-        "helps is to keep a job waiting though it fits, which the published reward punishes with -1; the agent that is "
-        "rewarded with the episode's U itself has "
-        + ", ".join(f"{mean(s.u_agent):.4f} of {s.u_best_online:.4f} at {s.gap_h:g} h"
-                    for s in (made.hour_apart, made.day_apart))
-        + "."
-    )  # fmt: skip
-
-
-def screen(of: Published, made: Reproduction) -> RenderableType:
+def screen(of: Gist, made: Reproduction) -> RenderableType:
     """The table, speed and a word on what it means."""
     table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED", wrap=("WHAT",), drop=("EXACT",))
     for row in made.figures:
         table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
-    return Group(table, Text(), Text(_subtitle(made)), Text(_words(of, made)), Text(_speed(made)))
+    return Group(table, Text(), *map(Text, _words(of, made)))
 
 
-def _speed(made: Reproduction) -> str:
-    seconds = ", ".join(f"{s:.1f}" for s in made.train_seconds)
-    return (
-        f"Training to {made.mark:.0%} of the optimum: {seconds} s. "
-        f"Batched clusters with network: {made.decisions_per_s:,.0f} decisions/s."
-    )
-
-
-def page(of: Published, made: Reproduction) -> str:
+def page(of: Gist, made: Reproduction) -> str:
     """Everything with plots."""
     rows = [[r.of, r.what, r.paper, r.exact, r.measured] for r in made.figures]
     parts = [plot.table(("figure", "what", "paper", "exact", "measured"), rows)]
@@ -71,11 +50,9 @@ def page(of: Published, made: Reproduction) -> str:
         drawings += [_episodes(made, f"Fig. 5b: {partition}, naive", "naive", course["naive"], 1)]
     drawings += [_tests(made, partition) for partition in made.fig6]
     drawings += [_energy(of, made), _apart(made)]
-    return plot.page(
-        TITLE,
-        _subtitle(made),
-        [*parts, f'<div class="grid">{"".join(drawings)}</div>', f"<p>{_words(of, made)}</p><p>{_speed(made)}</p>"],
-    )
+    subtitle, *words = _words(of, made)
+    below = "".join(f"<p>{text}</p>" for text in words)
+    return plot.page(TITLE, subtitle, [*parts, f'<div class="grid">{"".join(drawings)}</div>', below])
 
 
 def _schedule(case: Case, longest_d: float) -> str:
@@ -118,11 +95,13 @@ def _tests(made: Reproduction, partition: str) -> str:
     return plot.figure(f"Fig. 6: {partition}", caption, drawing)
 
 
-def _energy(of: Published, made: Reproduction) -> str:
-    groups = [(p, (*of.energy_mwh[p], e["naive"], e["agent"])) for p, e in made.inefficient_energy_mwh.items()]
+def _energy(of: Gist, made: Reproduction) -> str:
+    printed, found = of.published, made.inefficient_energy_mwh
+    groups = [(p, (*printed.energy_mwh[p], e["naive"], e["agent"])) for p, e in found.items()]
     names = ("paper, naive", "paper, trained", "here, naive", "here, trained")
     drawing = plot.bars(groups, names, "MWh", "inefficient energy")
-    return plot.figure("Fig. 7: inefficient energy", f"kW x {of.energy_h} h x (1 - U), two servers each", drawing)
+    caption = f"kW x {printed.energy_h} h x (1 - U), two servers each"
+    return plot.figure("Fig. 7: inefficient energy", caption, drawing)
 
 
 def _apart(made: Reproduction) -> str:

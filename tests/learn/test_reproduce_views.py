@@ -127,17 +127,16 @@ def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
         decisions_per_s=1.0, fig3=[case], fig5={"A100": {"agent": [0.5], "naive": [0.5]}},
         fig6={"A100": {"agent": [0.5], "naive": [0.5]}}, figures=[],
     )  # fmt: skip
-    printed = paper_of().published
-    page = gist.page(printed, made)
+    page = gist.page(paper_of(), made)
     assert "lies above the optimum of its own stated setting, 0.1234" in page.replace("&#x27;", "'")
     assert "over all 7 sequences" in page
     assert "to 50 % of the optimum" in page.replace("50%", "50 %")
     words = " ".join(re.findall(r"<p>(.*?)</p>", page, flags=re.DOTALL))
     assert set(re.findall(r"[0-9]+[.][0-9]{2,}", words)) == {
-        "0.1234", "0.2345", "0.3456", f"{printed.trained:g}",
+        "0.1234", "0.2345", "0.3456", f"{paper_of().published.trained:g}",
     }  # fmt: skip
     higher = msgspec.structs.replace(made, once=setting(0.0, 0.9))
-    assert "lies above the optimum" not in gist.page(printed, higher)
+    assert "lies above the optimum" not in gist.page(paper_of(), higher)
 
 
 @pytest.mark.parametrize("module", [gist_figures, gist, rltune_figures, rltune])

@@ -89,7 +89,7 @@ def test_a_clos_of_three_tiers_and_hundreds_of_hosts(tmp_path):
     assert rows["ideal"]["mean_slowdown"] == pytest.approx(1.0)
     assert rows["random"]["mean_slowdown"] > rows["best-fit"]["mean_slowdown"] >= rows["contention"]["mean_slowdown"]
     (setting,) = settings_of(str(tmp_path / "clos.yaml"), None)
-    assert (len(setting.nodes), setting.pool.total_gpus) == (847, 6776)
+    assert (len(setting.pool), setting.pool.total_gpus) == (847, 6776)
 
 
 def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
@@ -103,7 +103,7 @@ def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
     tree, room = setting.tree, new_use(setting.tree)
 
     def slowest(*hosts: str) -> float:
-        rows = np.array([setting.nodes.index(host) for host in hosts], np.int64)
+        rows = np.array([setting.pool.names.index(host) for host in hosts], np.int64)
         count = links_of(tree, rows, len(rows), 1, room)
         return max(tree.weight[room.link[:count]])
 
@@ -124,7 +124,7 @@ def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
         " flavors: {one: {gpus: 1, cores: 1, memory: 1G, time: 1h}}}\n"
     )
     (setting,) = settings_of(str(site), None)
-    assert (setting.nodes, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
+    assert (setting.pool.names, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
     assert setting.tree.rack.tolist() == [0, 1, -1]
     assert len(draw(setting, 0.9, 1)[0]) == 50 * 18
 

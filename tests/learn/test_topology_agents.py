@@ -142,13 +142,13 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     size = len(pool) // parts
     for job in range(len(trace)):
         assert len(set(nodes[job])) == len(nodes[job])
-        if 2 * trace.gpus[job] < size * setting.gpus:
+        if 2 * trace.gpus[job] < size * pool.gpus[0]:
             assert len({node // size for node in nodes[job].tolist()}) == 1, "on one scheduler's nodes"
     for at in result.start:
         held = np.zeros(len(pool))
         for job in np.flatnonzero((result.start <= at) & (result.end > at)):
             held[nodes[job]] += result.part_gpus[job]
-        assert (held <= setting.gpus).all()
+        assert (held <= pool.gpus).all()
 
 
 def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.agent import Player, prepare
+from gpusched.agents.dl2.agent import Player, looked_around, prepare
 from gpusched.agents.dl2.decide import Actor
-from gpusched.agents.dl2.learn import Public, Recipe, learn, looked_around
+from gpusched.agents.dl2.learn import Public, Recipe, learn
 from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Change, fastest_alone, play
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors

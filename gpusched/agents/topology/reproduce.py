@@ -13,13 +13,14 @@ from gpusched.agents.common.vector import named, read_vector
 from gpusched.agents.topology.engine import placed_by, replayed
 from gpusched.agents.topology.learn import QUICK_RECIPE, Recipe, learn
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
-from gpusched.agents.topology.workloads import Setting, draw, ours, setting_of, settings
+from gpusched.agents.topology.workloads import Setting, draw, ours, settings
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
 from gpusched.sim.engine.placing import Network
-from gpusched.sim.network import read_pairs
+from gpusched.sim.network import most_alike, read_pairs
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from gpusched.study.paper import Advance, Made, Options, played
@@ -125,24 +126,35 @@ def settings_of(
 
 
 def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Setting:
-    """The nodes of a file, which may be an inventory."""
+    """The nodes of a file, which may be an inventory: then with those on no switch, and without those without GPUs.
+
+    Jobs are of the kinds that were measured on the most alike.
+
+    Raises:
+        UsageError: It names no nodes.
+    """
     from gpusched.config.fields import parse_gbps
     from gpusched.config.inventory import load_inventory
     from gpusched.config.topology import load_topology
     from gpusched.config.yamlfile import parse_file
 
-    topology, sizes = load_topology(path), None
+    topology = load_topology(path)
+    gpus = dict.fromkeys(topology.racks(), gpus_per_node or DEFAULT_GPUS)
     if "partitions" in parse_file(path, "a topology").fields("a mapping"):
-        sizes = {node.name: node.gpus for node in load_inventory(path).nodes}
-    if sizes is not None and gpus_per_node is not None:
-        raise UsageError(f"{path}: an inventory says how many GPUs its nodes have", "omit --gpus-per-node")
+        if gpus_per_node is not None:
+            raise UsageError(f"{path}: an inventory says how many GPUs its nodes have", "omit --gpus-per-node")
+        gpus |= {node.name: node.gpus for node in load_inventory(path).nodes}
     if gpus_per_node is not None and gpus_per_node < 1:
         raise UsageError(f"--gpus-per-node must be at least 1, found {gpus_per_node}")
     try:
         nic_gbps = NIC_GBPS if nic is None else parse_gbps(nic)
     except ValueError:
         raise UsageError(f"--nic: found {nic!r}, expected a rate", "such as 100G, or 2x200G") from None
-    return setting_of(path.stem, topology, gpus_per_node or DEFAULT_GPUS, nic_gbps, sizes)
+    nodes = [NodeSpec(count, name=name) for name, count in gpus.items() if count > 0]
+    if not topology.racks() or not nodes:
+        raise UsageError(f"{path.stem}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
+    pool = Pool.of(nodes)
+    return Setting(path.stem, topology, pool, most_alike(pool), nic_gbps=nic_gbps)
 
 
 def row_of(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None) -> Row:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpusched.errors import UsageError
 from gpusched.model.topology import Switch, Topology
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.slowdown import Model
@@ -47,7 +45,7 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes, of each of the ``racks`` where there are any; see `racks`. The others: see `Setting`."""
+    """See `laid_out`, and of the others `Setting`."""
 
     nodes: int
     gpus: int
@@ -81,8 +79,7 @@ class Setting(NamedTuple):
     """One cluster and the jobs that come.
 
     Attributes:
-        name: As rows say. topology: Switches. nodes: Names. gpus: Of each node; sizes: where they differ, by node.
-        nic_gbps: Of each node.
+        name: As rows say. topology: Switches. pool: Nodes. nic_gbps: Of each node.
         machine: Key of `MACHINES`. mix: Of sizes, as the scenario calls it. pairs: Jobs are of the kinds of a table, in
             its sizes.
         combine: "formula"; with pairs "product" or "sum".
@@ -90,29 +87,21 @@ class Setting(NamedTuple):
 
     name: str
     topology: Topology
-    nodes: tuple[str, ...]
-    gpus: int
+    pool: Pool
     machine: str = "aws"
     mix: str = "philly-like"
     pairs: Pairs | None = None
     combine: str = "formula"
-    sizes: tuple[int, ...] = ()
     nic_gbps: float = NIC_GBPS
-
-    @property
-    def pool(self) -> Pool:
-        """The nodes."""
-        sizes = self.sizes or (self.gpus,) * len(self.nodes)
-        return Pool.of([NodeSpec(gpus, name=name) for name, gpus in zip(self.nodes, sizes, strict=True)])
 
     @property
     def tree(self) -> Tree:
         """The links. By a table only nodes' NICs are any."""
         nvswitch = MACHINES[self.machine].nvswitch
-        tree = tree_of(self.topology, self.nodes, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
+        tree = tree_of(self.topology, self.pool.names, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
         if self.pairs is not None:
             tree.weight[:] = 0.0
-            tree.weight[len(self.nodes) : 2 * len(self.nodes)] = 1.0
+            tree.weight[len(self.pool) : 2 * len(self.pool)] = 1.0
         return tree
 
     @property
@@ -123,56 +112,28 @@ class Setting(NamedTuple):
         return self.pairs.model(self.combine == "sum")
 
 
-def racks(count: int, each: int, over: float) -> tuple[Topology, tuple[str, ...]]:
-    """Racks below one switch whose ways up are ``over`` times narrower than the NICs below; their nodes."""
-    nodes = tuple(f"n{i:02}" for i in range(count * each))
+def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
+    """Racks of so many nodes below one switch, their ways up ``over`` times narrower than the NICs below.
+
+    Without racks: so many nodes on no switch.
+    """
+    names = tuple(f"n{i:02}" for i in range(nodes * max(racks, 1)))
+    uplink_gbps = nodes * NIC_GBPS / over
     rack = [
-        Switch(name=f"r{i}", nodes=nodes[i * each : (i + 1) * each], uplink_gbps=each * NIC_GBPS / over, parent="spine")
-        for i in range(count)
+        Switch(name=f"r{i}", nodes=names[i * nodes : (i + 1) * nodes], uplink_gbps=uplink_gbps, parent="spine")
+        for i in range(racks)
     ]
-    return Topology(switches=(Switch(name="spine"), *rack)), nodes
-
-
-def flat(count: int) -> tuple[Topology, tuple[str, ...]]:
-    """Nodes on no switch."""
-    return Topology(), tuple(f"n{i:02}" for i in range(count))
+    topology = Topology(switches=(Switch(name="spine"), *rack)) if racks else Topology()
+    return topology, Pool.of([NodeSpec(gpus, name=name) for name in names])
 
 
 @cache
 def settings() -> dict[str, Setting]:
     """The clusters of the scenario."""
-    found = {}
-    for name, of in ours().clusters.items():
-        nodes = racks(of.racks, of.nodes, of.over) if of.racks else flat(of.nodes)
-        found[name] = Setting(name, *nodes, of.gpus, of.machine, of.mix)
-    return found
-
-
-def setting_of(
-    name: str, topology: Topology, gpus: int = 8, nic_gbps: float = NIC_GBPS, sizes: Mapping[str, int] | None = None
-) -> Setting:
-    """A cluster of nodes that hang as in ``topology``, with such GPUs and NICs.
-
-    Jobs are of the kinds that were measured on the most alike: AWS where no node has more than 4 GPUs, else RTX.
-
-    Args:
-        name: As rows say.
-        topology: Switches.
-        gpus: Of each node that ``sizes`` does not name.
-        nic_gbps: Of each node.
-        sizes: Node -> its GPUs, those on no switch with them; nodes without GPUs are left out.
-
-    Raises:
-        UsageError: It names no nodes.
-    """
-    of = dict.fromkeys(topology.racks(), gpus) | dict(sizes or {})
-    nodes = {node: count for node, count in of.items() if count > 0}
-    if not topology.racks() or not nodes:
-        raise UsageError(f"{name}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
-    most = max(nodes.values())
-    machine = "aws" if most <= MACHINES["aws"].gpus else "rtx"
-    differ = tuple(nodes.values()) if min(nodes.values()) < most else ()
-    return Setting(name, topology, tuple(nodes), most, machine, sizes=differ, nic_gbps=nic_gbps)
+    return {
+        name: Setting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
+        for name, of in ours().clusters.items()
+    }
 
 
 def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
@@ -181,9 +142,9 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total, of = sum(setting.sizes) or len(setting.nodes) * setting.gpus, ours()
+    total, of = setting.pool.total_gpus, ours()
     count = jobs or min(of.jobs_per_gpu * total, of.most_jobs)
-    rng = np.random.default_rng((seed, round(load * 100), len(setting.nodes)))
+    rng = np.random.default_rng((seed, round(load * 100), len(setting.pool)))
     nodes: Ints = np.zeros(count, np.int64)
     if setting.pairs is not None:
         may = np.flatnonzero(setting.pairs.nodes > 1)
