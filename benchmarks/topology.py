@@ -32,8 +32,8 @@ from gpusched.agents.common.vector import named
 from gpusched.agents.topology import live as agents
 from gpusched.agents.topology.engine import placed_by
 from gpusched.agents.topology.network import SHAPES, Agent, untrained
-from gpusched.agents.topology.reproduce import POLICIES, run_of, settings_of
-from gpusched.agents.topology.workloads import draw
+from gpusched.agents.topology.reproduce import run_of, settings_of
+from gpusched.agents.topology.workloads import draw, ours
 from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief, Link, Paces, Shape, Sway
 from gpusched.model.policy import PolicySpec
@@ -90,7 +90,7 @@ def main() -> None:
             Path(args.topology).write_text(clos(args.hosts))
         setting = settings_of(args.topology, None)[0]
     drawn = draw(setting, args.load, args.seed, args.jobs)
-    wanted = args.policy or list(POLICIES)
+    wanted = args.policy or list(ours().policies)
     for name in wanted:
         runs = [run_of(setting, drawn, args.seed, name) for _ in range(args.repeat)]
         run = max(runs, key=lambda run: run.jobs_per_s)

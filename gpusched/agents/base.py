@@ -82,8 +82,8 @@ class Replay(Protocol[Taken]):
     def maps(self, model: Model) -> bool:
         """Whether it leaves nodes to ``place: milp`` and ``fastest``."""
 
-    def runner(self, world: World, prepared: Taken) -> Callable[[Log], int]:
-        """What replays to the end (OVER, or GROW: call again with more room), as compiled runs of `sim.replay` do."""
+    def runner(self, world: World, prepared: Taken) -> tuple[World, Callable[[Log], int]]:
+        """The world with all that it needs, and what replays it to the end: see `sim.runs.Runner`."""
 
 
 class Train(Protocol):

@@ -10,7 +10,11 @@ import typer
 from gpusched.cli import output
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
+
+    from gpusched.study.paper import Advance, Made, Options
 
 app = typer.Typer()
 
@@ -88,51 +92,37 @@ def reproduce(
     --workloads with the weights that come with gpusched, in seconds. Of maifs a setting of our own; learned with --out.
     Of topology a setting of our own, and the rules to beat.
     """
-    import msgspec
+    from gpusched.study.paper import Options
+    from gpusched.views import reproduction
 
+    options = Options(
+        quick=quick, seeds=tuple(seed or ()), policies=tuple(policy or ()), loads=tuple(load or ()), jobs=jobs,
+        device=device, weights=weights, out=out, workloads=workloads, speeds=speeds, trace=trace, format=format,
+        vcs=tuple(vc or ()), restart=restart, changes=tuple(change or ()), topology=topology,
+        gpus_per_node=gpus_per_node, nic=nic, table=table,
+    )  # fmt: skip
+    if paper in (Paper.GIST, Paper.RLTUNE):
+        return _with_page(paper, options, html)
+    with output.progress("playing") as advance:
+        made = _player(paper)(options, advance or _unseen)
+    output.show(lambda: made.rows, lambda: reproduction.screen(*made))
+
+
+def _player(paper: Paper) -> Callable[[Options, Advance], Made]:
     if paper is Paper.DL2:
-        import os
-
         from gpusched.agents.dl2 import reproduce as dl2
-        from gpusched.errors import UsageError
-        from gpusched.model.units import parse_duration
-        from gpusched.views import dl2 as dl2_view
 
-        try:
-            restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
-        except ValueError:
-            raise UsageError(f"--restart {restart!r} is not a duration", "for example 120s") from None
-        asked = dl2.Options(
-            workloads=workloads, speeds=speeds, policies=tuple(policy or ()), seeds=tuple(seed or ()), weights=weights,
-            out=out, restart_s=restart_s, changes=tuple(change or ()), quick=quick,
-            device=device, workers=jobs or os.cpu_count() or 1,
-        )  # fmt: skip
-        with output.progress("training") as advance:
-            rows = dl2.reproduce(asked, lambda text, done: (advance or _unseen)(done, 1))
-        return output.show(lambda: rows, lambda: dl2_view.screen(rows))
+        return dl2.reproduce
     if paper is Paper.MAIFS:
         from gpusched.agents.maifs import reproduce as maifs
-        from gpusched.views import maifs as maifs_view
 
-        with output.progress("playing") as advance:
-            asked_of = maifs.Options(
-                traces=workloads, profiles=speeds, policies=tuple(policy or ()), seeds=tuple(seed or ()), quick=quick,
-                jobs=jobs, weights=weights, out=out,
-            )  # fmt: skip
-            found = maifs.reproduce(asked_of, advance or _unseen)
-        return output.show(lambda: found, lambda: maifs_view.screen(found))
-    if paper is Paper.TOPOLOGY:
-        from gpusched.agents.topology import reproduce as service_of
-        from gpusched.views import placed as placed_view
+        return maifs.reproduce
+    from gpusched.agents.topology import reproduce as topology
 
-        with output.progress("replaying") as advance:
-            wanted_of = service_of.Options(
-                topology=topology, gpus_per_node=gpus_per_node, nic=nic, table=table,
-                policies=tuple(policy or ()), seeds=tuple(seed or ()),
-                loads=tuple(load or ()), quick=quick, jobs=jobs, weights=weights, out=out,
-            )  # fmt: skip
-            played = service_of.reproduce(wanted_of, advance or _unseen)
-        return output.show(lambda: played, lambda: placed_view.screen(played))
+    return topology.reproduce
+
+
+def _with_page(paper: Paper, options: Options, html: str | None) -> None:
     from gpusched.agents.common.torch_ import need
 
     need("torch")
@@ -140,22 +130,18 @@ def reproduce(
         from gpusched.agents.rltune import reproduce as rltune
         from gpusched.views import rltune as rltune_view
 
-        wanted = msgspec.structs.replace(
-            rltune.QUICK if quick else rltune.Options(), trace=trace, format=format, vcs=tuple(vc or ()),
-            seed=(seed or [0])[0],
-        )  # fmt: skip
         with output.progress("training") as advance:
-            lines = rltune.reproduce(wanted, advance or _unseen)
-        return _show(html, rltune_view.page(lines), rltune.as_json(lines), rltune_view.screen(lines))
-    from gpusched.agents.gist import reproduce as service
-    from gpusched.views import reproduction as view
+            lines = rltune.reproduce(options, advance or _unseen)
+        of = rltune.rltune()
+        return _show(html, rltune_view.page(of, lines), rltune.as_json(lines), rltune_view.screen(of, lines))
+    from gpusched.agents.gist import reproduce as gist
+    from gpusched.agents.gist.setting import gist as paper_of
+    from gpusched.views import gist as gist_view
 
-    options = service.QUICK if quick else service.Options(workers=jobs)
-    if seed:
-        options = msgspec.structs.replace(options, seeds=tuple(dict.fromkeys(seed)))
     with output.progress("training") as advance:
-        made = service.reproduce(options, advance or _unseen)
-    _show(html, view.page(made), service.as_json(made), view.screen(made))
+        made = gist.reproduce(options, advance or _unseen)
+    of_gist = paper_of()
+    _show(html, gist_view.page(of_gist, made), gist.as_json(made), gist_view.screen(of_gist, made))
 
 
 def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:

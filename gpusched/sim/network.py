@@ -59,11 +59,16 @@ MACHINES = {
 """Machine -> what six models were measured to take there; of a DGX computing is with all eight GPUs of a node."""
 
 
+def most_alike(pool: Pool) -> str:
+    """The machine whose figures are taken for nodes: AWS where none has more GPUs than those have, else RTX."""
+    return "aws" if pool.gpus.max() <= MACHINES["aws"].gpus else "rtx"
+
+
 def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, str]:
     """What placement costs the jobs of a trace, and a note on what was taken for what.
 
-    Kinds are those of RTX nodes, or of AWS where nodes have up to 4 GPUs: a job whose model's name begins as one of
-    them is of that kind, the others' are drawn.
+    Kinds are those of the machine `most_alike`: a job whose model's name begins as one of them is of that kind, the
+    others' are drawn.
 
     Raises:
         UsageError: The topology names none of the pool's nodes.
@@ -72,7 +77,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, 
     found = sum(name in known for name in pool.names)
     if not found:
         raise UsageError("the topology names none of the nodes", f"some of {', '.join(pool.names[:3])}")
-    machine = "aws" if pool.gpus.max() <= MACHINES["aws"].gpus else "rtx"
+    machine = most_alike(pool)
     kinds = list(MACHINES[machine].kinds)
     of_model = [next((i for i, k in enumerate(kinds) if name.lower().startswith(k)), -1) for name in trace.models]
     drawn = np.random.default_rng(0).integers(0, len(kinds), len(trace))

@@ -66,7 +66,7 @@ def _by_agent(world: World) -> tuple[World, Runner]:
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
-        return world, replay().runner(world, prepared(model))
+        return replay().runner(world, prepared(model))
     except ValueError as error:
         raise UsageError(f"{model.path}: {error}", "train it again") from None
 
@@ -89,7 +89,13 @@ def _is_strict(world: World) -> bool:
     return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
 
 
+def _places(world: World) -> bool:
+    """Whether an agent chooses nodes by what placement costs."""
+    return world.policy.by_agent and world.policy.spec is not None and world.policy.spec.traits.places
+
+
 KINDS = (
+    RunKind("placing agent", _places, _by_agent),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
     RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
     RunKind("sized", lambda w: w.policy.chooses_sizes and w.options.elastic is not None, _sized, run_sized, 1),

@@ -42,7 +42,8 @@ def load_scenario(path: Path | str) -> Request:
     if not file.exists() and (shipped := SHIPPED / f"{path}.yaml").exists():
         file = shipped
     root = parse_file(file, "a scenario")
-    request = Request(**fields.read(root, _keys(file.parent), _EXPECTED))
+    found = fields.read(root, _keys(file.parent), _EXPECTED)
+    request = Request(**{name: value for name, value in found.items() if name != "paper"})
     for name, value in root.fields(_EXPECTED).items():
         if name == "published" and (others := request.published.keys() - set(request.policies)):
             raise value.error("policies of this scenario", f"the policy {min(others)}")
@@ -105,6 +106,7 @@ def _keys(folder: Path) -> fields.Fields:
         "seeds": lambda value: tuple(item.whole(0, 1 << 31) for item in value.items("a list of seeds")),
         "policies": policies, "published": published, "workload": workload, "topology": topology,
         "node_list": node_list,
+        "paper": lambda value: value.fields("what `gpusched reproduce` needs, see `study.paper`"),
     }  # fmt: skip
     seconds = {"restart": ("restart_s", fields.duration), "backfill_every": ("backfill_every_s", fields.duration)}
     return {**{name: (name, reader) for name, reader in readers.items()}, **seconds}

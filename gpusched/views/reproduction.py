@@ -1,136 +1,66 @@
-"""The GIST reproduction as a table and as a page."""
+"""What ``gpusched reproduce`` played, as a table: its scenario says which columns, and what stands below."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean as mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpusched.model.papers import GIST
-from gpusched.views import figures as plot
-from gpusched.views.common import plain_table
+from gpusched.views.common import UNKNOWN, against, plain_table
 
 if TYPE_CHECKING:
-    from gpusched.agents.gist.reproduce import Reproduction
-    from gpusched.agents.gist.worked_example import Case
+    from gpusched.study.paper import Column, Paper
 
-TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
-
-
-def _subtitle(made: Reproduction) -> str:
-    return (
-        f"PAPER: as printed there. EXACT: by enumeration over all {made.sequences} sequences of four jobs, no "
-        "sampling. MEASURED: trained here, one figure per seed, each the exact mean of that agent. U of an "
-        "episode: Eq. 4 when the f job can start."
-    )
+BOUND = "bound"
 
 
-def _words(made: Reproduction) -> str:
-    once, claim = made.once, GIST.trained
-    beyond = "lies above" if claim > once.u_optimum else "is within"
-    return (
-        f"The paper's 'more than {claim:g}' {beyond} the optimum of its own stated setting, {once.u_optimum:.4f}. That "
-        f"needs no learning: never queueing a job that fits, largest first, reaches {once.u_never_waits_at_worst:.4f} "
-        f"even on the worst server each time when all jobs arrive at once, first fit {once.u_first_fit:.4f}, an "
-        f"untrained network with masks {mean(once.u_untrained):.4f}. When jobs arrive one by one, the only thing that "
-        "helps is to keep a job waiting though it fits, which the published reward punishes with -1; the agent that is "
-        "rewarded with the episode's U itself has "
-        + ", ".join(f"{mean(s.u_agent):.4f} of {s.u_best_online:.4f} at {s.gap_h:g} h"
-                    for s in (made.hour_apart, made.day_apart))
-        + "."
-    )  # fmt: skip
+def screen(paper: Paper, rows: Sequence[Any]) -> RenderableType:
+    """One line for each policy in each group of rows that differ in nothing else but what they were drawn with."""
+    keys = [column for column in paper.table if column.in_common and column.of != "policy"]
+    right = [c.head for c in paper.table if not (c.in_common and all(isinstance(getattr(r, c.of), str) for r in rows))]
+    table = plain_table(*(column.head for column in paper.table), right=right, drop=paper.drop)
+    groups: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
+    for row in rows:
+        at = tuple(getattr(row, column.of) for column in keys)
+        groups.setdefault(at, {}).setdefault(row.policy, []).append(row)
+    for by in groups.values():
+        if paper.bound:
+            by[BOUND] = next(iter(by.values()))
+        for policy in by:
+            table.add_row(*(_cell(paper, column, policy, by) for column in paper.table))
+    return Group(table, Text(), Text(paper.words.format(**paper.published).strip()))
 
 
-def screen(made: Reproduction) -> RenderableType:
-    """The table, speed and a word on what it means."""
-    table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED", wrap=("WHAT",), drop=("EXACT",))
-    for row in made.figures:
-        table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
-    return Group(table, Text(), Text(_subtitle(made)), Text(_words(made)), Text(_speed(made)))
+def _cell(paper: Paper, column: Column, policy: str, by: Mapping[str, Sequence[Any]]) -> str:
+    if column.in_common:
+        value = policy if column.of == "policy" else getattr(by[policy][0], column.of)
+        return value if isinstance(value, str) else f"{value:g}"
+    if column.published:
+        return f"{paper.published[column.published[policy]]:+.1%}" if policy in column.published else UNKNOWN
+    if not column.of:
+        return f"{len(by[policy])}"
+
+    def figures(name: str) -> list[float]:
+        key = paper.bound.get(column.of) if name == BOUND else column.of
+        return [_of(row, key) / _of(row, column.per) for row in by.get(name, ())] if key else []
+
+    mine = figures(policy)
+    if not mine:
+        return UNKNOWN
+    if column.against:
+        return against(mine, figures(column.against) or None)
+    if column.gain is not None:
+        base, best = map(figures, column.gain)
+        all_of_it = mean(base) - mean(best) if base and best else 0.0
+        return f"{(mean(base) - mean(mine)) / all_of_it:.1%}" if all_of_it > 0.0 else UNKNOWN
+    if column.above:
+        return f"{mean(mine) / mean(_of(row, column.above) for row in by[policy]) - 1:+.1%}"
+    return column.format.format(mean(mine))
 
 
-def _speed(made: Reproduction) -> str:
-    seconds = ", ".join(f"{s:.1f}" for s in made.train_seconds)
-    return (
-        f"Training to {made.mark:.0%} of the optimum: {seconds} s. "
-        f"Batched clusters with network: {made.decisions_per_s:,.0f} decisions/s."
-    )
-
-
-def page(made: Reproduction) -> str:
-    """Everything with plots."""
-    rows = [[r.of, r.what, r.paper, r.exact, r.measured] for r in made.figures]
-    parts = [plot.table(("figure", "what", "paper", "exact", "measured"), rows)]
-    longest = max(case.end_d for case in made.fig3)
-    drawings = [_schedule(case, longest) for case in made.fig3]
-    for partition, course in made.fig5.items():
-        drawings += [_episodes(made, f"Fig. 5a: {partition}, trained", "training", course["agent"], 0)]
-        drawings += [_episodes(made, f"Fig. 5b: {partition}, naive", "naive", course["naive"], 1)]
-    drawings += [_tests(made, partition) for partition in made.fig6]
-    drawings += [_energy(made), _apart(made)]
-    return plot.page(
-        TITLE,
-        _subtitle(made),
-        [*parts, f'<div class="grid">{"".join(drawings)}</div>', f"<p>{_words(made)}</p><p>{_speed(made)}</p>"],
-    )
-
-
-def _schedule(case: Case, longest_d: float) -> str:
-    blocks: list[plot.Block] = []
-    for bar in sorted(case.bars, key=lambda b: (b.start_d, b.job)):
-        lower = [b for b in blocks if int(b.row) == bar.server - 1 and b.end > bar.start_d and b.begin < bar.end_d]
-        row = max((b.row + b.height for b in lower), default=float(bar.server - 1))
-        blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
-    paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
-    caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
-    drawing = plot.schedule(blocks, ("server 1", "server 2"), longest_d, "d", caption)
-    return plot.figure(f"Fig. 3: {case.name}", caption, drawing)
-
-
-def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float], colour: int) -> str:
-    smooth = [mean(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
-    drawing = plot.lines(
-        [
-            plot.Line(f"U by episode, {what}", values, colour, faint=True),
-            plot.Line("mean of the last 50", smooth, colour),
-            plot.Line("optimum", [made.once.u_optimum], 2, dashed=True),
-        ],
-        title,
-    )
-    return plot.figure(title, "utilization by episode", drawing)
-
-
-def _tests(made: Reproduction, partition: str) -> str:
-    played = made.fig6[partition]
-    naive = mean(played["naive"])
-    drawing = plot.lines(
-        [
-            plot.Line("trained", played["agent"], 0),
-            plot.Line(f"naive, mean {naive:.3f}", [naive], 1, dashed=True),
-            plot.Line("optimum, mean of all sequences", [made.once.u_optimum], 2, dashed=True),
-        ],
-        f"test episodes on {partition}",
-    )
-    caption = f"{len(played['agent'])} random test episodes; trained, mean {mean(played['agent']):.3f}"
-    return plot.figure(f"Fig. 6: {partition}", caption, drawing)
-
-
-def _energy(made: Reproduction) -> str:
-    groups = [(p, (*GIST.energy_mwh[p], e["naive"], e["agent"])) for p, e in made.inefficient_energy_mwh.items()]
-    names = ("paper, naive", "paper, trained", "here, naive", "here, trained")
-    drawing = plot.bars(groups, names, "MWh", "inefficient energy")
-    return plot.figure("Fig. 7: inefficient energy", f"kW x {GIST.energy_h} h x (1 - U), two servers each", drawing)
-
-
-def _apart(made: Reproduction) -> str:
-    groups = []
-    for setting in (made.once, made.hour_apart, made.day_apart):
-        name = f"{setting.gap_h:g} h apart" if setting.gap_h else "at once"
-        agent, published = mean(setting.u_agent), mean(setting.u_published)
-        groups.append((name, (setting.u_naive, setting.u_first_fit, published, agent, setting.u_best_online)))
-    names = ("naive", "first fit", "the paper's reward", "rewarded with U", "best online")
-    drawing = plot.bars(groups, names, "mean U", "utilization by arrivals", digits=3)
-    return plot.figure("Arrivals", "what can be gained by keeping a job waiting", drawing)
+def _of(row: Any, key: str | float) -> float:
+    """A figure of a row, or the number itself."""
+    return float(getattr(row, key)) if isinstance(key, str) else key

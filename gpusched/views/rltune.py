@@ -8,38 +8,29 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpusched.model.papers import RLTUNE
 from gpusched.views import figures as plot
 from gpusched.views.bars import change, number
 from gpusched.views.common import plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.rltune.reproduce import Line
+    from gpusched.agents.rltune.reproduce import Line, Rltune
 
 TITLE = "Dongare et al. (SoCC 2025), headline figures again"
-WORDS = (
-    f"The paper reports at best: utilization {RLTUNE.utilization:+.0%}, queueing delay {RLTUNE.wait:+.0%}, JCT "
-    f"{RLTUNE.jct:+.0%}, each against some base policy on some trace. Below: each base policy and the agent trained "
-    "here, replayed on jobs that came after those learned from; the untrained start is the agent before it learned "
-    "anything. Real run times are known to none of them: SJF and the agent go by what has ended before and by limits; "
-    "WFP3, UNICEF and F1 by limits. FCFS lets nobody pass its head, and most of its waiting comes from that; behind a "
-    "blocked head of the others whoever fits goes."
-)
 _HEADS = ("TRACE", "BASE", "JOBS", "UTILIZATION", "MEAN WAIT", "CHANGE", "MEAN JCT", "CHANGE")
 _PAGE_HEADS = ("Trace", "Base", "It knows", "Jobs", "Utilization", "Mean wait", "Change", "Mean JCT", "Change",
                "Mean bounded slowdown")  # fmt: skip
 
 
-def screen(lines: Sequence[Line]) -> RenderableType:
+def screen(of: Rltune, lines: Sequence[Line]) -> RenderableType:
     """The table and a word on what it means."""
     table = plain_table(*_HEADS, drop=("JOBS", "UTILIZATION", "MEAN WAIT"))
     for x in lines:
         table.add_row(x.trace, x.base, f"{x.jobs:,}", *_figures(x))
-    return Group(table, Text(), Text(WORDS))
+    return Group(table, Text(), Text(of.words.format(**of.published)))
 
 
-def page(lines: Sequence[Line]) -> str:
+def page(of: Rltune, lines: Sequence[Line]) -> str:
     """The table, and for each trace the changes beside the paper's best."""
     rows = [
         [x.trace, x.base, x.knows, f"{x.jobs:,}", *_figures(x), f"{_number(x.slowdown_base)} -> {_number(x.slowdown)}"]
@@ -48,26 +39,27 @@ def page(lines: Sequence[Line]) -> str:
     parts = [plot.table(_PAGE_HEADS, rows)]
     for trace in dict.fromkeys(x.trace for x in lines):
         drawings = [
-            _changes(title, trace, [x for x in lines if x.trace == trace], of) for title, of in _CHANGES.items()
+            _changes(title, [x for x in lines if x.trace == trace], gain, 100 * of.published[key])
+            for title, (gain, key) in _CHANGES.items()
         ]
         parts.append(f'<div class="grid">{"".join(drawings)}</div>')
-    return plot.page(TITLE, WORDS, parts)
+    return plot.page(TITLE, of.words.format(**of.published), parts)
 
 
 def _utilization_change(x: Line) -> float | None:
     return x.utilization / x.utilization_base - 1 if x.utilization is not None and x.utilization_base else None
 
 
-_CHANGES: dict[str, tuple[Callable[[Line], float | None], float]] = {
-    "Utilization": (_utilization_change, 100 * RLTUNE.utilization),
-    "Queueing delay": (lambda x: x.wait_change, 100 * RLTUNE.wait),
-    "JCT": (lambda x: x.jct_change, 100 * RLTUNE.jct),
+_CHANGES: dict[str, tuple[Callable[[Line], float | None], str]] = {
+    "Utilization": (_utilization_change, "utilization"),
+    "Queueing delay": (lambda x: x.wait_change, "wait"),
+    "JCT": (lambda x: x.jct_change, "jct"),
 }
 
 
-def _changes(title: str, trace: str, lines: Sequence[Line], of: tuple[Callable[[Line], float | None], float]) -> str:
-    """By how many percent the agent's mean is above (or below) each base's."""
-    gain, paper = of
+def _changes(title: str, lines: Sequence[Line], gain: Callable[[Line], float | None], paper: float) -> str:
+    """By how many percent the agent's mean is above (or below) each base's, on one trace."""
+    trace = lines[0].trace
     groups = [(x.base.replace(" (estimate)", ""), (100 * (gain(x) or 0.0),)) for x in lines]
     groups.append(("paper", (paper,)))
     drawing = plot.bars(groups, ("agent against the base",), "%", f"{title}, {trace}", digits=0)

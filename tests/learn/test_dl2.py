@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alon
 from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, draw
 from gpusched.sched.state import Ints
 from gpusched.sim.profiles.dl2 import read_speeds
+from tests import commands
 from tests.traces.samples import real
-
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [GPUSCHED, "reproduce", "dl2", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+    return commands.run("reproduce", "dl2", *words, cwd=cwd, timeout=300)
 
 
 def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Workload, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,23 @@ from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import learn, new_beliefs, refresh, watch
 from gpusched.agents.maifs.engine import Play, alone, apply, plan_of, play, serve
 from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
-from gpusched.agents.maifs.kinds import ABSENT, CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, read_kinds
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, maifs, read_kinds
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import POLICIES, QUICK, weights_of
 from gpusched.agents.maifs.rules import Rule, decide
 from gpusched.agents.maifs.train import train
-from gpusched.agents.maifs.workloads import FILES, LOADS, WEEK_S, WEEKS, Jobs, draw, read_arrivals
+from gpusched.agents.maifs.workloads import WEEK_S, Jobs, draw, read_arrivals
 from gpusched.agents.maifs.world import World, new_run, told, world_of
 from gpusched.config.weights import Model
 from gpusched.sched.sizing.question import Question, new_claims, question_of
+from tests import commands
 from tests.traces.samples import real
-
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 
 PER = len(CORES) * len(MEMORY_GB)
 """Points of a shape."""
+TRACES, LOADS, ABSENT = maifs().traces, maifs().loads, maifs().absent
+FILES = {name: of.file for name, of in TRACES.items() if of.file}
 
 
 def measured() -> Kinds:
@@ -43,7 +43,7 @@ def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", densit
     kinds = measured()
     arrivals = read_arrivals(real(FILES[trace]).parent, trace)
     return world_of(
-        draw(arrivals, trace, kinds, kinds.names, WEEKS[trace][purpose][-1], load, seed, density, 2.0), kinds
+        draw(arrivals, trace, kinds, kinds.names, getattr(TRACES[trace], purpose)[-1], load, seed, density, 2.0), kinds
     )
 
 
@@ -107,11 +107,11 @@ def test_speeds_are_the_measured_ones_and_placeholders_are_none() -> None:
 @pytest.mark.parametrize("trace", FILES)
 def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -> None:
     kinds, arrivals = measured(), read_arrivals(real(FILES[trace]).parent, trace)
-    weeks = [week for some in WEEKS[trace].values() for week in some]
+    weeks = [*TRACES[trace].train, *TRACES[trace].choose, *TRACES[trace].test]
     assert len(set(weeks)) == len(weeks)
     known = tuple(name for name in kinds.names if name not in ABSENT)
     for load in LOADS:
-        jobs = draw(arrivals, trace, kinds, known, WEEKS[trace]["test"][0], load, 3)
+        jobs = draw(arrivals, trace, kinds, known, TRACES[trace].test[0], load, 3)
         usual = kinds.speed[jobs.kind, jobs.asked * PER + PROPORTIONAL]
         gpus = np.array([g for g, _ in SHAPES])[jobs.asked]
         offered = (jobs.steps / usual * gpus).sum() / (len(jobs.node) * 8 * WEEK_S)
@@ -279,8 +279,7 @@ def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [GPUSCHED, "reproduce", "maifs", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+    return commands.run("reproduce", "maifs", *words, cwd=cwd, timeout=300)
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -296,7 +295,7 @@ def test_the_table(tmp_path: Path) -> None:
     done = run(*words, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert len(rows) == 2 * sum(len(WEEKS[trace]["test"]) for trace in FILES) * len(LOADS)
+    assert len(rows) == 2 * sum(len(TRACES[trace].test) for trace in FILES) * len(LOADS)
     for row in rows:
         assert row["bound_s"] < row["mean_jct_s"] < row["makespan_s"]
         assert row["makespan_s"] >= row["bound_makespan_s"] * (1 - 1e-6)

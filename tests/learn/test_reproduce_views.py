@@ -5,19 +5,23 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from io import StringIO
 from types import ModuleType
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
+from gpusched.agents.gist.setting import gist as paper_of
 from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
-from gpusched.agents.rltune.reproduce import NAMES, Line
-from gpusched.model import papers
-from gpusched.views import figures, reproduction, rltune
+from gpusched.agents.rltune.reproduce import Line
+from gpusched.study.paper import Paper
+from gpusched.views import figures, gist, reproduction, rltune
 
 
 def line(base: str, wait_change: float | None, utilization: float = 0.5) -> Line:
@@ -27,6 +31,42 @@ def line(base: str, wait_change: float | None, utilization: float = 0.5) -> Line
         utilization=utilization, wait_base_s=3600.0, wait_s=wait, wait_change=wait_change, jct_base_s=7200.0,
         jct_s=3600.0, jct_change=-0.5, slowdown_base=2222.0, slowdown=3.25, notes=(),
     )  # fmt: skip
+
+
+class Row(NamedTuple):
+    load: float
+    policy: str
+    jct: float
+    bound: float
+    restarts: int
+    jobs: int = 10
+
+
+def test_a_scenario_says_what_the_table_shows() -> None:
+    columns = [
+        {"head": "LOAD", "of": "load"}, {"head": "POLICY", "of": "policy"}, {"head": "N"},
+        {"head": "JCT", "of": "jct", "per": 60, "format": "{:.1f} min"},
+        {"head": "AGAINST", "of": "jct", "against": "a"}, {"head": "ABOVE", "of": "jct", "above": "bound"},
+        {"head": "TWICE", "of": "jct", "above": 60}, {"head": "GAIN", "of": "jct", "gain": ["a", "best"]},
+        {"head": "PAPER", "published": {"b": "claim"}},
+        {"head": "RESTARTS", "of": "restarts", "per": "jobs", "format": "{:.1f} a job"},
+    ]  # fmt: skip
+    told = {"words": "It claims {claim:+.0%}.", "published": {"claim": -0.25}, "bound": {"jct": "bound"}}
+    draws = {"a": (120.0, 240.0, 120.0), "b": (60.0, 120.0, 60.0), "best": (60.0, 60.0, 60.0)}
+    rows = [Row(load, policy, jct[i], 40.0, 5) for load in (0.7, 1) for i in range(3) for policy, jct in draws.items()]
+    shown = StringIO()
+    paper = msgspec.convert(told | {"table": columns}, Paper)
+    Console(file=shown, width=200).print(reproduction.screen(paper, rows))
+    head, *lines = (re.split(" {2,}", line.strip()) for line in shown.getvalue().splitlines())
+    assert head == [column["head"] for column in columns]
+    assert lines[:4] == [
+        ["0.7", "a", "3", "2.7 min", "+0.0%", "+300.0%", "+166.7%", "0.0%", "-", "0.5 a job"],
+        ["0.7", "b", "3", "1.3 min", "-50.0% ± 0.0%", "+100.0%", "+33.3%", "80.0%", "-25.0%", "0.5 a job"],
+        ["0.7", "best", "3", "1.0 min", "-62.5% ± 35.8%", "+50.0%", "+0.0%", "100.0%", "-", "0.5 a job"],
+        ["0.7", "bound", "3", "0.7 min", "-75.0% ± 23.9%", "+0.0%", "-33.3%", "120.0%", "-", "-"],
+    ]
+    assert [line[:2] for line in lines[4:8]] == [["1", name] for name in (*draws, "bound")]
+    assert "It claims -25%." in shown.getvalue()
 
 
 def texts(svg: str) -> list[str]:
@@ -59,9 +99,9 @@ def test_bars_go_up_and_down_from_nought_within_the_picture() -> None:
 
 
 def test_the_page_puts_the_papers_best_beside_each_base() -> None:
-    changes = (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
-    lines = [line(name, change) for name, change in zip((*NAMES.values(), UNTRAINED), changes, strict=True)]
-    page = rltune.page(lines)
+    of, changes = rltune_figures.rltune(), (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
+    lines = [line(name, change) for name, change in zip((*of.names.values(), UNTRAINED), changes, strict=True)]
+    page = rltune.page(of, lines)
     assert page.count("<svg") == 3
     assert page.count("the last is the paper&#x27;s best") == 3
     assert {"-98", "-81", "-70", "25"} <= set(texts(page))
@@ -87,19 +127,19 @@ def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
         decisions_per_s=1.0, fig3=[case], fig5={"A100": {"agent": [0.5], "naive": [0.5]}},
         fig6={"A100": {"agent": [0.5], "naive": [0.5]}}, figures=[],
     )  # fmt: skip
-    page = reproduction.page(made)
+    page = gist.page(paper_of(), made)
     assert "lies above the optimum of its own stated setting, 0.1234" in page.replace("&#x27;", "'")
     assert "over all 7 sequences" in page
     assert "to 50 % of the optimum" in page.replace("50%", "50 %")
     words = " ".join(re.findall(r"<p>(.*?)</p>", page, flags=re.DOTALL))
     assert set(re.findall(r"[0-9]+[.][0-9]{2,}", words)) == {
-        "0.1234", "0.2345", "0.3456", f"{papers.GIST.trained:g}",
+        "0.1234", "0.2345", "0.3456", f"{paper_of().published.trained:g}",
     }  # fmt: skip
     higher = msgspec.structs.replace(made, once=setting(0.0, 0.9))
-    assert "lies above the optimum" not in reproduction.page(higher)
+    assert "lies above the optimum" not in gist.page(paper_of(), higher)
 
 
-@pytest.mark.parametrize("module", [gist_figures, reproduction, rltune_figures, rltune])
+@pytest.mark.parametrize("module", [gist_figures, gist, rltune_figures, rltune])
 def test_no_result_is_a_literal(module: ModuleType) -> None:
     """In what reproduces, a text with decimals or per cent in it would be a figure that nobody computed."""
     tree = ast.parse(inspect.getsource(module))

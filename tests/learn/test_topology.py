@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.topology import clos
-from gpusched.agents.topology.reproduce import POLICIES, Row, played, settings_of
-from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.agents.topology.reproduce import Row, row_of, settings_of
+from gpusched.agents.topology.workloads import draw, ours, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
+from tests import commands
 from tests.traces.samples import real
 
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
-RULES = [name for name, column in POLICIES.items() if not column.schedulers]
+SETTINGS, POLICIES = settings(), ours().policies
+RULES = [name for name, rival in POLICIES.items() if not rival.schedulers]
 HEADER = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
 CLUSTER = "r1: {nodes: 'a-[1-4]', uplink: 100G, parent: top}\nr2: {nodes: 'b-[1-4]', uplink: 100G, parent: top}\n"
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpusched", "reproduce", "topology", *words], capture_output=True, text=True, cwd=cwd
-    )
+    return commands.run("reproduce", "topology", *words, cwd=cwd, timeout=300)
 
 
 def test_jobs_offer_the_load_in_the_shares_of_their_mix():
@@ -39,7 +37,7 @@ def test_jobs_offer_the_load_in_the_shares_of_their_mix():
 
 
 def test_a_row_a_run_and_waiting_pays_where_uplinks_are_narrow():
-    rows = {name: played(SETTINGS["16x4-racks"], 0.9, 1, name) for name in RULES}
+    rows = {name: row_of(SETTINGS["16x4-racks"], 0.9, 1, name) for name in RULES}
     jct = {name: row.mean_jct_h for name, row in rows.items()}
     assert jct["contention"] < jct["rack-wait"] < jct["rack"] < jct["random"]
     assert jct["ideal"] <= min(jct.values())
@@ -50,7 +48,7 @@ def test_a_row_a_run_and_waiting_pays_where_uplinks_are_narrow():
 def test_contention_does_no_harm_on_a_dgx():
     for load in (0.7, 0.9):
         rack, contention = (
-            np.mean([played(SETTINGS["8x8-dgx"], load, seed, name).mean_jct_h for seed in range(5, 8)])
+            np.mean([row_of(SETTINGS["8x8-dgx"], load, seed, name).mean_jct_h for seed in range(5, 8)])
             for name in ("rack", "contention")
         )
         assert contention <= 1.02 * rack
@@ -59,7 +57,7 @@ def test_contention_does_no_harm_on_a_dgx():
 def test_by_a_table_of_pairs_who_knows_it_is_a_fifth_below_the_best_blind_rule():
     pairs = real("../profiles/contention/deepshare_pairs.csv")
     for setting in settings_of(None, str(pairs)):
-        rows = {name: played(setting, 0.9, 1, name, 800) for name in RULES}
+        rows = {name: row_of(setting, 0.9, 1, name, 800) for name in RULES}
         blind = min(rows[name].mean_jct_h for name in RULES if name not in ("contention", "ideal"))
         assert rows["contention"].mean_jct_h < 0.8 * blind
     table = read_pairs(pairs)
@@ -91,7 +89,7 @@ def test_a_clos_of_three_tiers_and_hundreds_of_hosts(tmp_path):
     assert rows["ideal"]["mean_slowdown"] == pytest.approx(1.0)
     assert rows["random"]["mean_slowdown"] > rows["best-fit"]["mean_slowdown"] >= rows["contention"]["mean_slowdown"]
     (setting,) = settings_of(str(tmp_path / "clos.yaml"), None)
-    assert (len(setting.nodes), setting.pool.total_gpus) == (847, 6776)
+    assert (len(setting.pool), setting.pool.total_gpus) == (847, 6776)
 
 
 def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
@@ -105,7 +103,7 @@ def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
     tree, room = setting.tree, new_use(setting.tree)
 
     def slowest(*hosts: str) -> float:
-        rows = np.array([setting.nodes.index(host) for host in hosts], np.int64)
+        rows = np.array([setting.pool.names.index(host) for host in hosts], np.int64)
         count = links_of(tree, rows, len(rows), 1, room)
         return max(tree.weight[room.link[:count]])
 
@@ -126,7 +124,7 @@ def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
         " flavors: {one: {gpus: 1, cores: 1, memory: 1G, time: 1h}}}\n"
     )
     (setting,) = settings_of(str(site), None)
-    assert (setting.nodes, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
+    assert (setting.pool.names, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
     assert setting.tree.rack.tolist() == [0, 1, -1]
     assert len(draw(setting, 0.9, 1)[0]) == 50 * 18
 

@@ -17,17 +17,23 @@ from gpusched.agents.common.vector import joined, named, size_of
 from gpusched.agents.topology import engine, network
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
 from gpusched.agents.topology.reproduce import run_of
-from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.agents.topology.workloads import draw
+from gpusched.agents.topology.workloads import settings as clusters
+from gpusched.config.weights import save_model
+from gpusched.errors import UsageError
 from gpusched.sched.state import Resources
 from gpusched.sched.topology.load import ONE, enter, new_load
 from gpusched.sched.topology.slowdown import needs_of
 from gpusched.sched.topology.tree import links_of, new_use
-from gpusched.sim.engine.build import log_of, result_of
+from gpusched.sim.engine.build import Options, log_of, result_of, world_of
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.network import MACHINES, read_pairs
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.replay import replay
 from tests.traces.samples import real
 
+SETTINGS = clusters()
 RACKS = SETTINGS["16x4-racks"]
 
 
@@ -136,13 +142,13 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     size = len(pool) // parts
     for job in range(len(trace)):
         assert len(set(nodes[job])) == len(nodes[job])
-        if 2 * trace.gpus[job] < size * setting.gpus:
+        if 2 * trace.gpus[job] < size * pool.gpus[0]:
             assert len({node // size for node in nodes[job].tolist()}) == 1, "on one scheduler's nodes"
     for at in result.start:
         held = np.zeros(len(pool))
         for job in np.flatnonzero((result.start <= at) & (result.end > at)):
             held[nodes[job]] += result.part_gpus[job]
-        assert (held <= setting.gpus).all()
+        assert (held <= pool.gpus).all()
 
 
 def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
@@ -163,7 +169,8 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
 def test_nobody_is_handed_on_twice_at_once_or_forgotten() -> None:
     trace, kind = draw(RACKS, 1.1, 3, 300)
     network_of = Network(RACKS.tree, MACHINES["aws"].model(), kind)
-    world, acting = engine.begun(trace, RACKS.pool, network_of, agent_of(untrained(0)), 4)
+    plain = world_of(trace, RACKS.pool, engine.placed_by("contention"), Options(network=network_of))
+    world, acting = engine.new_acting(plain, agent_of(untrained(0)), 4)
     log = log_of(world)
     while engine.run_agents(world.sim, log, world.passes, acting) == GROW:
         log = grown(log, world.sim)
@@ -171,6 +178,26 @@ def test_nobody_is_handed_on_twice_at_once_or_forgotten() -> None:
     result = result_of(world, log, 1.0)
     assert (acting.handed <= result.start).all(), "to where it then starts, or waits"
     assert acting.graph.waiting == pytest.approx(np.zeros(4), abs=1e-9), "nobody waits in the end"
+
+
+def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    numbers = np.random.default_rng(3).normal(0, 0.5, size_of(SHAPES)).astype(np.float32).astype(np.float64)
+    save_model(tmp_path / "agents/default.safetensors", "topology", named(numbers, SHAPES), {})
+    (tmp_path / "agents.yaml").write_text("agent: topology\nschedulers: 4\n")
+    trace, kind = draw(RACKS, 0.9, 3, 300)
+    here = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+    policy = policy_by_name(str(tmp_path / "agents.yaml"))
+    found = replay(trace, RACKS.pool, policy, network=here)
+    mine, alone = (engine.replayed(trace, RACKS.pool, here, agent_of(numbers), parts) for parts in (4, 1))
+    assert np.array_equal(found.start, mine.start)
+    assert not np.array_equal(found.start, alone.start)
+    assert any("live their policy's order and backfill count" in note for note in found.notes)
+    assert not mine.notes
+    with pytest.raises(UsageError, match="say --topology FILE"):
+        replay(trace, RACKS.pool, policy)
+    with pytest.raises(UsageError, match="cannot be combined with --placement rack"):
+        replay(trace, RACKS.pool, policy, network=here, placement="rack")
 
 
 def test_what_the_network_adds_nothing_to_is_about_the_rule() -> None:

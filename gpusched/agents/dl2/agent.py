@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape
+from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape, nobody
 from gpusched.agents.dl2.observed import Kinds, Observed, kinds_of
-from gpusched.agents.dl2.slots import Course, Jobs, Policy, jobs_of, kinds_in
-from gpusched.agents.dl2.workloads import SLOTS, Workload
+from gpusched.agents.dl2.slots import Course, Jobs, Policy, jobs_of, kinds_in, play
+from gpusched.agents.dl2.workloads import SLOTS, Setting, Workload, dl2, draw
 from gpusched.sched.state import Floats, Ints
 
 _KEPT = 0.02  # of the steps, for learning
@@ -117,3 +118,22 @@ class Player:
             if (need <= free).all():
                 present.sizes[j] = size
                 free -= need
+
+
+def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads: int = 20) -> Observed:
+    """Speeds as jobs told them in workloads in which many sizes were tried: what an agent saw before it is judged.
+
+    Args:
+        speeds: What they tell: see `sim.profiles.dl2.read_speeds`.
+        most: Workers, and servers, of a job at most.
+        seed: Of the draws.
+        workloads: How many.
+    """
+    observed = Observed((most + 1, most + 1), sorted(speeds))
+    rng = np.random.default_rng(seed)
+    if {kind.model for kind in dl2().models} <= set(speeds):
+        for _ in range(workloads):
+            drawn = draw(Setting(96), int(rng.integers(1 << 40, 1 << 50)))
+            one = prepare(msgspec.structs.replace(drawn, max_tasks=most), speeds)
+            play(one.jobs, Player(nobody(), observed, one, explore=0.5, rng=rng))
+    return observed

@@ -48,6 +48,12 @@ class Actor(NamedTuple):
     out: Reals
 
 
+def nobody(hidden: int = 1) -> Actor:
+    """Weights that are all 0."""
+    sizes = ((INPUTS,), (SHARED,), (INPUTS, hidden), (SHARED, hidden), (hidden,), (hidden,))
+    return Actor(*(np.zeros(size, np.float32) for size in sizes))
+
+
 class Present(NamedTuple):
     """The jobs that are there, by arrival.
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
@@ -22,7 +21,7 @@ from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, 
 from gpusched.agents.dl2.observed import Observed
 from gpusched.agents.dl2.rules import drf
 from gpusched.agents.dl2.slots import play
-from gpusched.agents.dl2.workloads import KINDS, MOST_TASKS, Setting, draw
+from gpusched.agents.dl2.workloads import MOST_TASKS, Setting, draw
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints
@@ -214,25 +213,6 @@ def learn(
     return Learned(untrained, warm, best, -least)
 
 
-def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads: int = 20) -> Observed:
-    """Speeds as jobs told them in workloads in which many sizes were tried: what an agent saw before it is judged.
-
-    Args:
-        speeds: What they tell: see `sim.profiles.dl2.read_speeds`.
-        most: Workers, and servers, of a job at most.
-        seed: Of the draws.
-        workloads: How many.
-    """
-    observed = Observed((most + 1, most + 1), sorted(speeds))
-    rng = np.random.default_rng(seed)
-    if {kind[0] for kind in KINDS} <= set(speeds):
-        for _ in range(workloads):
-            drawn = draw(Setting(96), int(rng.integers(1 << 40, 1 << 50)))
-            one = prepare(msgspec.structs.replace(drawn, max_tasks=most), speeds)
-            play(one.jobs, Player(nobody(), observed, one, explore=0.5, rng=rng))
-    return observed
-
-
 class _School:
     """What goes on while an agent learns."""
 
@@ -387,12 +367,6 @@ def _named(prefix: str, actor: Actor) -> Arrays:
 
 def _actor_of(arrays: Mapping[str, Any], prefix: str) -> Actor:
     return Actor(*(arrays[prefix + name] for name in Actor._fields))
-
-
-def nobody(hidden: int = 1) -> Actor:
-    """Weights that are all 0."""
-    sizes = ((INPUTS,), (SHARED,), (INPUTS, hidden), (SHARED, hidden), (hidden,), (hidden,))
-    return Actor(*(np.zeros(size, np.float32) for size in sizes))
 
 
 def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _Batch:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.agent import Player, prepare
+from gpusched.agents.dl2.agent import Player, looked_around, prepare
 from gpusched.agents.dl2.decide import Actor
-from gpusched.agents.dl2.learn import Public, Recipe, learn, looked_around
+from gpusched.agents.dl2.learn import Public, Recipe, learn
 from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Change, fastest_alone, play
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
-from gpusched.agents.dl2.workloads import MOST_TASKS, SETTINGS, Workload, draw, read_workloads
+from gpusched.agents.dl2.workloads import MOST_TASKS, Workload, dl2, draw, read_workloads
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
+from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
+from gpusched.study.paper import Advance, Made, Options, played
 
-SEEDS = range(10)
 AGENTS = {"dl2": "trained", "dl2-warm-up": "warm", "dl2-untrained": "untrained"}
 """Name -> stage of the weights."""
 QUICK = Recipe(taught=4, teaching=200, rounds=4, batch=4, kept=128)
@@ -42,83 +43,55 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bound_slots: float
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for.
-
-    Attributes:
-        workloads: A JSON file of them; None: drawn, each setting with each seed.
-        speeds: Another file of measured speeds than the one that comes along.
-        policies: Names; none: all.
-        seeds: What drawn workloads are drawn with; of a file, those that are played. None: all, or ten.
-        weights: The agent's. None: learned here where workloads are drawn, else those that come with gpusched.
-        out: Where weights that are learned here are written.
-        restart_s: What a job loses that goes on with another size.
-        changes: MODEL:SLOT:FACTOR: from that slot on, it goes so much faster.
-        quick: Learns for seconds only.
-        device: Of learning. workers: Threads that play.
-    """
-
-    workloads: str | None = None
-    speeds: str | None = None
-    policies: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    weights: str | None = None
-    out: str | None = None
-    restart_s: float = 0.0
-    changes: tuple[str, ...] = ()
-    quick: bool = False
-    device: str = "cpu"
-    workers: int = 2
-
-
-def reproduce(options: Options, tell: Callable[[str, float], None] = lambda text, done: None) -> list[Row]:
-    """Every workload under every policy; ``tell``: how learning goes, and the part of it that is done.
+def reproduce(options: Options, advance: Advance) -> Made:
+    """Every workload under every policy.
 
     Raises:
         UsageError: A name or a file is not what it should be.
         GpuschedError: There is no torch to learn with.
     """
-    known = (*RULES, *AGENTS)
-    if unknown := [name for name in options.policies if name not in known]:
-        raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(known)}")
-    names = tuple(dict.fromkeys(options.policies or known))
-    path = Path(options.workloads) if options.workloads is not None else None
-    chosen = _workloads(path, options.seeds)
+    names, chosen = dl2().chosen(options.policies), _workloads(options)
     file = Path(options.speeds) if options.speeds is not None else None
     tables = {most: read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
-    changes = [_change(text) for text in options.changes]
+    changes, restart_s = [_change(text) for text in options.changes], _restart_s(options.restart)
     actors: dict[str, Actor] = {}
     if set(names) & set(AGENTS):
-        actors = _actors(options, file, tell)
+        actors = _actors(options, file, advance)
         seen = {most: looked_around(table, most, _LOOKED) for most, table in tables.items()}
-    rows = []
-    for workload in chosen:
+
+    def rows(workload: Workload) -> list[Row]:
         one = prepare(workload, tables[workload.max_tasks])
         bound = float(fastest_alone(one.jobs).mean())
         slower = [Change(slot, k, by) for model, slot, by in changes for k, n in enumerate(one.names) if n == model]
+        found = []
         for name in names:
             policy = (
                 Player(actors[AGENTS[name]], seen[workload.max_tasks].copy(), one)
                 if name in AGENTS
                 else RULES[name](one.jobs, np.random.default_rng(workload.seed))
             )
-            played = play(one.jobs, policy, options.restart_s / workload.slot_s, slower)
-            rows.append(
+            result = play(one.jobs, policy, restart_s / workload.slot_s, slower)
+            found.append(
                 Row(
                     setting=workload.setting, nodes=workload.nodes, seed=workload.seed, policy=name,
-                    mean_jct_slots=float(played.jct.mean()), makespan_slots=played.makespan, bound_slots=bound,
+                    mean_jct_slots=float(result.jct.mean()), makespan_slots=result.makespan, bound_slots=bound,
                 )
             )  # fmt: skip
-    return rows
+        return found
+
+    return Made(dl2(), played(chosen, rows, options, advance))
 
 
-def _actors(options: Options, file: Path | None, tell: Callable[[str, float], None]) -> dict[str, Actor]:
+def _actors(options: Options, file: Path | None, advance: Advance) -> dict[str, Actor]:
     """The agent's weights, by stage."""
     if options.weights is not None or options.workloads is not None:
         return read_actors(Path(options.weights) if options.weights is not None else None)
     recipe = QUICK if options.quick else Recipe()
     table = read_speeds(file, MOST_TASKS)
-    learned = learn(recipe, Public(recipe, table), 0, options.device, options.workers, tell)
+    learned = learn(
+        recipe, Public(recipe, table), 0, options.device, options.jobs or os.cpu_count() or 1,
+        lambda text, done: advance(done, 1),
+    )  # fmt: skip
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}
     if options.out is not None:
         save_model(Path(options.out), AGENT, arrays_of(stages), {"setting": "Peng et al., TPDS 2021"})
@@ -136,12 +109,19 @@ def _change(text: str) -> tuple[str, int, float]:
     return found
 
 
-def _workloads(path: Path | None, seeds: Sequence[int]) -> list[Workload]:
-    if path is None:
-        return [draw(name, seed) for name in SETTINGS for seed in dict.fromkeys(seeds or SEEDS)]
-    found = read_workloads(path)
-    chosen = [workload for workload in found if not seeds or workload.seed in seeds]
+def _restart_s(text: str) -> float:
+    try:
+        return float(parse_duration(text)) if text not in ("0", "0s") else 0.0
+    except ValueError:
+        raise UsageError(f"--restart {text!r} is not a duration", "for example 120s") from None
+
+
+def _workloads(options: Options) -> list[Workload]:
+    if options.workloads is None:
+        return [draw(name, seed) for name in dl2().clusters for seed in dl2().drawn_with(options)]
+    found = read_workloads(Path(options.workloads))
+    chosen = [workload for workload in found if not options.seeds or workload.seed in options.seeds]
     if not chosen:
-        has = ", ".join(str(seed) for seed in sorted({w.seed for w in found})) or "none"
-        raise UsageError(f"{path} has no workload of seed {', '.join(map(str, seeds))}", f"it has {has}")
+        has, asked = (", ".join(map(str, seeds)) for seeds in (sorted({w.seed for w in found}), options.seeds))
+        raise UsageError(f"{options.workloads} has no workload of seed {asked}", f"it has {has or 'none'}")
     return chosen

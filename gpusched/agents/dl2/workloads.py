@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from gpusched.errors import FileError
+from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.columns import open_text
 
 SLOTS = 8
@@ -21,15 +23,20 @@ _Slots = Annotated[int, Meta(ge=0, le=SLOTS)]
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrives. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """What all jobs of a model need. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
 
-    arrival_slot: Annotated[int, Meta(ge=0, le=1_000_000)]
     model: str
     epochs: _Positive
     steps_per_epoch: _Positive
     worker: tuple[_Slots, _Slots]
     server: tuple[_Slots, _Slots]
+
+
+class Job(Kind, frozen=True, kw_only=True):
+    """What arrives."""
+
+    arrival_slot: Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,23 +71,7 @@ def read_workloads(path: Path) -> list[Workload]:
         raise FileError(str(path), None, "", str(error), "a list of workloads of DL2's setting") from None
 
 
-KINDS: tuple[tuple[str, float, float, tuple[int, int]], ...] = (
-    ("resnet-50", 9_000, 115, (2, 4)),
-    ("vgg-16", 28_800, 115, (2, 4)),
-    ("resnext-110", 1_500, 390, (2, 4)),
-    ("inception-bn", 16_200, 120, (2, 4)),
-    ("seq2seq", 28_500, 780, (2, 4)),
-    ("cnn-text-classification", 13_800, 193, (2, 0)),
-    ("dssm", 9_900, 349, (2, 0)),
-    ("wlm", 6_900, 165, (2, 4)),
-)
-"""Every job of a model is alike: epochs, steps of an epoch, slots of a worker (of a server: 2 CPU slots).
-
-From the jobs of dl2_workloads.json; two models train on CPUs.
-"""
-
-
-class Setting(NamedTuple):
+class Setting(msgspec.Struct, frozen=True):
     """Nodes, jobs, and the most that arrive in one slot."""
 
     nodes: int
@@ -88,8 +79,17 @@ class Setting(NamedTuple):
     arrivals: int = 3
 
 
-SETTINGS = {"96 nodes": Setting(96), "24 nodes": Setting(24), "12 nodes": Setting(12),
-            "500 nodes": Setting(500, 200, 10)}  # fmt: skip
+class Dl2(Paper, frozen=True, kw_only=True):
+    """The scenario: see ``scenarios/dl2.yaml``."""
+
+    clusters: dict[str, Setting]
+    models: tuple[Kind, ...]
+
+
+@cache
+def dl2() -> Dl2:
+    """The setting that comes along."""
+    return read_paper("dl2", Dl2)
 
 
 def draw(name: str | Setting, seed: int) -> Workload:
@@ -97,17 +97,14 @@ def draw(name: str | Setting, seed: int) -> Workload:
 
     The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
     """
-    setting = SETTINGS[name] if isinstance(name, str) else name
+    setting, models = dl2().clusters[name] if isinstance(name, str) else name, dl2().models
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     slot = 0
     while len(jobs) < setting.jobs:
         coming = int(rng.integers(-(-setting.arrivals // 2), setting.arrivals + 1))
-        for kind in rng.integers(len(KINDS), size=min(coming, setting.jobs - len(jobs))).tolist():
-            model, epochs, steps, worker = KINDS[kind]
-            jobs.append(
-                Job(arrival_slot=slot, model=model, epochs=epochs, steps_per_epoch=steps, worker=worker, server=(2, 0))
-            )
+        for kind in rng.integers(len(models), size=min(coming, setting.jobs - len(jobs))).tolist():
+            jobs.append(Job(arrival_slot=slot, **msgspec.structs.asdict(models[kind])))
         slot += 1
     label = name if isinstance(name, str) else f"{name.nodes} nodes"
     return Workload(setting=label, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))

@@ -53,7 +53,7 @@ def maps(model: Model) -> bool:
     return False
 
 
-def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
+def runner(world: World, prepared: Agent) -> tuple[World, Callable[[Log], int]]:
     """The run of one replay: to its end, or to where the log needs more room.
 
     The function returned raises `GpuschedError` where a network's answer is no number.
@@ -66,7 +66,7 @@ def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
         return code
 
-    return run
+    return world, run
 
 
 @jit

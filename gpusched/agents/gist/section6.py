@@ -16,7 +16,7 @@ from gpusched.sim.replay import replay
 from gpusched.traces.readers.draft import assemble
 
 
-def gist(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
+def replayed(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
     """One cell of the table, jobs ``gap_h`` hours apart; placements that draw need replicas of every sequence."""
     setting = paper("A100", gap_h)
     sequences = np.tile(setting.sequences(), (replicas, 1))

@@ -8,15 +8,19 @@ f job itself is no decision: it needs every server whole, so it starts when the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Partition
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
@@ -85,22 +89,83 @@ class Setting:
         )  # fmt: skip
 
 
-_HOURS = {"s": 72, "m": 168, "l": 336}
-F_RUN_H = 504
-RATED_KW = {"A100": 6.5, "V100": 3.5}
-"""Of one server (Section 6.2)."""
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What the paper printed: see the scenario."""
+
+    trained: float
+    naive: float
+    lowest: float
+    episodes: int
+    energy_mwh: dict[str, tuple[float, float]]
+    energy_h: int
+    energy_change: float
+    run_time_change: float
+    ends_d: tuple[float, float]
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a partition. ``rated_kw``: Section 6.2."""
+
+    cores: int
+    memory_gib: int
+    rated_kw: float
+
+
+class Flavor(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of job takes a server's ``part``-th part for so many hours."""
+
+    part: int
+    hours: float
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure beside the paper's. paper, exact, measured: as text, in which ``{...}`` is filled in; "": none."""
+
+    of: str = ""
+    what: str
+    paper: str = ""
+    exact: str = ""
+    measured: str = ""
+
+    def filled(self, told: Mapping[str, Any]) -> Figure:
+        """The same with figures."""
+        return Figure(**{name: text.format(**told) for name, text in msgspec.structs.asdict(self).items()})
+
+
+class Gist(Paper, frozen=True, kw_only=True):
+    """The scenario: see ``scenarios/gist.yaml``."""
+
+    published: Published
+    servers: int
+    gpus: int
+    partitions: dict[str, Server]
+    kinds: dict[str, Flavor]
+    jobs: int
+    f_hours: float
+    f_printed_days: float
+    gaps_h: dict[str, float]
+    figures: tuple[Figure, ...]
+    apart: tuple[Figure, ...]
+
+
+@cache
+def gist() -> Gist:
+    """The paper's setting."""
+    return read_paper("gist", Gist)
 
 
 def paper(partition: str, gap_h: float = 0.0) -> Setting:
     """``A100`` or ``V100`` of the paper: Table 2 and Section 6.2."""
-    cores, gib = {"A100": (256, 1024), "V100": (80, 512)}[partition]
-    server = NodeSpec(8, cores, gib << 10, partition)
-    parts = {"s": 4, "m": 2, "l": 1}
+    of = gist()
+    server = of.partitions[partition]
+    node = NodeSpec(of.gpus, server.cores, server.memory_gib << 10, partition)
     kinds = tuple(
-        Kind(f"{name}-{partition}", 8 // part, cores // part, (gib << 10) // part, _HOURS[name] * HOUR_S)
-        for name, part in parts.items()
-    )
-    return Setting(partition, (server._replace(name="1"), server._replace(name="2")), kinds, gap_h * HOUR_S)
+        Kind(f"{name}-{partition}", of.gpus // kind.part, node.cores // kind.part, node.memory_mib // kind.part,
+             kind.hours * HOUR_S)
+        for name, kind in of.kinds.items()
+    )  # fmt: skip
+    servers = tuple(node._replace(name=f"{i + 1}") for i in range(of.servers))
+    return Setting(partition, servers, kinds, gap_h * HOUR_S, of.jobs)
 
 
 def of_partition(partition: Partition, gap_h: float, jobs: int) -> Setting:

@@ -7,15 +7,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from gpusched.agents.gist.setting import F_RUN_H, HOUR_S, Kind, paper
-from gpusched.model.papers import GIST
+from gpusched.agents.gist.setting import HOUR_S, Kind, gist, paper
 from gpusched.sim.replay import replay
 from gpusched.sim.stepper import Stepper
 
 _DAY_S = 24 * HOUR_S
 _JOBS = "smmlf"
-F_RUN_PAPER_D = 10
-"""What Fig. 3 must have assumed: with it the two cases end when the paper says they do."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +37,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def cases() -> list[Case]:
     """Case 1 and 2 with an f job of 10 days and of Table 2's 21; beside them, the paper's own order, largest first."""
-    found = []
-    for f_run_d, ends_d in ((F_RUN_PAPER_D, GIST.ends_d), (F_RUN_H / 24, (None, None))):
+    found, of = [], gist()
+    for f_run_d, ends_d in ((of.f_printed_days, of.published.ends_d), (of.f_hours / 24, (None, None))):
         found.append(_case("case 1: first server with room", (0, 0, 1), False, f_run_d, ends_d[0]))
         found.append(_case("case 2: job 2 beside job 3", (0, 1, 1), False, f_run_d, ends_d[1]))
         found.append(_case("largest first, first fit", (), True, f_run_d, None))
@@ -51,7 +48,8 @@ def cases() -> list[Case]:
 def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: float, paper_end_d: float | None) -> Case:
     """All five there at once; the first jobs go where ``servers`` says, others to the first server with room."""
     setting = paper("A100")
-    whole = Kind("f-A100", 16, 512, 2048 << 10, f_run_d * _DAY_S)
+    pool = setting.pool
+    whole = Kind("f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S)
     kinds = (*setting.kinds, whole)
     trace = replace(setting, kinds=kinds).trace(["smlf".index(x) for x in _JOBS])
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from gpusched.errors import FileError, UsageError
@@ -14,6 +16,7 @@ from gpusched.sim.profiles import Profiles, read_profiles
 from gpusched.sim.profiles.measured import rows_of
 from gpusched.sim.profiles.reading import read_restarts
 from gpusched.sim.profiles.table import Series, type_key
+from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.columns import open_text
 
 SHAPES = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (16, 2))
@@ -27,17 +30,38 @@ SERVER = (8, 24, 500.0)
 POINTS = len(SHAPES) * len(CORES) * len(MEMORY_GB)
 PROPORTIONAL = CORES.index(3) * len(MEMORY_GB) + MEMORY_GB.index(62.5)
 """Offset of the proportional cores and memory among the points of a shape."""
-SCALES = {
-    "alexnet": "yolov3", "bert": "bert", "deepspeech": "deepspeech2", "gnmt": "deepspeech2", "lstm": "ncf",
-    "m5": "cifar10", "mobilenet": "cifar10", "res18": "imagenet", "res50": "imagenet", "shufflenet": "cifar10",
-    "transformer": "bert", "vae": "ncf",
-}  # fmt: skip
-"""Synergy's model -> the model of the placement tables whose scaling it is given. Ours; no table has both."""
-ABSENT = ("m5", "transformer")
-"""In evaluation, never in training: the one whose memory matters most, and one to which neither memory nor cores do."""
 _GPU_TYPE = "RTX2080TI"  # the measured nodes of 8 GPUs, with the widest spread between models
 _PLACEHOLDER = 0.1
 _SOURCE = "synergy_sensitivity.json (from github.com/msr-fiddle/synergy)"
+
+
+class Weeks(msgspec.Struct, frozen=True, kw_only=True):
+    """Which weeks of a trace, counted from its first job, are for what.
+
+    Attributes:
+        file: Of the trace. copies: How many times a week is laid over itself, moved by whole hours in a circle.
+    """
+
+    train: tuple[int, ...]
+    choose: tuple[int, ...]
+    test: tuple[int, ...]
+    file: str = ""
+    copies: int = 1
+
+
+class Maifs(Paper, frozen=True, kw_only=True):
+    """The scenario: see ``scenarios/maifs.yaml``."""
+
+    loads: tuple[float, ...]
+    traces: dict[str, Weeks]
+    models: dict[str, str]
+    absent: tuple[str, ...]
+
+
+@cache
+def maifs() -> Maifs:
+    """The setting that comes along."""
+    return read_paper("maifs", Maifs)
 
 
 class Kinds(NamedTuple):
@@ -94,15 +118,15 @@ def read_kinds(folder: Path | None = None) -> Kinds:
         FileError: A file is something else.
         UsageError: A file is missing.
     """
-    given = _shipped() if folder is None else _measured(folder)
+    given, models = _shipped() if folder is None else _measured(folder), maifs().models
     fits = (needs() <= np.array(SERVER)).all(1)
-    speed = np.zeros((len(SCALES), POINTS))
-    for row, (name, scale) in enumerate(SCALES.items()):
+    speed = np.zeros((len(models), POINTS))
+    for row, (name, scale) in enumerate(models.items()):
         by_shape = _by_shape(given.scaling, scale)
         by_rest = np.stack([_sensitivity(given.source, given.sensitivity, name, gpus) for gpus, _ in SHAPES])
         whole = by_shape[:, None, None] * by_rest / _iter_time(given.source, given.sensitivity, name)
         speed[row] = np.where(fits, whole.reshape(-1), 0.0)
-    return Kinds(tuple(SCALES), speed, np.array([given.restart_s[scale] for scale in SCALES.values()]))
+    return Kinds(tuple(models), speed, np.array([given.restart_s[scale] for scale in models.values()]))
 
 
 def _shipped() -> Measurements:
@@ -132,7 +156,7 @@ def _measured(folder: Path) -> Measurements:
         except json.JSONDecodeError as error:
             raise FileError(str(file), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
     restarts = read_restarts(folder / "restart_seconds.csv")
-    if missing := set(SCALES.values()) - set(restarts):
+    if missing := set(maifs().models.values()) - set(restarts):
         raise FileError(str(folder / "restart_seconds.csv"), None, "", "", f"seconds of {', '.join(sorted(missing))}")
     return Measurements(raw, read_profiles([folder / "placement"]), restarts, str(file))
 

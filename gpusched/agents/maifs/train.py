@@ -15,10 +15,10 @@ from gpusched.agents.common.request import Report, Trained, TrainJob
 from gpusched.agents.common.vector import rounded
 from gpusched.agents.maifs import cluster
 from gpusched.agents.maifs.engine import play, play_agent
-from gpusched.agents.maifs.kinds import ABSENT, Kinds
+from gpusched.agents.maifs.kinds import Kinds, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
 from gpusched.agents.maifs.rules import GREEDY, Rule
-from gpusched.agents.maifs.workloads import LOADS, WEEKS, Arrivals, draw
+from gpusched.agents.maifs.workloads import Arrivals, draw
 from gpusched.agents.maifs.world import World, told, world_of
 from gpusched.sched.state import Floats
 
@@ -73,12 +73,12 @@ def train(
     arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
 ) -> Learned:  # fmt: skip
-    """From `network.untrained`; the models of `ABSENT` never come, nor do the weeks for tests."""
+    """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
     start = untrained(seed)
     scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
     search = Evolution(start, scale, settings.population, seed)
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        n = settings.choose * len(arrivals) * len(LOADS)
+        n = settings.choose * len(arrivals) * len(maifs().loads)
         held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
         best, course = rounded(start), [(0, float(_costs(pool, [rounded(start)], held_out)[0]))]
         for generation in range(settings.generations):
@@ -110,7 +110,7 @@ def _pruned(
     linear.job_out[:] = 0.0
     ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
     candidates = [rounded(start + part * (ends[hidden] - start)) for part, hidden in ways]
-    n = settings.choose * len(arrivals) * len(LOADS)
+    n = settings.choose * len(arrivals) * len(maifs().loads)
     large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
     tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))
     return candidates[int(_costs(pool, candidates, tries).argmin())]
@@ -120,10 +120,10 @@ def _try(
     arrivals: dict[str, Arrivals], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
 ) -> Try:  # fmt: skip
     """Traces, loads and weeks in turn."""
-    trace = list(arrivals)[turn % len(arrivals)]
-    turn, load = turn // len(arrivals) // len(LOADS), LOADS[turn // len(arrivals) % len(LOADS)]
-    weeks = WEEKS[trace][purpose]
-    models = tuple(name for name in kinds.names if name not in ABSENT)
+    trace, loads = list(arrivals)[turn % len(arrivals)], maifs().loads
+    turn, load = turn // len(arrivals) // len(loads), loads[turn // len(arrivals) % len(loads)]
+    weeks: tuple[int, ...] = getattr(maifs().traces[trace], purpose)
+    models = tuple(name for name in kinds.names if name not in maifs().absent)
     jobs = draw(
         arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
     )  # fmt: skip

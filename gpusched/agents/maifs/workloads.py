@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, Kinds
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, Kinds, maifs
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.traces.generate import generate
@@ -21,17 +21,7 @@ LONGEST_S = 86_400.0
 """Longer jobs are cut to a day: a hundredth of Philly's jobs, up to 53 days long, would be most of all GPU time."""
 PER_GROUP = 4
 """Nodes of a group, that is of an agent, at most."""
-LOADS = (0.7, 0.9, 1.1)
-WEEKS = {
-    "philly": {"train": (2, 3, 4, 5), "choose": (6, 7), "test": (8, 9)},
-    "openb": {"train": (16, 17, 18), "choose": (19,), "test": (20,)},
-    "drawn": {"train": (0, 1, 2), "choose": (3,), "test": (4,)},
-}
-"""Trace -> which of its weeks, counted from its first job, are for what."""
-COPIES = {"philly": 1, "openb": 10, "drawn": 1}
-"""How many times a week is laid over itself, moved by whole hours in a circle: openb's would fill one node."""
 _ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
-FILES = {"philly": "philly_2017.csv.gz", "openb": "openb_pod_list_default.csv.gz"}
 
 
 class Arrivals(NamedTuple):
@@ -71,7 +61,7 @@ def read_arrivals(folder: Path, trace: str) -> Arrivals:
         FileError: The file is something else.
         UsageError: It is not there.
     """
-    path = folder / FILES[trace]
+    path = folder / maifs().traces[trace].file
     if not path.is_file():
         raise UsageError(f"{path}: there is no such trace", "name the folder of traces with --workloads")
     return _arrivals(load(path, None))
@@ -108,12 +98,12 @@ def draw(
     Raises:
         UsageError: The week has no jobs.
     """
-    rng = np.random.default_rng((seed, week, round(load * 100)))
+    rng, copies = np.random.default_rng((seed, week, round(load * 100))), maifs().traces[trace].copies
     mine = np.flatnonzero((arrivals.submit >= week * WEEK_S) & (arrivals.submit < (week + 1) * WEEK_S))
     if not len(mine):
         raise UsageError(f"{trace} has no jobs in week {week}")
-    index = np.concatenate([mine] * COPIES[trace])
-    moved = np.repeat(np.where(np.arange(COPIES[trace]) > 0, rng.integers(0, 168, COPIES[trace]), 0), len(mine))
+    index = np.concatenate([mine] * copies)
+    moved = np.repeat(np.where(np.arange(copies) > 0, rng.integers(0, 168, copies), 0), len(mine))
     start = rng.uniform(0, WEEK_S)
     at = (arrivals.submit[index] - week * WEEK_S + moved * 3600.0 - (start if days < 7 else 0.0)) % WEEK_S
     kept = (rng.uniform(size=len(index)) < density) & (at < days * 86_400.0)

@@ -61,15 +61,15 @@ def maps(model: Model) -> bool:
     return not model.preempts
 
 
-def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int]:
+def runner(world: World, prepared: Prepared | Preempting) -> tuple[World, Callable[[Log], int]]:
     """The run of one replay: to its end, or to where the log needs more room.
 
     The function returned raises `GpuschedError` where a network's answer is no number.
     """
     if isinstance(prepared, Preempting):
-        return ranked_runner(world, prepared)
+        return world, ranked_runner(world, prepared)
     if is_mapped(world):
-        return ScoredRun(world, prepared)
+        return world, ScoredRun(world, prepared)
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
     queue = new_queue(sim, int(scorer.window[0]))
@@ -81,7 +81,7 @@ def runner(world: World, prepared: Prepared | Preempting) -> Callable[[Log], int
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
         return code
 
-    return run
+    return world, run
 
 
 def new_queue(sim: Sim, window: int) -> Queue:

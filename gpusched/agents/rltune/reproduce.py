@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +19,50 @@ from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import Model
-from gpusched.model.papers import RLTUNE
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.engine.build import Options as EngineOptions
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics
+from gpusched.study.paper import Advance, Options, Paper, read_paper
 from gpusched.study.request import Request
 from gpusched.study.scenario import load_scenario
 from gpusched.study.study import Run, Scenario, carry_out
 
-SETTING = "rltune"
-"""The scenario that comes along: jobs, nodes, and the policies that are replayed beside the agent."""
-NAMES = {
-    "fifo+none": "FCFS", "sjf-estimate-skip": "SJF (estimate)", "smallest-skip": "smallest", "wfp3-skip": "WFP3",
-    "unicef-skip": "UNICEF", "f1-skip": "F1", "multifactor-skip": "multifactor",
-}  # fmt: skip
-"""Policy -> what the paper calls it."""
-_TRAINED_AGAINST = {"sjf-estimate-skip": "sjf", "smallest-skip": "smallest"}
-"""Policy -> the base of its agent's rewards; the trainer has none for the others, whose agent is that against FCFS."""
-_HELD_OUT = 0.3
+
+class Few(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a quick check. Bases, and jobs that are drawn."""
+
+    policies: tuple[str, ...]
+    jobs: int
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make. Without a trace: a drawn one. None of ``bases``, 0 ``jobs``: as its scenario says."""
+class Rltune(Paper, frozen=True, kw_only=True):
+    """The scenario: see ``scenarios/rltune.yaml``.
 
-    trace: str | None = None
-    format: str | None = None
-    vcs: tuple[str, ...] = ()
-    load: float = 0.9
-    seed: int = 0
-    bases: tuple[str, ...] = ()
-    settings: dict[str, Any] = {}
-    jobs: int = 0
+    Attributes:
+        names: Policy -> what the paper calls it.
+        trained: Policy -> the base of its agent's rewards; the trainer has none for the others: theirs is FCFS.
+        load: Of a log. hold_out: The later part, on which all are replayed.
+    """
+
+    names: dict[str, str]
+    trained: dict[str, str]
+    load: float
+    hold_out: float
+    quick: Few
+
+    def trained_against(self, policy: str) -> str:
+        """The base of the agent that stands beside a policy."""
+        return self.trained.get(policy, "fcfs")
 
 
-QUICK = Options(
-    bases=("fifo+none",), jobs=600,
-    settings={"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2},
-)  # fmt: skip
+@cache
+def rltune() -> Rltune:
+    """The setting that comes along; jobs, nodes and the policies beside the agent are the scenario's of that name."""
+    return read_paper("rltune", Rltune)
+
+
+_QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2}
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +89,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Line]:
+def reproduce(options: Options, advance: Advance) -> list[Line]:
     """Trains for every trace and base on the earlier part, replays both on the later one."""
     lines: list[Line] = []
     vcs: tuple[str | None, ...] = options.vcs or (None,)
-    setting = load_scenario(SETTING)
-    policies = options.bases or (*setting.policies, UNTRAINED)
-    trained = list(dict.fromkeys(_TRAINED_AGAINST.get(policy, "fcfs") for policy in policies))
+    of, setting = rltune(), load_scenario("rltune")
+    policies = of.quick.policies if options.quick else (*setting.policies, UNTRAINED)
+    trained = list(dict.fromkeys(map(of.trained_against, policies)))
     done, total = 0, len(vcs) * len(trained)
     with tempfile.TemporaryDirectory() as folder:
         for vc in vcs:
@@ -105,24 +112,25 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
 
 def as_json(lines: list[Line]) -> dict[str, Any]:
     """For ``--json``."""
-    return {"paper": RLTUNE._asdict(), "lines": [msgspec.to_builtins(line) for line in lines]}
+    return {"paper": rltune().published, "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
 def _material(options: Options, vc: str | None, setting: Request) -> Material:
-    request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
-                           hold_out=_HELD_OUT)  # fmt: skip
+    request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=rltune().load,
+                           hold_out=rltune().hold_out)  # fmt: skip
     if options.trace is None:
         assert setting.workload is not None
-        drawn = replace(setting.workload, jobs=options.jobs or setting.workload.jobs)
+        drawn = replace(setting.workload, jobs=rltune().quick.jobs) if options.quick else setting.workload
         request = msgspec.structs.replace(request, generate=drawn, nodes=setting.nodes)
     return materials(request)[0]
 
 
 def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
-    spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
+    spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **(_QUICK if options.quick else {})})
     told = of._replace(held_out=(), workload=None)._asdict()
-    job = TrainJob(spec=spec, seed=options.seed, device="cpu", checkpoint=Checkpoint(folder / name, ""), **told)
+    seed, checkpoint = rltune().drawn_with(options)[0], Checkpoint(folder / name, "")
+    job = TrainJob(spec=spec, seed=seed, device="cpu", checkpoint=checkpoint, **told)
     trained = train_agent(job, Report())
     return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 
@@ -133,21 +141,21 @@ def _lines(
 ) -> list[Line]:  # fmt: skip
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
     bases = {name: composed(name) for name in policies if name != UNTRAINED}
-    settings = replace(Settings(), **options.settings)
+    settings, seed = replace(Settings(), **(_QUICK if options.quick else {})), rltune().drawn_with(options)[0]
     begun = untrained(settings)
     if UNTRAINED in policies and begun is not None:
         bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
-    runs = [Run(held_out, p, EngineOptions(seed=options.seed)) for p in (*bases.values(), *mine.values())]
+    runs = [Run(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
     done = list(carry_out(runs))
     theirs = dict(zip(bases, done, strict=False))
     ours = dict(zip(mine, done[len(bases) :], strict=True))
     lines = []
     for name, outcome in theirs.items():
-        base = _TRAINED_AGAINST.get(name, "fcfs")
+        base = rltune().trained_against(name)
         if outcome.result.knows != "oracle":
             line = _compared(outcome.metrics, ours[base].metrics)
-            about: dict[str, Any] = {"trace": trace, "base": NAMES.get(name, name), "trained": base}
+            about: dict[str, Any] = {"trace": trace, "base": rltune().names.get(name, name), "trained": base}
             about |= {"knows": outcome.result.knows, "jobs": len(held_out.trace), "notes": agents[base][1][:2]}
             lines.append(Line(**about, **line))
     return lines

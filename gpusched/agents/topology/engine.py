@@ -5,25 +5,28 @@ A scheduler places a job on nodes of its own, lets it wait, or hands it to anoth
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import Agent, Graph, new_graph, pass_messages
+from gpusched.agents.topology.network import SHAPES, Agent, Graph, new_graph, pass_messages
 from gpusched.agents.topology.places import GOOD, MOST, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
+from gpusched.config.weights import Model
+from gpusched.model.policy import PolicySpec
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.state import Flags, Floats, Ints
-from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
+from gpusched.sim.engine.build import World
 from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import Network, Placing, append, holds, look_again, wait_on
-from gpusched.sim.engine.state import DECIDE, GROW, READY, Links, Log, Passes, Sim, grown, shape_request
+from gpusched.sim.engine.state import DECIDE, READY, Links, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 from gpusched.sim.placed import with_ways
-from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from gpusched.traces.trace import Trace
 
@@ -190,35 +193,30 @@ def _act(
 
 def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
-    return ReplayPolicy(
-        name=name or placement, order="fifo", knows="nothing", source="", backfill="skip", placement=placement
-    )
+    return replace(composed("fifo+skip"), name=name or placement, placement=placement)
 
 
 def replayed(trace: Trace, pool: Pool, network: Network, agent: Agent, parts: int, seed: int = 0) -> Result:
     """A trace under ``parts`` schedulers with equal weights."""
-    world, acting = begun(trace, pool, network, agent, parts, seed)
-    log, begin = log_of(world), time.perf_counter()
-    while run_agents(world.sim, log, world.passes, acting) == GROW:
-        log = grown(log, world.sim)
-    return result_of(world, log, time.perf_counter() - begin)
+    model = Model("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
+    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts)
+    policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
+    return replay(trace, pool, policy, network=network, seed=seed)
 
 
-def begun(
-    trace: Trace, pool: Pool, network: Network, agent: Agent, parts: int, seed: int = 0
-) -> tuple[World, Acting]:  # fmt: skip
-    """What `run_agents` replays: see `replayed`."""
-    policy = placed_by("contention", "agents")
-    world, placing = with_ways(world_of(trace, pool, policy, Options(network=network, seed=seed)), parts)
+def new_acting(world: World, agent: Agent, parts: int) -> tuple[World, Acting]:
+    """The world with the ways in which its jobs may be laid out on ``parts`` of the nodes, and what agents keep."""
+    by_rule, placing = with_ways(world._replace(policy=placed_by("contention")), parts)
+    world = by_rule._replace(policy=world.policy)
     links = world.sim.pace.links if world.sim.pace is not None else None
     racks = world.passes.scratch.racks
     assert links is not None
     assert racks is not None
-    nodes, total, classes = len(pool), pool.gpus.astype(np.int64), len(placing.classes)
+    nodes, total, classes = len(world.pool), world.pool.gpus.astype(np.int64), len(placing.classes)
     begins = [part * nodes // parts for part in range(parts)]
     part_of = np.searchsorted(begins, np.arange(nodes), side="right").astype(np.int64) - 1
     graph = new_graph(links.tree, racks["number"].copy(), total, part_of, parts)
     return world, Acting(
-        placing, agent, graph, np.arange(classes, dtype=np.int64) % parts, np.full(len(trace), -1.0),
+        placing, agent, graph, np.arange(classes, dtype=np.int64) % parts, np.full(len(world.trace), -1.0),
         np.zeros(classes, np.uint8),
     )  # fmt: skip

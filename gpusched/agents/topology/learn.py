@@ -14,9 +14,8 @@ from gpusched.agents.common.vector import joined, parts_of, rounded
 from gpusched.agents.topology.engine import replayed
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.places import IDLE
-from gpusched.agents.topology.workloads import Setting, draw, racks
+from gpusched.agents.topology.workloads import Setting, draw, laid_out
 from gpusched.config.weights import Arrays
-from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.network import Pairs
@@ -125,21 +124,19 @@ def drawn(number: int, pairs: Pairs | None, recipe: Recipe) -> Try:
     rng = np.random.default_rng((9, number))
     family, load = number % _FAMILIES, _LOADS[number // _FAMILIES % len(_LOADS)]
     machine, mix = str(rng.choice(["aws", "rtx"])), str(rng.choice(["philly-like", "philly-like", "large"]))
-    flat = tuple(f"n{i:02}" for i in range(16))
     if family == 4 and pairs is not None:
         combine = str(rng.choice(["product", "sum"]))
-        setting = Setting("table", Topology(), flat, 4, mix="table", pairs=pairs, combine=combine)
+        setting = Setting("table", *laid_out(16, 4), mix="table", pairs=pairs, combine=combine)
     elif family == 1:
-        setting = Setting("racks", *racks(4, 4, 4.0), 4, machine, mix)
+        setting = Setting("racks", *laid_out(4, 4, 4, 4.0), machine, mix)
     elif family == 2:
-        setting = Setting("racks", *racks(2, 4, 2.0), 8, machine, mix)
+        setting = Setting("racks", *laid_out(4, 8, 2, 2.0), machine, mix)
     elif family == 3:
         count, gpus = int(rng.choice([2, 4])), int(rng.choice([4, 8]))
-        setting = Setting(
-            "racks", *racks(count, 64 // gpus // count, float(rng.choice([1.0, 2.0, 4.0]))), gpus, machine, mix
-        )
+        over = float(rng.choice([1.0, 2.0, 4.0]))
+        setting = Setting("racks", *laid_out(64 // gpus // count, gpus, count, over), machine, mix)
     else:
-        setting = Setting("flat", Topology(), flat, 4, machine, mix)
+        setting = Setting("flat", *laid_out(16, 4), machine, mix)
     trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
     weight = 1.0 if setting.pairs is None else _TABLE

@@ -1,14 +1,29 @@
-"""The topology agents among other policies of a replay: not yet, they have replays of their own."""
+"""The topology agents among other policies of a replay; see `engine`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from gpusched.agents.topology.engine import Acting, new_acting, run_agents
 from gpusched.agents.topology.network import Agent
 from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.state import Log
+
+_IN_TURN = (
+    "topology agents take jobs in order of submission here, and whoever fits goes: live their policy's order and "
+    "backfill count"
+)
+
+
+class Run:
+    """A replay by agents."""
+
+    def __init__(self, world: World, acting: Acting, notes: tuple[str, ...]) -> None:
+        self._world, self._acting, self.notes = world, acting, notes
+
+    def __call__(self, log: Log) -> int:
+        """To its end, or to where the log needs more room."""
+        return run_agents(self._world.sim, log, self._world.passes, self._acting)
 
 
 def maps(model: Model) -> bool:
@@ -16,11 +31,17 @@ def maps(model: Model) -> bool:
     return False
 
 
-def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
-    """Refuses: see `gpusched.agents.topology.reproduce`.
+def runner(world: World, prepared: Agent) -> tuple[World, Run]:
+    """The run of one replay.
 
     Raises:
-        UsageError: Always.
+        UsageError: Placement costs nothing there, or is another rule's.
     """
-    hint = "gpusched reproduce topology --policy agents-4 --weights FILE compares them with rules"
-    raise UsageError(f"{world.policy.name}: topology agents decide live, not in replays of traces", hint)
+    policy, spec = world.policy, world.policy.spec
+    if world.options.network is None:
+        raise UsageError(f"{policy.name}: topology agents decide by what placement costs", "say --topology FILE")
+    if world.rule != policy.placement:
+        raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "omit --placement")
+    notes = () if spec is None or (spec.order, spec.backfill) == ("fifo", "skip") else (_IN_TURN,)
+    world, acting = new_acting(world, prepared, spec.schedulers if spec is not None else 1)
+    return world, Run(world, acting, notes)

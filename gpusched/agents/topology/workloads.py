@@ -2,71 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from gpusched.errors import UsageError
 from gpusched.model.topology import Switch, Topology
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import NIC_GBPS, Tree, tree_of
 from gpusched.sim.network import MACHINES, Pairs
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
-LOADS = (0.7, 0.9, 1.1)
-JOBS_PER_GPU = 50
-MOST_JOBS = 50_000
-SIZES = (1, 2, 4, 8, 16)
-MIXES = {
-    "philly-like": (0.55, 0.15, 0.15, 0.10, 0.05),
-    "large": (0.10, 0.05, 0.05, 0.40, 0.40),
-    "philly": (0.948, 0.019, 0.015, 0.015, 0.003),
-}
-"""Shares of jobs of 1, 2, 4, 8 and 16 GPUs; the last as in philly_2017.csv, other sizes as the next lower."""
-RUN_S = (6.71, 2.02)
-"""Mean and deviation of the logarithm of Philly's run times in seconds."""
-SHORTEST_S, LONGEST_S = 30.0, 86_400.0
+
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy here.
+
+    Attributes:
+        placement: Of `gpusched.sim.placed`. knows: What it is told of slowdown.
+        schedulers: Of agents. trained: Else theirs is the rule that their network has nothing to say to yet.
+        free: With links that take no time.
+    """
+
+    placement: str
+    knows: str = "nothing"
+    schedulers: int = 0
+    trained: bool = True
+    free: bool = False
+
+
+class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-normal: mean and deviation of the logarithm of seconds, and seconds between which they are."""
+
+    mean: float
+    deviation: float
+    shortest: float
+    longest: float
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """See `laid_out`, and of the others `Setting`."""
+
+    nodes: int
+    gpus: int
+    machine: str
+    mix: str
+    racks: int = 0
+    over: float = 1.0
+
+
+class Ours(Paper, frozen=True, kw_only=True):
+    """The scenario: see ``scenarios/topology.yaml``."""
+
+    policies: dict[str, Rival]  # type: ignore[assignment]
+    loads: tuple[float, ...]
+    clusters: dict[str, Cluster]
+    jobs_per_gpu: int
+    most_jobs: int
+    quick_jobs: int
+    sizes: tuple[int, ...]
+    mixes: dict[str, tuple[float, ...]]
+    run_s: RunTimes
+
+
+@cache
+def ours() -> Ours:
+    """The setting that comes along."""
+    return read_paper("topology", Ours)
 
 
 class Setting(NamedTuple):
     """One cluster and the jobs that come.
 
     Attributes:
-        name: As rows say. topology: Switches. nodes: Names. gpus: Of each node; sizes: where they differ, by node.
-        nic_gbps: Of each node.
-        machine: Key of `MACHINES`. mix: Key of `MIXES`. pairs: Jobs are of the kinds of a table, in its sizes.
+        name: As rows say. topology: Switches. pool: Nodes. nic_gbps: Of each node.
+        machine: Key of `MACHINES`. mix: Of sizes, as the scenario calls it. pairs: Jobs are of the kinds of a table, in
+            its sizes.
         combine: "formula"; with pairs "product" or "sum".
     """
 
     name: str
     topology: Topology
-    nodes: tuple[str, ...]
-    gpus: int
+    pool: Pool
     machine: str = "aws"
     mix: str = "philly-like"
     pairs: Pairs | None = None
     combine: str = "formula"
-    sizes: tuple[int, ...] = ()
     nic_gbps: float = NIC_GBPS
-
-    @property
-    def pool(self) -> Pool:
-        """The nodes."""
-        sizes = self.sizes or (self.gpus,) * len(self.nodes)
-        return Pool.of([NodeSpec(gpus, name=name) for name, gpus in zip(self.nodes, sizes, strict=True)])
 
     @property
     def tree(self) -> Tree:
         """The links. By a table only nodes' NICs are any."""
         nvswitch = MACHINES[self.machine].nvswitch
-        tree = tree_of(self.topology, self.nodes, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
+        tree = tree_of(self.topology, self.pool.names, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
         if self.pairs is not None:
             tree.weight[:] = 0.0
-            tree.weight[len(self.nodes) : 2 * len(self.nodes)] = 1.0
+            tree.weight[len(self.pool) : 2 * len(self.pool)] = 1.0
         return tree
 
     @property
@@ -77,70 +112,39 @@ class Setting(NamedTuple):
         return self.pairs.model(self.combine == "sum")
 
 
-def racks(count: int, each: int, over: float) -> tuple[Topology, tuple[str, ...]]:
-    """Racks below one switch whose ways up are ``over`` times narrower than the NICs below; their nodes."""
-    nodes = tuple(f"n{i:02}" for i in range(count * each))
-    rack = [
-        Switch(name=f"r{i}", nodes=nodes[i * each : (i + 1) * each], uplink_gbps=each * NIC_GBPS / over, parent="spine")
-        for i in range(count)
-    ]
-    return Topology(switches=(Switch(name="spine"), *rack)), nodes
+def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
+    """Racks of so many nodes below one switch, their ways up ``over`` times narrower than the NICs below.
 
-
-def _settings() -> dict[str, Setting]:
-    flat = tuple(f"n{i:02}" for i in range(16))
-    four, two = racks(4, 4, 4.0), racks(2, 4, 2.0)
-    found = (
-        Setting("16x4", Topology(), flat, 4),
-        Setting("16x4-racks", *four, 4),
-        Setting("16x4-racks-large", *four, 4, mix="large"),
-        Setting("8x8-racks", *two, 8, machine="rtx"),
-        Setting("8x8-dgx", Topology(), flat[:8], 8, machine="dgx", mix="philly"),
-    )
-    return {setting.name: setting for setting in found}
-
-
-SETTINGS = _settings()
-"""16 nodes of 4 GPUs, flat; in four racks with ways up 4:1, also with mostly large jobs; 8 nodes of 8 in two racks 2:1;
-and 8 DGX nodes with Philly's own mix of sizes."""
-
-
-def setting_of(
-    name: str, topology: Topology, gpus: int = 8, nic_gbps: float = NIC_GBPS, sizes: Mapping[str, int] | None = None
-) -> Setting:
-    """A cluster of nodes that hang as in ``topology``, with such GPUs and NICs.
-
-    Jobs are of the kinds that were measured on the most alike: AWS where no node has more than 4 GPUs, else RTX.
-
-    Args:
-        name: As rows say.
-        topology: Switches.
-        gpus: Of each node that ``sizes`` does not name.
-        nic_gbps: Of each node.
-        sizes: Node -> its GPUs, those on no switch with them; nodes without GPUs are left out.
-
-    Raises:
-        UsageError: It names no nodes.
+    Without racks: so many nodes on no switch.
     """
-    of = dict.fromkeys(topology.racks(), gpus) | dict(sizes or {})
-    nodes = {node: count for node, count in of.items() if count > 0}
-    if not topology.racks() or not nodes:
-        raise UsageError(f"{name}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
-    most = max(nodes.values())
-    machine = "aws" if most <= MACHINES["aws"].gpus else "rtx"
-    differ = tuple(nodes.values()) if min(nodes.values()) < most else ()
-    return Setting(name, topology, tuple(nodes), most, machine, sizes=differ, nic_gbps=nic_gbps)
+    names = tuple(f"n{i:02}" for i in range(nodes * max(racks, 1)))
+    uplink_gbps = nodes * NIC_GBPS / over
+    rack = [
+        Switch(name=f"r{i}", nodes=names[i * nodes : (i + 1) * nodes], uplink_gbps=uplink_gbps, parent="spine")
+        for i in range(racks)
+    ]
+    topology = Topology(switches=(Switch(name="spine"), *rack)) if racks else Topology()
+    return topology, Pool.of([NodeSpec(gpus, name=name) for name in names])
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """The clusters of the scenario."""
+    return {
+        name: Setting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
+        for name, of in ours().clusters.items()
+    }
 
 
 def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
-    """Jobs of a load, and the kind of each; ``jobs`` 0: `JOBS_PER_GPU` for each GPU, `MOST_JOBS` at the most.
+    """Jobs of a load, and the kind of each; ``jobs`` 0: as many for each GPU as the scenario says.
 
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total = sum(setting.sizes) or len(setting.nodes) * setting.gpus
-    count = jobs or min(JOBS_PER_GPU * total, MOST_JOBS)
-    rng = np.random.default_rng((seed, round(load * 100), len(setting.nodes)))
+    total, of = setting.pool.total_gpus, ours()
+    count = jobs or min(of.jobs_per_gpu * total, of.most_jobs)
+    rng = np.random.default_rng((seed, round(load * 100), len(setting.pool)))
     nodes: Ints = np.zeros(count, np.int64)
     if setting.pairs is not None:
         may = np.flatnonzero(setting.pairs.nodes > 1)
@@ -150,8 +154,9 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
     else:
         models = tuple(MACHINES[setting.machine].kinds)
         kind = rng.integers(0, len(models), count)
-        gpus = np.array(SIZES)[rng.choice(len(SIZES), count, p=MIXES[setting.mix])]
-    duration: Floats = np.clip(np.exp(rng.normal(*RUN_S, count)), SHORTEST_S, LONGEST_S)
+        gpus = np.array(of.sizes)[rng.choice(len(of.sizes), count, p=of.mixes[setting.mix])]
+    run_s = np.exp(rng.normal(of.run_s.mean, of.run_s.deviation, count))
+    duration: Floats = np.clip(run_s, of.run_s.shortest, of.run_s.longest)
     span = float((gpus * duration).sum()) / (load * total)
     submit = np.sort(rng.uniform(0.0, span, count))
     return assemble(

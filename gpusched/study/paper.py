@@ -1,0 +1,149 @@
+"""A paper's setting: the section ``paper`` of a scenario that comes along, and how ``gpusched reproduce`` plays it.
+
+What differs from paper to paper is typed by its agent's folder, as a `Paper` with more keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from gpusched.config.yamlfile import parse_plain
+from gpusched.errors import UsageError
+from gpusched.traces.workload import PHILLY_LIKE
+
+P = TypeVar("P", bound="Paper")
+D = TypeVar("D")
+R = TypeVar("R")
+Advance = Callable[[float, int], None]
+"""Told how much is done, of how much."""
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A column of the table: means over the rows of a line.
+
+    Attributes:
+        head: What stands above it.
+        of: Key of rows. "": how many rows there are.
+        format: Of the mean. "", and nothing below: rows that have it in common are a line.
+        per: What it is divided by: a number, or a key of rows.
+        against: The policy against whose mean on the same draws it is a change, with its interval.
+        above: The key, or the number, above which it is so many per cent.
+        gain: (base, best): policies; the part of what the best one gains over the base.
+        published: Policy -> key of `Paper.published`.
+    """
+
+    head: str
+    of: str = ""
+    format: str = ""
+    per: str | float = 1.0
+    against: str = ""
+    above: str | float = ""
+    gain: tuple[str, str] | None = None
+    published: Mapping[str, str] = {}
+
+    @property
+    def in_common(self) -> bool:
+        """Whether it says what the rows of a line have in common."""
+        return bool(self.of) and not (self.format or self.against or self.above or self.gain)
+
+
+class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the figures of a paper need.
+
+    Attributes:
+        words: What stands below the table; ``{key}`` stands for a published figure.
+        published: The paper's own figures. None of them was computed here, and none stands anywhere else.
+        policies: Played, in the order of the table. ablations: Played only where they are named.
+        seeds: What workloads are drawn with.
+        table: Columns. drop: Heads of those that a narrow screen does without, the least needed first.
+        bound: Of a further line for each group of rows: key -> key that has its bound.
+    """
+
+    words: str = ""
+    published: Any = {}
+    policies: tuple[str, ...] = ()
+    ablations: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    table: tuple[Column, ...] = ()
+    drop: tuple[str, ...] = ()
+    bound: Mapping[str, str] = {}
+
+    def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The policies that are asked for; none: all but ablations.
+
+        Raises:
+            UsageError: It has none of such a name.
+        """
+        known = (*self.policies, *self.ablations)
+        if unknown := [name for name in names if name not in known]:
+            raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(known)}")
+        return tuple(dict.fromkeys(names)) or self.policies
+
+    def drawn_with(self, options: Options) -> tuple[int, ...]:
+        """The seeds that are asked for; of a quick check one."""
+        return tuple(dict.fromkeys(options.seeds)) or self.seeds[: 1 if options.quick else None]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gpusched reproduce`` was asked for; what means nothing to a paper is not looked at.
+
+    Attributes:
+        quick: A quick check: fewer seeds, smaller workloads, hardly any training.
+        seeds: Of draws. policies: Names. loads: Offered. None of these: as the scenario says.
+        jobs: Threads or processes; 0: one per core. device: To train on.
+        weights: The agents'; None: those that come along, or trained. out: Where trained weights are written.
+        workloads: What is played, instead of drawn workloads: of DL2 a JSON file, of MAIFS the folder of its traces.
+        speeds: Other measurements than those that come along.
+        trace: Of RLTune, with its ``format``, of which only these ``vcs``.
+        restart: Of DL2: what a job loses that goes on with another size. changes: MODEL:SLOT:FACTOR, of speeds.
+        topology: A cluster of the scenario, or a file, also an inventory; None: all of the scenario.
+        gpus_per_node: Of a file that does not say it. nic: Of each of its nodes, as ``100G``.
+        table: Measured pairs: all jobs are of its kinds, combined both ways.
+    """
+
+    quick: bool = False
+    seeds: tuple[int, ...] = ()
+    policies: tuple[str, ...] = ()
+    loads: tuple[float, ...] = ()
+    jobs: int = 0
+    device: str = "cpu"
+    weights: str | None = None
+    out: str | None = None
+    workloads: str | None = None
+    speeds: str | None = None
+    trace: str | None = None
+    format: str | None = None
+    vcs: tuple[str, ...] = ()
+    restart: str = "0s"
+    changes: tuple[str, ...] = ()
+    topology: str | None = None
+    gpus_per_node: int | None = None
+    nic: str | None = None
+    table: str | None = None
+
+
+class Made(NamedTuple):
+    """What came of it: one row a draw and policy."""
+
+    paper: Paper
+    rows: Sequence[Any]
+
+
+def read_paper(name: str, kind: type[P]) -> P:
+    """The paper of a scenario that comes along."""
+    return msgspec.convert(parse_plain(PHILLY_LIKE.parent / f"{name}.yaml")["paper"], kind)
+
+
+def played(draws: Sequence[D], play: Callable[[D], list[R]], options: Options, advance: Advance) -> list[R]:
+    """The rows of all draws, in their order."""
+    rows: list[R] = []
+    with ThreadPoolExecutor(options.jobs or os.cpu_count()) as pool:  # compiled passes run side by side
+        for done, found in enumerate(pool.map(play, draws), 1):
+            rows += found
+            advance(done, len(draws))
+    return rows

@@ -1,0 +1,115 @@
+"""The GIST reproduction as a table and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean as mean
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from gpusched.views import figures as plot
+from gpusched.views.common import plain_table
+
+if TYPE_CHECKING:
+    from gpusched.agents.gist.reproduce import Reproduction
+    from gpusched.agents.gist.setting import Gist
+    from gpusched.agents.gist.worked_example import Case
+
+TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
+
+
+def _words(of: Gist, made: Reproduction) -> list[str]:
+    """What columns mean, what is found, and how fast it was."""
+    above = of.published.trained > made.once.u_optimum
+    told = {
+        "printed": of.published, "made": made, "beyond": "lies above" if above else "is within",
+        "untrained": mean(made.once.u_untrained), "seconds": ", ".join(f"{s:.1f}" for s in made.train_seconds),
+        "hour_apart": mean(made.hour_apart.u_agent), "day_apart": mean(made.day_apart.u_agent),
+    }  # fmt: skip
+    return [text.format(**told) for text in of.words.splitlines()]
+
+
+def screen(of: Gist, made: Reproduction) -> RenderableType:
+    """The table, speed and a word on what it means."""
+    table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED", wrap=("WHAT",), drop=("EXACT",))
+    for row in made.figures:
+        table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
+    return Group(table, Text(), *map(Text, _words(of, made)))
+
+
+def page(of: Gist, made: Reproduction) -> str:
+    """Everything with plots."""
+    rows = [[r.of, r.what, r.paper, r.exact, r.measured] for r in made.figures]
+    parts = [plot.table(("figure", "what", "paper", "exact", "measured"), rows)]
+    longest = max(case.end_d for case in made.fig3)
+    drawings = [_schedule(case, longest) for case in made.fig3]
+    for partition, course in made.fig5.items():
+        drawings += [_episodes(made, f"Fig. 5a: {partition}, trained", "training", course["agent"], 0)]
+        drawings += [_episodes(made, f"Fig. 5b: {partition}, naive", "naive", course["naive"], 1)]
+    drawings += [_tests(made, partition) for partition in made.fig6]
+    drawings += [_energy(of, made), _apart(made)]
+    subtitle, *words = _words(of, made)
+    below = "".join(f"<p>{text}</p>" for text in words)
+    return plot.page(TITLE, subtitle, [*parts, f'<div class="grid">{"".join(drawings)}</div>', below])
+
+
+def _schedule(case: Case, longest_d: float) -> str:
+    blocks: list[plot.Block] = []
+    for bar in sorted(case.bars, key=lambda b: (b.start_d, b.job)):
+        lower = [b for b in blocks if int(b.row) == bar.server - 1 and b.end > bar.start_d and b.begin < bar.end_d]
+        row = max((b.row + b.height for b in lower), default=float(bar.server - 1))
+        blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
+    paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
+    caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
+    drawing = plot.schedule(blocks, ("server 1", "server 2"), longest_d, "d", caption)
+    return plot.figure(f"Fig. 3: {case.name}", caption, drawing)
+
+
+def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float], colour: int) -> str:
+    smooth = [mean(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
+    drawing = plot.lines(
+        [
+            plot.Line(f"U by episode, {what}", values, colour, faint=True),
+            plot.Line("mean of the last 50", smooth, colour),
+            plot.Line("optimum", [made.once.u_optimum], 2, dashed=True),
+        ],
+        title,
+    )
+    return plot.figure(title, "utilization by episode", drawing)
+
+
+def _tests(made: Reproduction, partition: str) -> str:
+    played = made.fig6[partition]
+    naive = mean(played["naive"])
+    drawing = plot.lines(
+        [
+            plot.Line("trained", played["agent"], 0),
+            plot.Line(f"naive, mean {naive:.3f}", [naive], 1, dashed=True),
+            plot.Line("optimum, mean of all sequences", [made.once.u_optimum], 2, dashed=True),
+        ],
+        f"test episodes on {partition}",
+    )
+    caption = f"{len(played['agent'])} random test episodes; trained, mean {mean(played['agent']):.3f}"
+    return plot.figure(f"Fig. 6: {partition}", caption, drawing)
+
+
+def _energy(of: Gist, made: Reproduction) -> str:
+    printed, found = of.published, made.inefficient_energy_mwh
+    groups = [(p, (*printed.energy_mwh[p], e["naive"], e["agent"])) for p, e in found.items()]
+    names = ("paper, naive", "paper, trained", "here, naive", "here, trained")
+    drawing = plot.bars(groups, names, "MWh", "inefficient energy")
+    caption = f"kW x {printed.energy_h} h x (1 - U), two servers each"
+    return plot.figure("Fig. 7: inefficient energy", caption, drawing)
+
+
+def _apart(made: Reproduction) -> str:
+    groups = []
+    for setting in (made.once, made.hour_apart, made.day_apart):
+        name = f"{setting.gap_h:g} h apart" if setting.gap_h else "at once"
+        agent, published = mean(setting.u_agent), mean(setting.u_published)
+        groups.append((name, (setting.u_naive, setting.u_first_fit, published, agent, setting.u_best_online)))
+    names = ("naive", "first fit", "the paper's reward", "rewarded with U", "best online")
+    drawing = plot.bars(groups, names, "mean U", "utilization by arrivals", digits=3)
+    return plot.figure("Arrivals", "what can be gained by keeping a job waiting", drawing)
