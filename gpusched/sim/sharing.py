@@ -9,6 +9,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
+from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
@@ -32,6 +33,17 @@ def share_for(asked: str, trace: Trace) -> Share:
 def fractional(trace: Trace) -> int:
     """How many jobs ask for a part of one GPU."""
     return int(np.count_nonzero((trace.gpus == 1) & (trace.gpu_milli < 1000)))
+
+
+def lost_together(speed: Floats) -> Floats:
+    """`kernel.beside.Pairings.cost` of measured speeds (`engine.state.Pace.speed`): ``float64[kinds, rows, rows]``.
+
+    The less, the more both get done, each by its own speed alone; infinite where that is no more than by taking turns,
+    or was not measured: what Gavel calls space sharing (Narayanan et al., OSDI 2020).
+    """
+    mine = speed[:, :, 1:] / speed[:, :, :1]
+    both = mine + mine.transpose(0, 2, 1)
+    return np.where(both > 1.0, -both, np.inf)
 
 
 def sharing_of(asked: Share, trace: Trace, policy: ReplayPolicy, rule: str) -> tuple[Share, tuple[str, ...]]:

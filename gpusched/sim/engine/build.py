@@ -66,7 +66,7 @@ from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
-from gpusched.sim.sharing import Share, sharing_of
+from gpusched.sim.sharing import Share, fractional, lost_together, sharing_of
 from gpusched.traces.trace import Trace
 
 
@@ -209,6 +209,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
+    if share == "pairs" and policy.knows == "nothing":  # beside others jobs are put by limits alone
+        knowledge = knowledge._replace(expected=np.where(trace.limit > 0, trace.limit, np.inf))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
@@ -255,10 +257,10 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
         runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,
         kind=pool.gpu_type,
-        slots=filled(SLOT, pool.total_gpus if share != "no" else 0, room=WHOLE, jobs=-1),
+        slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
-        pairs=share == "pairs",
+        lost=lost_together(speeds.table) if share == "pairs" else np.zeros((0, 0, 0)),
         links=None,
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import Records, Request
 from gpusched.sched.topology.load import speed_of
@@ -276,11 +277,3 @@ def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
         return False
     kind = pace.kind[sim.held[sim.jobs[job]["offset"]]]
     return not (np.isnan(pace.speed[kind, one, 1 + two]) or np.isnan(pace.speed[kind, two, 1 + one]))
-
-
-@jit
-def with_gpus(request: Request, gpus: int) -> Request:
-    """The same request for another number of GPUs."""
-    return Request(
-        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
-    )
