@@ -13,6 +13,7 @@ from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
+from gpusched.model.resources import Sharing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
@@ -152,8 +153,11 @@ class _Effects(NamedTuple):
     kept: list[Kept]
 
 
-def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
-    """Decide something small with every pass that these policies need, so that all are compiled or loaded."""
+def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
+    """Decide something small with every pass that these policies need, so that all are compiled or loaded.
+
+    ``shares``: nodes share GPUs.
+    """
     asked = list(policies)
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(_small_snapshot(policy))
@@ -161,6 +165,8 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     decide(_reserved(_small_snapshot(PolicySpec(name="warm-up"))))
+    if shares:
+        decide(_shared(_small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
         small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
@@ -179,6 +185,13 @@ def warm_up_agent(policy: PolicySpec, model: Model) -> None:
 def _reserved(snapshot: Snapshot) -> Snapshot:
     one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
     return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
+
+
+def _shared(snapshot: Snapshot) -> Snapshot:
+    spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
+    asked = [replace(job, spec=spec) for job in snapshot.pending]
+    node = replace(snapshot.nodes[0], sharing=Sharing(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
+    return replace(snapshot, nodes=(node,), pending=tuple(asked))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:

@@ -167,22 +167,25 @@ def sharings() -> st.SearchStrategy[Sharing | None]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, name: str) -> Has:
+def jobs(draw: st.DrawFn, name: str, alike: bool) -> Has:
+    memory = draw(st.sampled_from([None, 10, 20, 20, 30]))
     return Has(
-        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))),
-        draw(st.sampled_from([None, 10, 20, 20, 30])), tuple(range(draw(st.integers(1, GPUS)))),
+        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))), memory,
+        tuple(range(draw(st.integers(1, 1 if alike and memory else GPUS)))),
         cores=draw(st.integers(1, 3)), end=NOW + draw(st.integers(1, 9)) * 20, ready=draw(st.integers(0, 4)) > 0,
         limit=draw(st.sampled_from([30, 90, 150])),
     )  # fmt: skip
 
 
 @st.composite
-def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
-    """Nodes, who runs there (only as may be), and who waits."""
+def worlds(
+    draw: st.DrawFn, waits: int = 4, alike: bool = False
+) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
+    """Nodes, who runs there (only as may be), and who waits; ``alike``: those that share have one GPU each."""
     modes = {name: draw(sharings()) for name in ("a", "b")[: draw(st.integers(1, 2))]}
     has: list[Has] = []
     for number in range(draw(st.integers(0, 5))):
-        job = draw(jobs(f"r{number}"))
+        job = draw(jobs(f"r{number}", alike))
         node = draw(st.sampled_from(list(modes)))
         places = [g for g in combinations(range(GPUS), len(job.gpus)) if may_be(modes, has, job, node, g)]
         if places:
@@ -190,7 +193,7 @@ def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], 
             if all(len(holders(has, node, g)) for g in job.gpus) and not job.ready:
                 continue  # it was put beside the other one, so it can share
             has.append(job)
-    return modes, has, [draw(jobs(f"w{number}")) for number in range(draw(st.integers(1, waits)))]
+    return modes, has, [draw(jobs(f"w{number}", alike)) for number in range(draw(st.integers(1, waits)))]
 
 
 @settings(max_examples=300, deadline=None)
@@ -425,6 +428,21 @@ def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
     waits = [Has("first", "bob", "calm", None, (0, 1, 2)), Has("w", "ann", "calm", 10, (0,), limit=500)]
     snap = snapshot_of({"a": TURNS, "b": TURNS}, has, waits)
     assert started(decide(snap)) == {"w": [("b", (0,))]}
+
+
+def test_a_gpu_that_a_newcomer_keeps_longer_comes_free_with_it() -> None:
+    """At 200 s the first has its three: of r, of early, who has one of r's until 150, and of q."""
+    has = [
+        Has("r", "ann", "calm", 20, (0, 1), "a", end=NOW + 100),
+        Has("q", "bob", "calm", None, (2,), "a", end=NOW + 200),
+        Has("s", "ann", "calm", 20, (0, 1, 2), "b", end=NOW + 900),
+    ]
+    waits = [
+        Has("first", "bob", "calm", None, (0, 1, 2)),
+        Has("early", "ann", "calm", 10, (0,), limit=150), Has("late", "ann", "calm", 10, (0,), limit=500),
+    ]  # fmt: skip
+    snap = snapshot_of({"a": TURNS, "b": TURNS}, has, waits)
+    assert started(decide(snap)) == {"early": [("a", (0,))], "late": [("b", (0,))]}
 
 
 def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:

@@ -108,7 +108,7 @@ class Beside(NamedTuple):
 
 def pairs_of(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, actions: Sequence[Action]) -> Pairs | None:
     """Who is put beside whom after these actions of the policies; None where nothing is shared."""
-    if not any(node.shareable for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
+    if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
         return None
     return Pairs(snapshot, waiting, outcome, actions)
 
@@ -137,20 +137,21 @@ class Pairs:
         new, scratch = new_outcome(len(waiting.views), waiting.parts), scratch_for(world, waiting, releases)
         new.code[:] = outcome.code
         self._state = ClusterState(world.resources, releases, waiting.requests, waiting.jobs, scratch, new, self._now)
-        leaving = {action.job_id for action in actions} - begun.keys()
-        stays = [job.state in (JobState.STARTING, JobState.RUNNING) and job.id not in leaving for job in running]
-        found = [(self._sharer(job, job.id in begun), -1 - at) for at, job in enumerate(running) if stays[at]]
+        gone = {action.job_id for action in actions} - begun.keys()
+        gone |= {job.id for job in running if job.state not in (JobState.STARTING, JobState.RUNNING)}
+        found = [(self._sharer(job, job.id in begun), -1 - at) for at, job in enumerate(running) if job.id not in gone]
         known = sorted(((one, owner) for one, owner in found if one is not None), key=lambda pair: pair[0].id)
         self._sharers, self._partners = [one for one, _ in known], dict[str, Sharer]()
         self._pairings = self._arrays(world.nodes, [owner for _, owner in known])
         self.starts = self._run() if known else []
 
     def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
-        if not begins:
-            return sharer_of_running(job)
-        assert job.spec is not None
-        one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
-        return one if one is not None and self._nodes[one.node].sharing is not None else None
+        """A job that runs as one to share with, if its node is of this snapshot and shares GPUs."""
+        one = sharer_of_running(job)
+        if begins and job.spec is not None:
+            one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
+        node = self._nodes.get(one.node) if one is not None else None
+        return one if node is not None and node.sharing is not None else None
 
     def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
         """What the pass needs; the first `MOST_PARTIES` of the queues are looked at."""
@@ -200,7 +201,10 @@ class Pairs:
         """With whom a waiting job may share, or why with nobody; "": that is not why it waits."""
         if job.id in self._partners:
             return f"it may share {self._pair(job, self._partners[job.id]).line}"
-        tried = [self._beside(job, other) for other in self._sharers]
+        own = {node.name for node in self._nodes.values() if node.partition == job.spec.partition and node.sharing}
+        if not own or not job.spec.share:
+            return ""
+        tried = [self._beside(job, other) for other in self._sharers if other.node in own]
         places = [one for one in tried if isinstance(one, Beside)]
         if places:
             queue = [self._waiting.views[at].id for at in self._queues[job.spec.partition]]
