@@ -167,25 +167,22 @@ def sharings() -> st.SearchStrategy[Sharing | None]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, name: str, alike: bool) -> Has:
-    memory = draw(st.sampled_from([None, 10, 20, 20, 30]))
+def jobs(draw: st.DrawFn, name: str) -> Has:
     return Has(
-        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))), memory,
-        tuple(range(draw(st.integers(1, 1 if alike and memory else GPUS)))),
+        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))),
+        draw(st.sampled_from([None, 10, 20, 20, 30])), tuple(range(draw(st.integers(1, GPUS)))),
         cores=draw(st.integers(1, 3)), end=NOW + draw(st.integers(1, 9)) * 20, ready=draw(st.integers(0, 4)) > 0,
         limit=draw(st.sampled_from([30, 90, 150])),
     )  # fmt: skip
 
 
 @st.composite
-def worlds(
-    draw: st.DrawFn, waits: int = 4, alike: bool = False
-) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
-    """Nodes, who runs there (only as may be), and who waits; ``alike``: those that share have one GPU each."""
+def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
+    """Nodes, who runs there (only as may be), and who waits."""
     modes = {name: draw(sharings()) for name in ("a", "b")[: draw(st.integers(1, 2))]}
     has: list[Has] = []
     for number in range(draw(st.integers(0, 5))):
-        job = draw(jobs(f"r{number}", alike))
+        job = draw(jobs(f"r{number}"))
         node = draw(st.sampled_from(list(modes)))
         places = [g for g in combinations(range(GPUS), len(job.gpus)) if may_be(modes, has, job, node, g)]
         if places:
@@ -193,7 +190,7 @@ def worlds(
             if all(len(holders(has, node, g)) for g in job.gpus) and not job.ready:
                 continue  # it was put beside the other one, so it can share
             has.append(job)
-    return modes, has, [draw(jobs(f"w{number}", alike)) for number in range(draw(st.integers(1, waits)))]
+    return modes, has, [draw(jobs(f"w{number}")) for number in range(draw(st.integers(1, waits)))]
 
 
 @settings(max_examples=300, deadline=None)

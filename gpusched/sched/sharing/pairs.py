@@ -60,6 +60,11 @@ class Losses:
         return max(self.of(one, other).slower, self.of(other, one).slower)
 
 
+def place_of(node: NodeView) -> Place:
+    """What matters of a node; the least of its GPUs' memory."""
+    return node.sharing, min(node.shareable.values(), default=0)
+
+
 def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
     """What a job (rows) and one that runs (columns) lose together on such nodes: `Pairings.cost`; infinite: not there.
 
@@ -156,7 +161,7 @@ class Pairs:
     def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
         """What the pass needs; the first `MOST_PARTIES` of the queues are looked at."""
         rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
-        kind = [places.setdefault((n.sharing, min(n.shareable.values(), default=0)), len(places)) for n in nodes]
+        kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
         row = np.full(len(self._waiting.views), -1)
         for at in (at for queue in self._queues.values() for at in queue.tolist()):
             job = self._waiting.views[at]

@@ -249,12 +249,12 @@ def _leave_slot(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
 
 @jit
 def _leave_mate(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
-    """Parts a job from the one that shares its GPUs, which keeps them."""
+    """Parts a job from the one that shares its GPUs, which keeps those that both have."""
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
     _repace(pace, sim, mate)
-    return with_gpus(request, 0)
+    return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
 
 
 @jit

@@ -5,8 +5,8 @@ GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: l
 order (GPUs, cores, memory). Rules that draw take any node that fits with equal chance, the naive one too. With EASY the
 head's reservation is on whole nodes: jobs that end after its shadow time start on other nodes only.
 
-With pairs, two jobs take the same GPUs where nothing else is free, by the pass of the live controller: of equally many
-GPUs, if both together get more done than by taking turns, with whom most is got done (`sim.sharing.lost_together`).
+With pairs, two jobs take the same GPUs where nothing else is free, by the pass of the live controller: as its own jobs
+do, or, of equally many GPUs, where both get more done than by taking turns (`sim.sharing.lost_together`).
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outc
         if run["mate"] < 0 and run["slot"] < 0 and run["row"] >= 0 and shape["gpus"] > 0:
             new = mates[count]
             new["owner"], new["column"], new["first"] = other, run["row"], sim.jobs[other]["offset"]
-            new["parts"], new["least"], new["most"] = shape["parts"], shape["gpus"], shape["gpus"]
+            new["parts"], new["most"] = shape["parts"], shape["gpus"]
+            new["least"] = shape["gpus"] if pace.equal else 1
             count += 1
     if count == 0:
         return
@@ -206,8 +207,10 @@ def count_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
         job = releases.owner[slot]
         mate = pace.runs[job]["mate"]
         if pace.runs[job]["slot"] < 0:
-            alone = mate < 0 or not _ends_before(sim, job, mate)
-            releases.gpus[slot] = sim.shapes[sim.jobs[job]["shape"]]["gpus"] if alone else 0
+            gpus = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
+            if mate >= 0 and _ends_before(sim, job, mate):
+                gpus = max(0, gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"])
+            releases.gpus[slot] = gpus
 
 
 @jit

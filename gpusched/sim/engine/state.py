@@ -100,6 +100,7 @@ class Pace(NamedTuple):
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
         lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`; empty where no two jobs take the same GPUs.
+        equal: Whether two such jobs must have equally many.
         links: None where placement and neighbours cost nothing: then nothing of it is compiled.
     """
 
@@ -110,6 +111,7 @@ class Pace(NamedTuple):
     first: Ints
     milli: Ints
     lost: Floats
+    equal: bool
     links: Links | None
 
 
