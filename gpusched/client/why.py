@@ -129,7 +129,7 @@ def explain_pending(client: Client, job: Job) -> Why:
     ahead = look_ahead(client, snapshot, job, explanation)
     told = (
         explanation.reason.message, explanation.beside, _cost_of(client, job, explanation.racks),
-        *_cleared_for(client, job), _sharing_of(client, snapshot, job),
+        *_cleared_for(client, job), explanation.sharing,
     )  # fmt: skip
     return Why(
         job=job,
@@ -145,16 +145,6 @@ def explain_pending(client: Client, job: Job) -> Why:
         sizes=sizes,
         now=snapshot.now,
     )
-
-
-def _sharing_of(client: Client, snapshot: Snapshot, job: Job) -> str:
-    """With whom a waiting job could share GPUs now, or why with nobody; "" where it does not ask to."""
-    if not job.spec.share:
-        return ""
-    from gpusched.sched.sharing.pairs import sharing_now
-
-    reader = client.reader
-    return sharing_now(snapshot, job.id, reader.belief if reader is not None else lambda kind: None)
 
 
 def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | None]:
@@ -251,5 +241,5 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         whole=True,
         reservations=known_reservations(client, now),
     )
-    beliefs = beliefs_for(reader, policies) if reader else {}
+    beliefs = beliefs_for(reader, policies, snapshot) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

@@ -17,7 +17,7 @@ from gpusched.model.arrays import story_of, wanted
 from gpusched.model.events import Event
 from gpusched.model.indices import both
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
-from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
+from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -27,17 +27,13 @@ from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.sharing.pairs import with_shared
 
 T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 
 
 class Decided(NamedTuple):
-    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold.
-
-    ``plan``: the policies' own, without the starts of jobs that share GPUs.
-    """
+    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
 
     operations: list[Operation]
     snapshot: Snapshot
@@ -129,7 +125,7 @@ class Planner:
                     self._store, inventory, charge.policies, now, active=active, pending=pending
                 )
                 # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
-                self._shared(check(decide(snapshot), snapshot)[0], snapshot)
+                check(decide(snapshot), snapshot)
             except STORE_FAULTS:
                 raise
             except Exception as error:
@@ -166,12 +162,10 @@ class Planner:
             self._store, inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
         )
         wanted, deciders = self._decider.decide(snapshot, charge.digests)
-        by_policy, rejections = check(wanted, snapshot)
-        plan, refused = self._shared(by_policy, snapshot)
-        rejections += refused
+        plan, rejections = check(wanted, snapshot)
         starts = [action for action in plan.actions if isinstance(action, Start)]
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
-            return Decided([], snapshot, by_policy, needed)
+            return Decided([], snapshot, plan, needed)
         launches: list[tuple[Job, list[RankRecord]]] = []
         arrays: set[str] = set()  # of which tasks were taken out of a row
         with self._store.transaction():
@@ -198,7 +192,7 @@ class Planner:
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
-        return Decided(operations, snapshot, by_policy)
+        return Decided(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> Job:
         """A task that shares a row with others as a job of its own; its array is noted."""
@@ -207,11 +201,6 @@ class Planner:
         if job.array_id is not None:
             arrays.add(job.array_id)
         return job
-
-    def _shared(self, plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
-        """With jobs on GPUs that others have, too, by the same check; the plan itself where there are none."""
-        wider = with_shared(plan, snapshot, self._store.belief)
-        return (plan, ()) if wider is plan else check(wider, snapshot)
 
     def _note_partners(self, active: Sequence[Job], started: Sequence[Job], now: float) -> None:
         """Into the stories of both: who shares GPUs with whom from now on."""

@@ -163,7 +163,7 @@ class Service:
         if not kept_on_disk(pass_by_rule):
             announce(self._state, COMPILING)
             self._say("compiling the scheduling passes (once only, about ten seconds)")
-        warm_up(self.cycle.policies.values())
+        warm_up(self.cycle.policies.values(), any(node.sharing for node in self.cycle.inventory.nodes))
         self.cycle.warm_up()
         announce(self._state)
 

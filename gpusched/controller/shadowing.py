@@ -43,7 +43,7 @@ class Shadowing:
         policies = {shadow.partition: shadow.spec}
         usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
         finished = snapshot.finished or finished_lately(self._store, policies)
-        beliefs = snapshot.beliefs or beliefs_for(self._store, policies)
+        beliefs = snapshot.beliefs or beliefs_for(self._store, policies, snapshot)
         return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
     def _ask(self, shadow: Shadow, snapshot: Snapshot) -> Asked | str:

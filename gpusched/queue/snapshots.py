@@ -64,15 +64,16 @@ def snapshot_of_store(
         reservations=reader.reservations(now),
     )
     finished = finished_lately(reader, policies)
-    beliefs = beliefs_for(reader, policies)
+    beliefs = beliefs_for(reader, policies, snapshot)
     if not finished and not beliefs:
         return snapshot
     return msgspec.structs.replace(snapshot, finished=finished, beliefs=beliefs)
 
 
-def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec]) -> dict[str, KindBelief]:
-    """What was learned of kinds of jobs; empty where no partition's policy goes by it."""
-    return reader.beliefs() if any(policy.by_beliefs for policy in policies.values()) else {}
+def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, KindBelief]:
+    """What was learned of kinds of jobs; empty where no partition's policy goes by it, and nobody could share GPUs."""
+    shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
+    return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
 
 
 def recent_usage(

@@ -13,6 +13,7 @@ from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
+from gpusched.model.resources import Sharing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
@@ -21,6 +22,7 @@ from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.keeping import Kept, kept_clear
 from gpusched.sched.reasons import Block, Verdicts, holds_back
+from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
@@ -33,6 +35,8 @@ __all__ = ["Answer", "ask", "decide", "starts", "warm_up", "warm_up_agent"]
 
 def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     """What to start now, each partition by its own policy, and a reason for every job that stays.
+
+    Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
 
     The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
     model, or its answer is no number, its policy's fallback decides, and the plan says so. A job's nodes are distinct
@@ -67,9 +71,12 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
     actions: list[Action] = [*effects.stops, *resizes, *starts(world, waiting, outcome)]
-    return Plan(
-        actions=tuple(actions), reasons=reasons | effects.reasons, troubles=effects.troubles, remarks=effects.remarks
-    )
+    reasons |= effects.reasons
+    if (pairs := pairs_of(snapshot, waiting, outcome, actions)) is not None:
+        for start in pairs.starts:
+            reasons.pop(start.job_id, None)
+        actions += pairs.starts
+    return Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
 
 
 class Answer(NamedTuple):
@@ -84,6 +91,7 @@ class Answer(NamedTuple):
         better: Whether it could start, and waits for a better place.
         racks: On how many racks it could start, where it waits for a better place or for one rack.
         exceeded: The bounds that leave too little for it (index into `Snapshot.bounds`), each with its reason.
+        sharing: With whom it may share GPUs, or why with nobody, in a sentence; "": it does not ask to.
     """
 
     reason: Reason | None
@@ -93,6 +101,7 @@ class Answer(NamedTuple):
     better: bool
     racks: int | None
     exceeded: list[tuple[int, Reason]]
+    sharing: str
 
 
 def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
@@ -116,6 +125,8 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     heads += [(block.head, block.shadow)] if block.head >= 0 else []
     reason = (reasons | effects.reasons).get(job_id)
     better = own and outcome.code[at] == POLICY
+    shares = at >= 0 and views[at].spec.share
+    pairs = pairs_of(snapshot, waiting, outcome, starts(world, waiting, outcome)) if shares else None
     waits = better or (reason is not None and at >= 0 and verdicts.waits_until(at, block.policy) is not None)
     return Answer(
         reason=reason,
@@ -125,6 +136,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
         better=better,
         racks=verdicts.racks_now(at) if waits else None,
         exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
+        sharing=pairs.told(views[at]) if pairs is not None else "",
     )
 
 
@@ -141,8 +153,11 @@ class _Effects(NamedTuple):
     kept: list[Kept]
 
 
-def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
-    """Decide something small with every pass that these policies need, so that all are compiled or loaded."""
+def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
+    """Decide something small with every pass that these policies need, so that all are compiled or loaded.
+
+    ``shares``: nodes share GPUs.
+    """
     asked = list(policies)
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(_small_snapshot(policy))
@@ -150,6 +165,8 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     decide(_reserved(_small_snapshot(PolicySpec(name="warm-up"))))
+    if shares:
+        decide(_shared(_small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
         small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
@@ -168,6 +185,13 @@ def warm_up_agent(policy: PolicySpec, model: Model) -> None:
 def _reserved(snapshot: Snapshot) -> Snapshot:
     one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
     return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
+
+
+def _shared(snapshot: Snapshot) -> Snapshot:
+    spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
+    asked = [replace(job, spec=spec) for job in snapshot.pending]
+    node = replace(snapshot.nodes[0], sharing=Sharing(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
+    return replace(snapshot, nodes=(node,), pending=tuple(asked))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:

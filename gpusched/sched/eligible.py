@@ -14,9 +14,7 @@ from gpusched.sched.topology.spread import knows_racks
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
 HELD_BY_ADMIN = Reason(code=ReasonCode.JOB_HELD_ADMIN, message="held by an administrator")
-ARRAY_FULL = Reason(
-    code=ReasonCode.ARRAY_TASK_LIMIT, message="its array is at its limit of running tasks"
-)
+ARRAY_FULL = Reason(code=ReasonCode.ARRAY_TASK_LIMIT, message="its array is at its limit of running tasks")
 
 
 def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec]) -> Reason | None:

@@ -44,6 +44,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         head: Whom it must not delay: its partition's first job that blocks others, or the one that waits for the end
             of a reservation; "": nobody.
         head_at: When that can start at the latest, by limits, Unix seconds; infinite: not by these.
+        sharing: With whom it may share GPUs, or why with nobody; "": it does not ask to.
     """
 
     job_id: str
@@ -56,6 +57,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""
     head: str = ""
     head_at: float = math.inf
+    sharing: str = ""
 
 
 def explain(snapshot: Snapshot, job_id: str) -> Explanation:
@@ -90,6 +92,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
         beside=_beside_limit(snapshot, job, answer),
         head=head.id if head is not None else "",
         head_at=head_at,
+        sharing=answer.sharing,
     )
 
 

@@ -44,6 +44,14 @@ def request_of(requests: Requests, shape: int) -> Request:
 
 
 @jit
+def with_gpus(request: Request, gpus: int) -> Request:
+    """The same request for another number of GPUs."""
+    return Request(
+        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
+    )
+
+
+@jit
 def set_feasibility(
     total: Resources, usable: Resources, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
 ) -> None:

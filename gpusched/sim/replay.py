@@ -120,7 +120,7 @@ def _compile_for(world: World, kind: RunKind) -> None:
     alike = Options(
         placement=world.rule,
         predictor=options.predictor,
-        share=options.share,
+        share=world.shared,
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
         elastic=None if options.elastic is None else Elastic(least=one, most=one, linear=True),
         network=None if options.network is None else one_node(),

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
 Share = Literal["no", "fractions", "pairs"]
 Sharing = Literal["auto", "no", "fractions", "pairs"]
+
+
+class Believed(NamedTuple):
+    """Who of a trace agreed to share GPUs, and what their installation believes that they lose by it.
+
+    Attributes:
+        row: ``int64[jobs]``: index into the others; -1: it shares nothing. kind: ``int64[nodes]``, likewise.
+        lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
+        speed: ``float64[kinds, rows, rows + 1]``: `engine.state.Pace.speed`.
+    """
+
+    row: Ints
+    kind: Ints
+    lost: Floats
+    speed: Floats
 
 
 def share_for(asked: str, trace: Trace) -> Share:
@@ -34,15 +50,30 @@ def fractional(trace: Trace) -> int:
     return int(np.count_nonzero((trace.gpus == 1) & (trace.gpu_milli < 1000)))
 
 
-def sharing_of(asked: Share, trace: Trace, policy: ReplayPolicy, rule: str) -> tuple[Share, tuple[str, ...]]:
+def lost_together(speed: Floats) -> Floats:
+    """`kernel.beside.Pairings.cost` of measured speeds (`engine.state.Pace.speed`): ``float64[kinds, rows, rows]``.
+
+    The less, the more both get done, each by its own speed alone; infinite where that is no more than by taking turns,
+    or was not measured: what Gavel calls space sharing (Narayanan et al., OSDI 2020).
+    """
+    mine = speed[:, :, 1:] / speed[:, :, :1]
+    both = mine + mine.transpose(0, 2, 1)
+    return np.where(both > 1.0, -both, np.inf)
+
+
+def sharing_of(
+    asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: Believed | None
+) -> tuple[Share, tuple[str, ...]]:
     """How GPUs are shared under a policy with this placement, and the notes on it."""
-    parts = fractional(trace)
-    whole = policy.kind in ("preemptive", "agent") or policy.backfill == "conservative" or rule in MAPPED
+    asked, parts = asked if believed is None else "pairs", fractional(trace)
+    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule in MAPPED
+    whole = whole or (policy.backfill == "conservative" and (asked == "fractions" or parts > 0))
     if asked != "no" and whole:
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)
     if asked == "no":
         return "no", (f"{count_of(parts, 'job')} that request part of a GPU hold a whole one",) if parts else ()
     notes = [f"GPUs are shared: {count_of(parts, 'job')} hold only the requested part of one"] if parts else []
     if asked == "pairs":
-        notes.append("GPUs are shared: two jobs share where measurements show more throughput together")
+        where = "where measurements show more throughput together" if believed is None else "as they agreed to"
+        notes.append(f"GPUs are shared: two jobs share {where}")
     return asked, tuple(notes)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, NoHistory, UsageError
@@ -14,9 +18,14 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.quotas import QuotaSet, Use
 from gpusched.sim.reserving import bookings_of
+from gpusched.sim.sharing import Believed
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from gpusched.model.interference import KindBelief
+    from gpusched.model.snapshot import NodeView
 
 APPLIED = "the replay applies the inventory's limits of users, groups and classes"
 ALONE = "; jobs of other partitions do not count for them"
@@ -100,3 +109,35 @@ def with_own_reservations(scenario: Scenario, reader: Reader | None) -> Scenario
     if not found:
         return scenario
     return scenario._replace(reserved=found, notes=(*scenario.notes, RESERVED.format(len(found))))
+
+
+def with_own_sharing(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
+    """The scenario, of jobs of this store on their own nodes, with those sharing GPUs that agreed to."""
+    if reader is None or scenario.trace.share_mib is None or not any(node.sharing for node in inventory.nodes):
+        return scenario
+    from gpusched.queue.snapshots import snapshot_of_store
+
+    snapshot = snapshot_of_store(reader, inventory, {}, time.time(), active=[], pending=[])
+    known = {node.name: node for node in snapshot.nodes}
+    nodes = [known[name] for name in scenario.pool.names if name in known]
+    if len(nodes) < len(scenario.pool):
+        return scenario
+    return scenario._replace(believed=believed_of(scenario.trace, nodes, reader.beliefs()))
+
+
+def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]) -> Believed:
+    """Which jobs may share GPUs on these nodes, and how fast they go then, by what is believed now."""
+    from gpusched.model.interference import kind_of
+    from gpusched.sched.sharing.pairs import Losses, Party, Place, place_of, table_of
+
+    rows, places, losses = dict[Party, int](), dict[Place, int](), Losses(beliefs)
+    kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
+    row = np.full(len(trace), -1)
+    assert trace.share_mib is not None
+    for job in np.flatnonzero(trace.share_mib >= 0).tolist():
+        user, name = trace.users[trace.user[job]], trace.models[trace.model[job]]
+        row[job] = rows.setdefault((user, kind_of(user, name), int(trace.share_mib[job])), len(rows))
+    slower = np.array([[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows])
+    speed = np.ones((len(places), len(rows), len(rows) + 1))
+    speed[:, :, 1:] = 1.0 / (1.0 + slower)
+    return Believed(row, np.array(kind), table_of(list(rows), list(rows), list(places), losses), speed)

@@ -35,7 +35,15 @@ from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import WITHOUT, limited, own_history, own_inventory, with_own_reservations, with_quotas
+from gpusched.study.own import (
+    WITHOUT,
+    limited,
+    own_history,
+    own_inventory,
+    with_own_reservations,
+    with_own_sharing,
+    with_quotas,
+)
 from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Outcome, Run, Scenario, carry_out, scenario_of, workers_for
 from gpusched.traces.load import load
 from gpusched.traces.slicing import slice_trace
@@ -291,6 +299,8 @@ def _scenarios(request: Request, topology: Topology | None, rates: Rates | None)
         found = []
         for trace, of in traces:
             scenario = _reserved(request, on_nodes(trace), reader)
+            if limits_of is not None and request.share == "auto" and rates is None and request.load is None:
+                scenario = with_own_sharing(scenario, limits_of, reader)
             found += _with_models(request, rates, _limited(request, scenario, limits_of, reader), of)
         return found
 

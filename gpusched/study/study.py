@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
+    from gpusched.sim.sharing import Believed
 
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
@@ -40,7 +41,8 @@ class Scenario(NamedTuple):
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
     ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
-    ``quotas``: the limits of users, groups and classes that apply. ``published``: by policy, figures of `Metrics`.
+    ``quotas``: the limits of users, groups and classes that apply. ``believed``: which jobs share GPUs, and what that
+    costs. ``published``: by policy, figures of `Metrics`.
     """
 
     trace: Trace
@@ -51,6 +53,7 @@ class Scenario(NamedTuple):
     half_life_s: float = HALF_LIFE_S
     reserved: tuple[Booking, ...] = ()
     quotas: QuotaSet | None = None
+    believed: Believed | None = None
     published: Mapping[str, Mapping[str, float]] = {}
 
 
@@ -156,7 +159,7 @@ def carry_out(
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
-        shared = any(run.options.share != "no" or _resizes(run) for run in of)
+        shared = scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in of)
         limits, rates = any(run.options.limits for run in of), of[0].options.rates
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
     here = workers <= 1 and backend is None
@@ -181,7 +184,7 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
     scenario = run.scenario
     options = replace(
         run.options, reservations=scenario.reserved, quotas=scenario.quotas, half_life_s=scenario.half_life_s,
-        progress=progress,
+        believed=scenario.believed, progress=progress,
     )  # fmt: skip
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
     result = result_without(result, scenario.carried)

@@ -32,7 +32,7 @@ INTS = (
     "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "user", "group", "model", "gpu_type", "depends_on", "status",
 )  # fmt: skip
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
-SOME = ("preemptible", "account", "qos")  # columns that most sources do not have
+SOME = ("preemptible", "account", "qos", "share_mib")  # columns that most sources do not have
 _SOME_NAMES = {"account": "accounts", "qos": "classes"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
@@ -55,6 +55,8 @@ def write(path: Path, trace: Trace) -> None:
         arrays[column] = _compact(getattr(trace, column))
     if trace.preemptible is not None:
         arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
+    if trace.share_mib is not None:
+        arrays["share_mib"] = _compact(trace.share_mib)
     for column, plural in _SOME_NAMES.items():
         if getattr(trace, column) is not None:
             arrays[column] = _compact(getattr(trace, column))
@@ -108,6 +110,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
     if "preemptible" in arrays:
         columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
+    if "share_mib" in arrays:
+        columns["share_mib"] = _spread(arrays["share_mib"], count, np.int64)
     for column, plural in _SOME_NAMES.items():
         if column in arrays:
             columns |= {column: _spread(arrays[column], count, np.int64), plural: _texts(arrays, plural)}

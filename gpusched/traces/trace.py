@@ -76,6 +76,7 @@ class Trace:
         preemptible: Which jobs a policy may stop for others; None: any.
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
+        share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
         told: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
@@ -109,6 +110,7 @@ class Trace:
     preemptible: Flags | None = None
     account: Ints | None = None
     qos: Ints | None = None
+    share_mib: Ints | None = None
     told: Told | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)

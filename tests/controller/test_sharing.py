@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,11 +19,13 @@ from gpusched.model.interference import kind_of
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory, Sharing
+from gpusched.nightly.proof import scenario_for
 from gpusched.nodes.runtimes.apptainer import Apptainer
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.nodes.runtimes.engine import Docker, Podman
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
+from gpusched.traces.readers.history import trace_of
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
 from tests.controller.test_crash_orders import POLICIES, CrashOrders
@@ -118,6 +121,14 @@ def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> 
     runs = site.store.runs(0, site.world.now)
     (whole,) = (run for run in runs if run.job_id == first)
     assert whole.shareable == {"n0": (0, 1, 2, 3)}
+    declared = site.cycle.inventory
+    history = trace_of(site.store, name="own")
+    assert history.share_mib is not None
+    assert history.share_mib.tolist() == [20 << 10] * 3
+    scenario = scenario_for(history, declared, declared.partitions[0], reader=site.store)
+    assert scenario.believed is not None
+    assert scenario.believed.row.tolist() == [0, 0, 0]
+    assert np.isfinite(scenario.believed.lost).all()  # a site that allows much
     (seconds,) = site.store.gpu_seconds_by_user(0, 1e12, site.world.now).values()
     alone = GPUS * ((whole.end_time or 0) - whole.start_time)
     assert seconds == pytest.approx(alone, rel=0.01), "of one user, each GPU once while two of his jobs had it"

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 
 from gpusched.model.interference import KindBelief, Sway
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation
-from gpusched.model.plan import Plan, Preempt, ReasonCode, Start
+from gpusched.model.plan import Action, Plan, Preempt, Start
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Sharing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.queue.snapshots import sharing_views
 from gpusched.queue.store import RankRecord
+from gpusched.sched.arrays import node_arrays_of, waiting_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.sharing.pairs import sharing_now, with_shared
+from gpusched.sched.explain import explain
+from gpusched.sched.sharing.pairs import pairs_of
+from gpusched.sched.state import LIMIT, NOT_AVAILABLE, POLICY, RESOURCES, new_outcome
 from tests.sched.worlds import NOW, snapshot, started
 
 GPUS, CORES, MIB = 3, 6, 40
@@ -52,12 +55,14 @@ class Has:
         )  # fmt: skip
 
 
-def believed(kind: str) -> KindBelief | None:
-    known = KINDS.get(kind.partition("/")[2])
-    if known is None:
-        return None
-    sway = Sway(link="gpu", sensitivity=known[0], pressure=known[1], cov=(0, 0, 0), count=9)
-    return KindBelief(kind=kind, links=(sway,))
+BELIEFS = {
+    f"{user}/{name}": KindBelief(
+        kind=f"{user}/{name}",
+        links=(Sway(link="gpu", sensitivity=known[0], pressure=known[1], cov=(0, 0, 0), count=9),),
+    )
+    for user in ("ann", "bob")
+    for name, known in KINDS.items()
+}
 
 
 def slower(one: str, other: str) -> float:
@@ -91,7 +96,24 @@ def snapshot_of(modes: dict[str, Sharing | None], has: list[Has], waits: list[Ha
     jobs = [
         PendingView(id=one.id, user=one.user, spec=one.spec, submit_time=float(i)) for i, one in enumerate(waits)
     ]  # fmt: skip
-    return snapshot(views, jobs, list(sharing_views(busy, inventory, ranks)))
+    snap = snapshot(views, jobs, list(sharing_views(busy, inventory, ranks)))
+    return msgspec.structs.replace(snap, beliefs=BELIEFS)
+
+
+def policy_s(snap: Snapshot) -> Plan:
+    """The policy's own plan, as where no node shares GPUs."""
+    nodes = tuple(msgspec.structs.replace(node, sharing=None, shareable={}) for node in snap.nodes)
+    return decide(msgspec.structs.replace(snap, nodes=nodes))
+
+
+def after(snap: Snapshot, *actions: Action, code: int = RESOURCES) -> list[Start]:
+    """Who shares once a policy has done that, and left the others waiting for that reason."""
+    world = node_arrays_of(snap)
+    waiting = waiting_of(list(snap.pending), world, {}, snap)
+    outcome = new_outcome(len(waiting.views), waiting.parts)
+    outcome.code[:] = code
+    found = pairs_of(snap, waiting, outcome, actions)
+    return found.starts if found is not None else []
 
 
 # -- the plain count
@@ -209,9 +231,8 @@ def test_who_shares_may_loses_little_and_holds_up_nobody(
 ) -> None:
     modes, has, waits = world
     snap = snapshot_of(modes, has, waits)
-    plan, _ = check(decide(snap), snap)
-    wider = with_shared(plan, snap, believed)
-    sound, rejected = check(wider, snap)
+    plan = policy_s(snap)
+    sound, rejected = check(decide(snap), snap)
     assert not rejected
     assert sound.actions[: len(plan.actions)] == plan.actions
     truth = has + placed(waits, plan)
@@ -236,7 +257,7 @@ def test_one_that_waits_alone_shares_wherever_that_may_be(
     modes, has, waits = world
     (job,) = waits
     snap = snapshot_of(modes, has, waits)
-    plan, _ = check(decide(snap), snap)
+    plan = policy_s(snap)
     free = [
         (node, gpus)
         for node in modes
@@ -252,16 +273,16 @@ def test_one_that_waits_alone_shares_wherever_that_may_be(
         for other in some[:1]
         if (worst := max(slower(job.name, other.name), slower(other.name, job.name))) <= sharing.slowdown
     }
-    wider = with_shared(plan, snap, believed)
+    wider = decide(snap)
     if free or not beside:
-        assert wider is plan
-        assert free or not job.spec.share or not sharing_now(snap, job.id, believed).startswith("it may")
+        assert wider.actions == plan.actions
+        assert free or not job.spec.share or not explain(snap, job.id).sharing.startswith("it may")
         return
     (start,) = started(wider).items()
     ((node, gpus),) = start[1]
     (other,) = holders(has, node, gpus[0])
     assert beside[other.id] == min(beside.values())
-    assert f"job {other.id}" in sharing_now(snap, job.id, believed)
+    assert f"job {other.id}" in explain(snap, job.id).sharing
 
 
 # -- by example
@@ -270,9 +291,8 @@ OFF, TURNS = None, Sharing(mode="time-slicing", slowdown=0.3)
 RUNS = Has("r", "ann", "calm", 20, (0, 1, 2), "a", end=NOW + 100)
 
 
-def one_waits(job: Has, *, has: list[Has] | None = None, mode: Sharing | None = TURNS) -> tuple[Snapshot, Plan]:
-    snap = snapshot_of({"a": mode}, [RUNS] if has is None else has, [job])
-    return snap, check(decide(snap), snap)[0]
+def one_waits(job: Has, *, has: list[Has] | None = None, mode: Sharing | None = TURNS) -> Snapshot:
+    return snapshot_of({"a": mode}, [RUNS] if has is None else has, [job])
 
 
 def test_a_gpu_that_two_have_counts_once_and_comes_free_with_the_last() -> None:
@@ -288,9 +308,9 @@ def test_a_gpu_that_two_have_counts_once_and_comes_free_with_the_last() -> None:
 @pytest.mark.parametrize("change", [{"ready": False}, {"memory_mib": None}])
 def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, object]) -> None:
     alone = Has(**{**vars(RUNS), **change})  # type: ignore[arg-type]
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), has=[alone])
-    assert with_shared(plan, snap, believed) is plan
-    assert sharing_now(snap, "w", believed) == "it cannot share GPUs now: no running job shares its GPUs"
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)), has=[alone])
+    assert not decide(snap).actions
+    assert explain(snap, "w").sharing == "it cannot share GPUs now: no running job shares its GPUs"
 
 
 @pytest.mark.parametrize(
@@ -307,9 +327,9 @@ def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, 
 )
 def test_why_it_does_not_share(job: Has, why: str) -> None:
     tight = Sharing(mode="time-slicing", slowdown=0.05)
-    snap, plan = one_waits(job, mode=tight)
-    assert with_shared(plan, snap, believed) is plan
-    said = sharing_now(snap, "w", believed)
+    snap = one_waits(job, mode=tight)
+    assert not decide(snap).actions
+    said = explain(snap, "w").sharing
     assert said.startswith("it cannot share GPUs now: ")
     assert why in said
 
@@ -343,9 +363,8 @@ def test_the_first_of_the_queue_is_not_held_up(limit: int, cores: int, shares: b
     first = Has("first", "bob", "calm", None, (0, 1, 2))
     job = Has("w", "ann", "calm", 10, (0,), cores=cores, limit=limit)
     snap = snapshot_of({"a": TURNS}, [RUNS], [first, job])
-    plan, _ = check(decide(snap), snap)
-    assert bool(started(with_shared(plan, snap, believed))) == shares
-    said = sharing_now(snap, "w", believed)
+    assert bool(started(decide(snap))) == shares
+    said = explain(snap, "w").sharing
     assert said.startswith("it may share" if shares else "it does not share")
     assert shares or said.endswith("job first, ahead of it, would start later")
 
@@ -359,28 +378,26 @@ def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
     first = Has("first", "bob", "calm", None, (0,), cores=5)
     for cores, shares in ((1, False), (0, True)):
         snap = snapshot_of({"a": TURNS}, has, [first, Has("w", "ann", "calm", 10, (1,), cores=cores)])
-        plan, _ = check(decide(snap), snap)
-        assert bool(started(with_shared(plan, snap, believed))) == shares
+        assert bool(started(decide(snap))) == shares
 
 
 def test_it_shares_on_no_node_that_it_may_not_use() -> None:
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)))
     (job,) = snap.pending
     for more in ({"exclude": ("a",)}, {"nodelist": ("b",)}, {"gpu_types": ("V100",)}):
         other = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, **more))
         asked = msgspec.structs.replace(snap, pending=(other,))
-        assert with_shared(plan, asked, believed) is plan
+        assert not decide(asked).actions
     failed = msgspec.structs.replace(snap, pending=(msgspec.structs.replace(job, excluded_nodes=("a",)),))
-    assert with_shared(plan, failed, believed) is plan
-    assert sharing_now(failed, "w", believed).endswith("node a: an earlier attempt failed here")
+    assert not decide(failed).actions
+    assert explain(failed, "w").sharing.endswith("node a: an earlier attempt failed here")
 
 
 def test_what_starts_takes_cores_from_those_behind_it() -> None:
     has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
     jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), cores=cores) for n, cores in enumerate((2, 2, 1))]
     snap = snapshot_of({"a": TURNS}, has, jobs)
-    plan, _ = check(decide(snap), snap)
-    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    wider, rejected = check(decide(snap), snap)
     assert not rejected
     assert started(wider) == {"w0": [("a", (0,))], "w2": [("a", (1,))]}
 
@@ -389,15 +406,14 @@ def test_who_has_started_is_no_longer_the_first_of_the_queue() -> None:
     has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
     jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), limit=limit) for n, limit in enumerate((500, 150, 150))]
     snap = snapshot_of({"a": TURNS}, has, jobs)
-    plan, _ = check(decide(snap), snap)
-    assert list(started(with_shared(plan, snap, believed))) == ["w0", "w1", "w2"]
+    assert list(started(decide(snap))) == ["w0", "w1", "w2"]
 
 
 def test_it_goes_where_the_slower_of_the_two_loses_least() -> None:
     kinds = enumerate(("rude", "calm", "rude"))
     has = [Has(f"r{gpu}", "ann", kind, 20, (gpu,), "a", end=NOW + 100) for gpu, kind in kinds]
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), has=has)
-    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (1,))]}
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)), has=has)
+    assert started(decide(snap)) == {"w": [("a", (1,))]}
 
 
 def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
@@ -408,46 +424,57 @@ def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
     ]
     waits = [Has("first", "bob", "calm", None, (0, 1, 2)), Has("w", "ann", "calm", 10, (0,), limit=500)]
     snap = snapshot_of({"a": TURNS, "b": TURNS}, has, waits)
-    plan, _ = check(decide(snap), snap)
-    assert started(with_shared(plan, snap, believed)) == {"w": [("b", (0,))]}
+    assert started(decide(snap)) == {"w": [("b", (0,))]}
+
+
+def test_a_gpu_that_a_newcomer_keeps_longer_comes_free_with_it() -> None:
+    """At 200 s the first has its three: of r, of early, who has one of r's until 150, and of q."""
+    has = [
+        Has("r", "ann", "calm", 20, (0, 1), "a", end=NOW + 100),
+        Has("q", "bob", "calm", None, (2,), "a", end=NOW + 200),
+        Has("s", "ann", "calm", 20, (0, 1, 2), "b", end=NOW + 900),
+    ]
+    waits = [
+        Has("first", "bob", "calm", None, (0, 1, 2)),
+        Has("early", "ann", "calm", 10, (0,), limit=150), Has("late", "ann", "calm", 10, (0,), limit=500),
+    ]  # fmt: skip
+    snap = snapshot_of({"a": TURNS, "b": TURNS}, has, waits)
+    assert started(decide(snap)) == {"early": [("a", (0,))], "late": [("b", (0,))]}
 
 
 def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)))
     (where,) = snap.nodes
     bad = msgspec.structs.replace(where, blocked={0: "BUSY: x"}, shareable={0: MIB, 2: MIB})
     snap = msgspec.structs.replace(snap, nodes=(bad,))
-    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (2,))]}
+    assert started(decide(snap)) == {"w": [("a", (2,))]}
     none = msgspec.structs.replace(bad, shareable={0: MIB})
     snap = msgspec.structs.replace(snap, nodes=(none,))
-    assert with_shared(plan, snap, believed) is plan
-    assert sharing_now(snap, "w", believed).endswith("job r has 0 GPUs to share; it requests 1")
+    assert not decide(snap).actions
+    assert explain(snap, "w").sharing.endswith("job r has 0 GPUs to share; it requests 1")
 
 
 def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:
     jobs = [Has("w", "ann", "calm", 10, (0,), limit=500), Has("second", "bob", "calm", None, (0, 1, 2))]
     snap = snapshot_of({"a": TURNS}, [RUNS], jobs)
-    plan, _ = check(decide(snap), snap)
-    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (0,))]}
+    assert started(decide(snap)) == {"w": [("a", (0,))]}
 
 
 def test_nobody_is_put_beside_one_that_is_being_ended_or_stopped() -> None:
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
-    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (0,))]}
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    assert started(decide(snap)) == {"w": [("a", (0,))]}
     ending = msgspec.structs.replace(snap.running[0], state=JobState.COMPLETING)
-    assert with_shared(plan, msgspec.structs.replace(snap, running=(ending,)), believed) is plan
-    stopped = msgspec.structs.replace(plan, actions=(Preempt("r"),))
-    assert with_shared(stopped, snap, believed) is stopped
+    assert not decide(msgspec.structs.replace(snap, running=(ending,))).actions
+    assert [start.job_id for start in after(snap)] == ["w"]
+    assert not after(snap, Preempt("r"))
 
 
 def test_jobs_that_neither_policy_nor_hold_let_start_do_not_share() -> None:
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
-    for code in (ReasonCode.POLICY, ReasonCode.REJECTED, ReasonCode.REQ_NODE_NOT_AVAIL):
-        reason = msgspec.structs.replace(plan.reasons["w"], code=code)
-        other = msgspec.structs.replace(plan, reasons={"w": reason})
-        assert with_shared(other, snap, believed) is other
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    for code in (POLICY, LIMIT, NOT_AVAILABLE):
+        assert not after(snap, code=code)
     held = msgspec.structs.replace(snap, pending=(msgspec.structs.replace(snap.pending[0], held_by="user"),))
-    assert with_shared(plan, held, believed) is plan
+    assert not decide(held).actions
 
 
 def test_tasks_of_an_array_share_within_its_bound() -> None:
@@ -456,8 +483,7 @@ def test_tasks_of_an_array_share_within_its_bound() -> None:
     snap = snapshot_of({"a": TURNS}, twice, jobs)
     bound = [msgspec.structs.replace(view, array_id="t", array_room=2) for view in snap.pending]
     snap = msgspec.structs.replace(snap, pending=tuple(bound))
-    plan, _ = check(decide(snap), snap)
-    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    wider, rejected = check(decide(snap), snap)
     assert not rejected
     assert started(wider) == {"t_0": [("a", (0,))], "t_1": [("a", (1,))]}
 
@@ -465,23 +491,24 @@ def test_tasks_of_an_array_share_within_its_bound() -> None:
 def test_it_may_share_with_one_that_starts_in_the_same_decision() -> None:
     jobs = [Has("one", "ann", "calm", 10, (0, 1, 2)), Has("two", "ann", "calm", 10, (0, 1))]
     snap = snapshot_of({"a": TURNS}, [], jobs)
-    plan, _ = check(decide(snap), snap)
-    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    wider, rejected = check(decide(snap), snap)
     assert not rejected
     assert started(wider) == {"one": [("a", (0, 1, 2))], "two": [("a", (0, 1))]}
 
 
 def test_without_sharing_in_the_inventory_nothing_is_asked() -> None:
-    def never(kind: str) -> KindBelief | None:
-        raise AssertionError(kind)
+    class Never(dict[str, KindBelief]):
+        def get(self, kind: str, default: object = None) -> KindBelief:  # type: ignore[override]
+            raise AssertionError(kind)
 
-    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), mode=OFF)
-    assert with_shared(plan, snap, never) is plan
-    assert sharing_now(snap, "w", never) == ""
+    snap = one_waits(Has("w", "ann", "calm", 10, (0,)), mode=OFF)
+    snap = msgspec.structs.replace(snap, beliefs=Never())
+    assert not decide(snap).actions
+    assert explain(snap, "w").sharing == ""
 
 
 def test_jobs_of_which_nothing_is_known_share_only_where_a_site_allows_much() -> None:
     for slowdown, starts in ((0.3, 0), (0.6, 0), (0.65, 1)):
         job, other = Has("w", "ann", "x", 10, (0,)), Has("r", "ann", "y", 10, (0, 1, 2), "a", end=NOW + 100)
-        snap, plan = one_waits(job, has=[other], mode=Sharing(mode="time-slicing", slowdown=slowdown))
-        assert len(with_shared(plan, snap, lambda kind: None).actions) == starts
+        snap = one_waits(job, has=[other], mode=Sharing(mode="time-slicing", slowdown=slowdown))
+        assert len(decide(snap).actions) == starts

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.sim.engine.build import Options
-from gpusched.sim.pool import Pool
+from gpusched.model.resources import Sharing
+from gpusched.sched.decide import decide
+from gpusched.sched.heaps import push
+from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.generic import new_queue, run_generic
+from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
 from gpusched.sim.sharing import share_for
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
+from gpusched.study.own import believed_of
 from gpusched.study.timeline import parts_of, together
+from tests.sched.test_sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
+from tests.sched.worlds import NOW, started
 from tests.sim.worlds import trace_of
 
 RATES = Rates(
@@ -88,6 +100,12 @@ def test_pairs_only_where_both_together_get_more_done():
     assert replay(turns, pool, "fifo", share="pairs", rates=RATES).start.tolist() == [0, 10]
 
 
+def test_a_job_has_one_partner_at_a_time():
+    trace = with_models(trace_of([0, 1, 2], [10, 4, 4], [1, 1, 1]), "mnn")
+    result = replay(trace, Pool.uniform(1, 1, gpu_type="A"), "fifo", share="pairs", rates=RATES)
+    assert result.start.tolist() == [0, 1, 5]
+
+
 def test_that_one_has_no_partner_says_nothing_of_the_next():
     trace = with_models(trace_of([0, 1, 1], [10, 4, 4], [1, 1, 1]), "mmn")
     result = replay(trace, Pool.uniform(1, 1, gpu_type="A"), "fifo-skip", share="pairs", rates=RATES)
@@ -126,3 +144,113 @@ def test_a_stepper_shares_too():
 def test_an_unknown_way_to_share_is_refused():
     with pytest.raises(UsageError, match="--share 'maybe' is not known"):
         share_for("maybe", trace_of([0], [1], [1]))
+
+
+def shared(trace, users, names, memory_mib):
+    """With who owns jobs, what they are called, and the memory of those that share GPUs; the last job is nobody's."""
+    columns = {"user": [*map(["ann", "bob"].index, users), 0], "model": [*map(list(KINDS).index, names), 0]}
+    columns = {column: np.array(values, np.int64) for column, values in columns.items()}
+    share_mib = np.array([*memory_mib, -1], np.int64)
+    return replace(trace, users=("ann", "bob"), models=tuple(KINDS), share_mib=share_mib, **columns)
+
+
+def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
+    """w is busy's third GPU's partner until busy ends, and keeps that GPU then, which nobody else gets before."""
+    nodes, _ = nodes_of({"a": Sharing(mode="time-slicing", slowdown=0.5)})
+    trace = trace_of([0, 0, 1, 2], [10, 40, 20, 1], [3, 1, 3, 0], limit=[100, 90, 50, 1])
+    trace = shared(trace, ["ann", "bob", "bob"], ["calm", "calm", "calm"], [20, 20, -1])
+    believed = believed_of(trace, nodes, BELIEFS)
+    result = replay(trace, Pool.of([NodeSpec(GPUS)]), "fifo+easy", believed=believed)
+    slow = 1 + slower("calm", "calm")
+    assert result.start[:2].tolist() == [0, 0]
+    assert result.end[0] == pytest.approx(10 * slow)
+    assert result.end[1] == pytest.approx(10 * slow + 30)
+    assert result.start[2] == result.end[1]
+    assert metrics_of(result).gpu_hours * 3600 == pytest.approx(3 * 10 * slow + 30 + 3 * 20)
+    assert "GPUs are shared: two jobs share as they agreed to" in result.notes
+
+
+def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
+    """The fifth gets two GPUs of the first at 100 s, so that the free one of the second node is for the sixth."""
+    nodes, _ = nodes_of(dict.fromkeys("ab", Sharing(mode="time-slicing", slowdown=0.5)))
+    limit = [100, 150, 1, 200, 50, 200, 1]
+    trace = trace_of([0, 0, 0, 0, 1, 2, 3], [90, 140, 0.5, 190, 10, 20, 1], [3, 1, 1, 1, 2, 1, 0], limit=limit)
+    trace = shared(trace, ["ann"] * 6, ["calm"] * 6, [20, -1, -1, 10, -1, -1])
+    believed = believed_of(trace, nodes, BELIEFS)
+    pool = Pool.of([NodeSpec(3), NodeSpec(2)])
+    assert replay(trace, pool, "fifo+easy", believed=believed).start[[3, 5]].tolist() == [0, 2]
+
+
+def first_decision(modes, has, waits, backfill):
+    """Who starts where and with whom, in a replay that begins in this state with what is believed live of these jobs.
+
+    Jobs are numbered: those that run, those that wait, and one without GPUs, the first in the queue, so that the run
+    ends for want of room in its log.
+    """
+    jobs, first = [*has, *waits], len(has)
+    limit = np.array([*(one.end - NOW for one in has), *(float(one.limit) for one in waits), 1.0])
+    gpus, cores = [*(len(one.gpus) for one in jobs), 0], [*(one.cores for one in jobs), 0]
+    trace = trace_of(np.full(len(limit), NOW), limit, gpus, cores=cores, memory=[1] * len(jobs) + [0])
+    pool = Pool.of([NodeSpec(GPUS, CORES, 99, name=name) for name in modes])
+    policy = ReplayPolicy(name="t", order="fifo", knows="limit", source="", backfill=backfill, placement="first-fit")
+    shares = [one.memory_mib is not None and (one.ready or not one.node) for one in jobs]
+    trace = shared(
+        trace,
+        [one.user for one in jobs],
+        [one.name for one in jobs],
+        [one.memory_mib if one_shares else -1 for one, one_shares in zip(jobs, shares, strict=True)],
+    )
+    believed = believed_of(trace, nodes_of(modes)[0], BELIEFS)
+    world = world_of(trace, pool, policy, Options(believed=believed, generic=True))
+    sim, queue, log = world.sim, new_queue(world), log_of(world)
+    names = list(pool.names)
+    for row, one in enumerate(has):
+        node, other, used = names.index(one.node), partner(has, one), world.passes.releases.used
+        sim.held[sim.jobs["offset"][row]] = node
+        mate = -1 if other is None else has.index(other)
+        sim.pace.runs["mate"][row] = mate
+        taken = len(one.gpus) if other is None or mate > row else len({*one.gpus} - {*other.gpus})
+        sim.node["free"][node] -= taken
+        sim.resources.gpus[node] -= taken
+        sim.resources.cores[node] -= one.cores
+        sim.resources.memory[node] -= 1
+        parts = {"end": one.end, "node": node, "gpus": len(one.gpus), "cores": one.cores, "memory": 1, "owner": row}
+        for name, value in parts.items():
+            getattr(world.passes.releases, name)[used[0]] = value
+        used[0] += 1
+        sim.state["status"][row], sim.state["start"][row], sim.state["due"][row] = RUNNING, NOW, one.end
+        push(sim.ends, one.end, row)
+    order = [len(jobs), *range(first, len(jobs))]
+    queue.waiting[: len(order)], queue.size[0] = order, len(order)
+    sim.jobs["rank"][order] = np.arange(len(order))
+    sim.state["status"][order] = WAITING
+    sim.counter[RUNS], sim.counter[PARTS], sim.counter[IN_SYSTEM] = len(has), len(has), len(limit)
+    sim.counter[ARRIVED], sim.clock[1] = len(limit), NOW
+    assert run_generic(sim, log._replace(cuts=log.cuts[: len(has)]), world.passes, queue) == GROW
+    assert sim.clock[0] == NOW
+    found = {}
+    for job, one in enumerate(waits, first):
+        if sim.state["status"][job] == RUNNING:
+            mate = sim.pace.runs["mate"][job]
+            found[one.id] = names[sim.held[sim.jobs["offset"][job]]], jobs[mate].id if mate >= 0 else ""
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(waits=6), st.sampled_from(["none", "skip", "easy", "conservative"]))
+def test_live_shares_as_a_replay_does_from_the_same_state(world, backfill):
+    modes, has, waits = world
+    snap = snapshot_of(modes, has, waits)
+    policy = msgspec.structs.replace(snap.policies["p"], backfill=backfill)
+    snap = msgspec.structs.replace(snap, policies={"p": policy})
+    where = {job: parts[0] for job, parts in started(decide(snap)).items()}
+    on = {(one.node, gpu): one.id for one in has for gpu in one.gpus if not partner(has, one)}
+    live = {}
+    for job, (node, gpus) in where.items():
+        live[job] = node, on.get((node, gpus[0]), "")
+        on[node, gpus[0]] = job
+    replayed = first_decision(modes, has, waits, backfill)
+    assert {job: node for job, (node, _) in replayed.items()} == {job: node for job, (node, _) in live.items()}
+    for job, (node, mate) in live.items():
+        if mate:
+            assert replayed[job] == (node, mate)

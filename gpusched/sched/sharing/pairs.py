@@ -1,46 +1,87 @@
-"""After the policies: jobs that wait and may share are put beside one that runs, where neither loses too much.
+"""Who may be beside whom on the same GPUs, live: the arrays of `kernel.beside`, its starts, and what people are told.
 
-A job is started so only if
+A waiting job may be put beside one that runs, or starts in the same decision, where
 
-- it waits for want of room, and both have asked for it (`rules.cannot_share`),
+- it waits for room, and both have asked for it (`rules.cannot_share`),
 - each of the two is predicted to be slower by no more than its node says: as measured of their kinds, else by the
-  formula, else as jobs of public tables (`beliefs.cost_of_neighbour`),
-- the first job of its partition's queue fits no later by it, by the limits of what runs.
+  formula, else as jobs of public tables (`beliefs.cost_of_neighbour`).
 
-Queues are gone through in their order; of several jobs to share with it is the one with which the slower of the two
-loses least.
+Of several it gets the one with which the slower of the two loses least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from gpusched.model.interference import Cost, KindBelief, kind_of
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
-from gpusched.model.plan import Plan, ReasonCode, Start
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot, held_once
+from gpusched.model.plan import Action, Start
+from gpusched.model.resources import Sharing
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_memory
-from gpusched.sched.alone import Alone, in_order
-from gpusched.sched.decide import ask
+from gpusched.sched.arrays import Waiting, node_arrays_of, releases_of, scratch_for
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
-from gpusched.sched.limits import Rooms
+from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.tally import need, shut
+from gpusched.sched.state import ClusterState, Floats, Outcome, filled, ints, new_outcome
+from gpusched.sched.tally import shut
 
-Believed = Callable[[str], KindBelief | None]
-"""Kind -> what is believed of it; None: nothing."""
-
-MOST_IN_VAIN, MOST_STARTED = 16, 16  # different jobs, and starts, of a decision: each costs a look at all nodes
-MOST_PLACES = 4  # that are tried for a job
-_WAITS_FOR_ROOM = frozenset({ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL})
-
-
+Party = tuple[str, str, int]
+"""What matters of a job that shares: its user, its kind, and the MiB that it takes of each GPU."""
+Place = tuple[Sharing | None, int]
+"""What matters of a node: how it shares, and the MiB of its GPUs."""
 Miss = tuple[int, float, Callable[[], str]]
 """A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
+
+MOST_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
+
+
+class Losses:
+    """How much slower jobs are expected to be with others on their GPUs, by what is believed of their kinds."""
+
+    def __init__(self, beliefs: Mapping[str, KindBelief]) -> None:
+        self._beliefs = beliefs
+        self._known: dict[tuple[str, str], Cost] = {}
+
+    def of(self, kind: str, beside: str) -> Cost:
+        """Of a job of one kind beside one of another."""
+        if (kind, beside) not in self._known:
+            own, other = (self._beliefs.get(one) or KindBelief(kind=one) for one in (kind, beside))
+            self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
+        return self._known[kind, beside]
+
+    def worst(self, one: str, other: str) -> float:
+        """By which part the slower of the two is slower."""
+        return max(self.of(one, other).slower, self.of(other, one).slower)
+
+
+def place_of(node: NodeView) -> Place:
+    """What matters of a node; the least of its GPUs' memory."""
+    return node.sharing, min(node.shareable.values(), default=0)
+
+
+def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
+    """What a job (rows) and one that runs (columns) lose together on such nodes: `Pairings.cost`; infinite: not there.
+
+    ``float64[places, rows, columns]``. At most the bound of the node, within its GPUs' memory, and under MPS of one
+    user.
+    """
+    table = np.full((len(places), len(rows), len(columns)), np.inf)
+    if not table.size:
+        return table
+    worst = np.array([[losses.worst(one, other) for _, other, _ in columns] for _, one, _ in rows])
+    users = np.array([[one == other for other, _, _ in columns] for one, _, _ in rows])
+    needs = np.array([[mine + its for _, _, its in columns] for _, _, mine in rows])
+    for at, (sharing, memory_mib) in enumerate(places):
+        if sharing is not None:
+            fits = (worst <= sharing.slowdown) & (needs <= memory_mib) & (users | (sharing.mode != "mps"))
+            table[at][fits] = worst[fits]
+    return table
 
 
 class Beside(NamedTuple):
@@ -70,182 +111,157 @@ class Beside(NamedTuple):
         return f"{gpus} of {self.part.node} with job {self.other.id} (about {own} slower, that one {others}; {by})"
 
 
-def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
-    """The plan with the starts of jobs that share, to be checked anew; the plan itself where there are none."""
-    if not any(node.shareable for node in snapshot.nodes) or not any(job.spec.share for job in snapshot.pending):
-        return plan
-    room = _Room(plan, snapshot, believed)
-    for partition in {node.partition: None for node in snapshot.nodes if node.shareable}:
-        in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
-        for job in in_order(snapshot, partition):
-            reason = plan.reasons.get(job.id)
-            if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.full(job):
-                continue
-            alike = _alike(job)
-            if alike in in_vain or len(in_vain) == MOST_IN_VAIN or len(room.starts) == MOST_STARTED:
-                continue
-            found = next((one for one in room.places(job)[0][:MOST_PLACES] if room.delays(job, one) is None), None)
-            if found is None:
-                in_vain.add(alike)
-                continue
-            room.start(job, found)
-    return replace(plan, actions=(*plan.actions, *room.starts)) if room.starts else plan
+def pairs_of(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, actions: Sequence[Action]) -> Pairs | None:
+    """Who is put beside whom after these actions of the policies; None where nothing is shared."""
+    if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
+        return None
+    return Pairs(snapshot, waiting, outcome, actions)
 
 
-def sharing_now(snapshot: Snapshot, job_id: str, believed: Believed) -> str:
-    """Whether a waiting job could share GPUs now, and with whom, or why not, in a sentence; "": it does not ask to."""
-    job = next((job for job in snapshot.pending if job.id == job_id), None)
-    own = [node for node in snapshot.nodes if job is not None and node.partition == job.spec.partition]
-    if job is None or not job.spec.share or not any(node.sharing for node in own):
-        return ""
-    room = _Room(Plan(), snapshot, believed)
-    places, misses = room.places(job)
-    if not places:
+class Pairs:
+    """The pass behind the policies on a snapshot; ``outcome`` says whom these left waiting, and for what.
+
+    Attributes:
+        starts: The jobs that are put beside others, in order.
+    """
+
+    def __init__(self, snapshot: Snapshot, waiting: Waiting, outcome: Outcome, actions: Sequence[Action]) -> None:
+        self._now, self._waiting = float(snapshot.now), waiting
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._losses = Losses(snapshot.beliefs)
+        self._queues = {
+            name: wait_for_room(outcome, waiting.ordered(name, policy.order))
+            for name, policy in snapshot.policies.items()
+            if name in waiting.queues
+        }
+        jobs = {job.id: job for job in waiting.views}
+        begun = {a.job_id: _running(jobs[a.job_id], a.allocation, self._now) for a in actions if isinstance(a, Start)}
+        running = (*snapshot.running, *begun.values())
+        world = node_arrays_of(replace(snapshot, running=running))
+        self._row, releases = world.row, releases_of(running, world, waiting.parts)
+        new, scratch = new_outcome(len(waiting.views), waiting.parts), scratch_for(world, waiting, releases)
+        new.code[:] = outcome.code
+        self._state = ClusterState(world.resources, releases, waiting.requests, waiting.jobs, scratch, new, self._now)
+        gone = {action.job_id for action in actions} - begun.keys()
+        gone |= {job.id for job in running if job.state not in (JobState.STARTING, JobState.RUNNING)}
+        found = [(self._sharer(job, job.id in begun), -1 - at) for at, job in enumerate(running) if job.id not in gone]
+        known = sorted(((one, owner) for one, owner in found if one is not None), key=lambda pair: pair[0].id)
+        self._sharers, self._partners = [one for one, _ in known], dict[str, Sharer]()
+        self._pairings = self._arrays(world.nodes, [owner for _, owner in known])
+        self.starts = self._run() if known else []
+
+    def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
+        """A job that runs as one to share with, if its node is of this snapshot and shares GPUs."""
+        one = sharer_of_running(job)
+        if begins and job.spec is not None:
+            one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
+        node = self._nodes.get(one.node) if one is not None else None
+        return one if node is not None and node.sharing is not None else None
+
+    def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
+        """What the pass needs; the first `MOST_PARTIES` of the queues are looked at."""
+        rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
+        kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
+        row = np.full(len(self._waiting.views), -1)
+        for at in (at for queue in self._queues.values() for at in queue.tolist()):
+            job = self._waiting.views[at]
+            one = _party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+            if job.spec.share and job.spec.nodes == 1 and (one in rows or len(rows) < MOST_PARTIES):
+                row[at] = rows.setdefault(one, len(rows))
+        parties = [_party(one.user, one.name, one.memory_mib) for one in self._sharers]
+        mates = filled(
+            MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
+            column=[columns.setdefault(one, len(columns)) for one in parties],
+            most=[len(self._well(one)) for one in self._sharers], taken=[one.partner != "" for one in self._sharers],
+        )  # fmt: skip
+        where = ints([self._row[one.node] for one in self._sharers])
+        table = table_of(list(rows), list(columns), list(places), self._losses)
+        return pairings_of(mates, where, table, ints(kind), row)
+
+    def _well(self, one: Sharer) -> list[int]:
+        """Its GPUs that another may have."""
+        node = self._nodes[one.node]
+        return [gpu for gpu in one.gpus if gpu in node.shareable and gpu not in node.blocked]
+
+    def _run(self) -> list[Start]:
+        for queue in self._queues.values():
+            pass_beside(self._state, queue, self._pairings)
+        outcome, found = self._state.outcome, []
+        for at, mate in zip(outcome.started[: outcome.total[0]].tolist(), self._pairings.beside.tolist(), strict=False):
+            job = self._waiting.views[at]
+            self._partners[job.id] = other = self._sharers[mate]
+            self._sharers[mate] = other._replace(partner=job.id)
+            found.append(Start(job.id, Allocation(job.id, (self._part(job, other),))))
+        return found
+
+    def _part(self, job: PendingView, other: Sharer) -> NodeAllocation:
+        """What a job has beside another one."""
+        spec, node = job.spec, self._nodes[other.node]
+        gpus = _chosen(node, self._well(other), spec.gpus_per_node)
+        return NodeAllocation(
+            rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
+        )
+
+    def told(self, job: PendingView) -> str:
+        """With whom a waiting job may share, or why with nobody; "": that is not why it waits."""
+        if job.id in self._partners:
+            return f"it may share {self._pair(job, self._partners[job.id]).line}"
+        own = {node.name for node in self._nodes.values() if node.partition == job.spec.partition and node.sharing}
+        if not own or not job.spec.share:
+            return ""
+        tried = [self._beside(job, other) for other in self._sharers if other.node in own]
+        places = [one for one in tried if isinstance(one, Beside)]
+        if places:
+            queue = [self._waiting.views[at].id for at in self._queues[job.spec.partition]]
+            head = next((other for other in queue if other not in self._partners), job.id)
+            best, late = min(places, key=lambda one: (one.worst, one.other.id)), ""
+            if head != job.id:
+                late = f": job {head}, ahead of it, would start later"
+            return f"it {'does not' if late else 'may'} share {best.line}{late}" if job.id in queue else ""
+        misses = [one for one in tried if not isinstance(one, Beside)]
         nearest = min(misses, key=lambda miss: miss[:2], default=None)
         why = nearest[2]() if nearest is not None else "no running job shares its GPUs"
         return f"it cannot share GPUs now: {why}"
-    for found in places[:MOST_PLACES]:
-        if room.delays(job, found) is None:
-            return f"it may share {found.line}"
-    return f"it does not share {places[0].line}: job {room.delays(job, places[0])}, ahead of it, would start later"
 
-
-class _Room:
-    """What is left, as jobs are started."""
-
-    def __init__(self, plan: Plan, snapshot: Snapshot, believed: Believed) -> None:
-        self.starts: list[Start] = []
-        self._believed = believed
-        self._kinds: dict[str, KindBelief] = {}
-        self._costs: dict[tuple[str, str], Cost] = {}
-        self._heads: dict[str, PendingView] = {}
-        self._fits: dict[str, float] = {}  # job -> when it fits at the latest, as first asked
-        self._nodes = {node.name: node for node in snapshot.nodes}
-        self._pending = {job.id: job for job in snapshot.pending}
-        self._rooms = Rooms(snapshot)
-        self._snapshot = snapshot
-        leaving = {action.job_id for action in plan.actions if not isinstance(action, Start)}
-        stays = (JobState.STARTING, JobState.RUNNING)
-        running = (job for job in snapshot.running if job.state in stays and job.id not in leaving)
-        self._sharers = {one.id: one for job in running if (one := sharer_of_running(job)) is not None}
-        for action in plan.actions:
-            if isinstance(action, Start):
-                self._take(self._pending[action.job_id], action.allocation)
-        self._alone = Alone(self._snapshot)
-
-    def _take(self, job: PendingView, allocation: Allocation) -> None:
-        """Note a start of this decision."""
-        left = tuple(other for other in self._snapshot.pending if other.id != job.id)
-        self._snapshot = replace(
-            self._snapshot, pending=left, running=(*self._snapshot.running, self._view(job, allocation))
-        )
-        self._rooms.take(job, allocation.gpus)
-        one = sharer_of_start(job.id, job.user, job.spec, allocation.parts)
-        if one is not None and self._nodes[one.node].sharing is not None:
-            self._sharers[job.id] = one
-
-    def _view(self, job: PendingView, allocation: Allocation) -> RunningView:
-        now = self._snapshot.now
-        return RunningView(
-            id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
-            array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
-        )  # fmt: skip
-
-    def full(self, job: PendingView) -> bool:
-        """Whether a limit leaves no room for it."""
-        return self._rooms.full(job) is not None
-
-    def places(self, job: PendingView) -> tuple[list[Beside], list[Miss]]:
-        """Where it could share, first where the slower of the two loses least; and where it could not."""
-        tried = [self._beside(job, other) for other in self._sharers.values()]
-        found = [one for one in tried if isinstance(one, Beside)]
-        found.sort(key=lambda one: (one.worst, one.other.id))
-        return found, [one for one in tried if not isinstance(one, Beside)]
+    def _pair(self, job: PendingView, other: Sharer) -> Beside:
+        mine, its = kind_of(job.user, job.spec.name), kind_of(other.user, other.name)
+        return Beside(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
 
     def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
-        node, spec = self._nodes[other.node], job.spec
-        why: str | None = shut(job, node, self._snapshot.now) or ("" if node.available else "takes no jobs now")
+        """The place beside another one, or what is missing."""
+        node, spec, found = self._nodes[other.node], job.spec, self._pair(job, other)
+        why: str | None = shut(job, node, self._now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
-        well = [gpu for gpu in other.gpus if gpu in node.shareable and gpu not in node.blocked]
-        if spec.gpus_per_node > len(well):
-            return (
-                5,
-                0.0,
-                lambda: f"job {other.id} has {count_of(len(well), 'GPU')} to share; it requests {spec.gpus_per_node}",
-            )
-        _, cores, memory = self._alone.free(node.name)
+        well = len(self._well(other))
+        if spec.gpus_per_node > well:
+            has = count_of(well, "GPU")
+            return 5, 0.0, lambda: f"job {other.id} has {has} to share; it requests {spec.gpus_per_node}"
+        _, cores, memory = (int(column[self._row[node.name]]) for column in self._state.resources)
         if cores < spec.cores_per_node or memory < spec.memory_mib_per_node:
             free = f"{count_of(max(0, cores), 'core')} and {format_memory(max(0, memory))} of memory"
             return 2, 0.0, lambda: f"node {node.name} of job {other.id} has {free} free"
-        gpus = _chosen(node, well, spec.gpus_per_node)
-        part = NodeAllocation(
-            rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
-        )
-        own = sharer_of_start(job.id, job.user, spec, (part,))
+        own = sharer_of_start(job.id, job.user, spec, (found.part,))
         assert own is not None
         if refused := cannot_share(node, own, other):
             return 3, 0.0, lambda: refused
         assert node.sharing is not None
-        mine, its = kind_of(job.user, spec.name), kind_of(other.user, other.name)
-        found = Beside(other, part, self._cost(mine, its), self._cost(its, mine))
         if found.worst <= node.sharing.slowdown:
             return found
         bound = 100 * node.sharing.slowdown
         return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
 
-    def _cost(self, kind: str, beside: str) -> Cost:
-        if (kind, beside) not in self._costs:
-            for one in (kind, beside):
-                if one not in self._kinds:
-                    self._kinds[one] = self._believed(one) or KindBelief(kind=one)
-            self._costs[kind, beside] = cost_of_neighbour(self._kinds[kind], self._kinds[beside], "gpu")
-        return self._costs[kind, beside]
 
-    def delays(self, job: PendingView, found: Beside) -> str | None:
-        """The first job of its queue, if that fits later by it, by the limits of what runs."""
-        head = self._head(job)
-        if head is None:
-            return None
-        if head.id not in self._fits:
-            self._fits[head.id] = self._alone.when(head)
-        return head.id if Alone(self._with(job, found)).when(head) > self._fits[head.id] else None
-
-    def _head(self, job: PendingView) -> PendingView | None:
-        """The first of its queue that waits for room; None: itself, or nobody."""
-        partition = job.spec.partition
-        head = self._heads.get(partition)
-        if head is None or head.id in {start.job_id for start in self.starts}:
-            found = ask(self._snapshot, job.id, partition).head
-            if found is None:
-                return None
-            head = self._heads[partition] = found[0]
-        return None if head.id == job.id else head
-
-    def _with(self, job: PendingView, found: Beside) -> Snapshot:
-        """The snapshot with the job there."""
-        mine = self._view(job, Allocation(job.id, (found.part,)))
-        running = list(self._snapshot.running)
-        at = next(i for i, view in enumerate(running) if view.id == found.other.id)
-        running[at], mine = held_once(running[at], mine)
-        left = tuple(other for other in self._snapshot.pending if other.id != job.id)
-        return replace(self._snapshot, pending=left, running=(*running, mine))
-
-    def start(self, job: PendingView, found: Beside) -> None:
-        """Start it there."""
-        self._snapshot = self._with(job, found)
-        self._alone = Alone(self._snapshot)
-        self._rooms.take(job)
-        self._sharers[found.other.id] = found.other._replace(partner=job.id)
-        self.starts.append(Start(job.id, Allocation(job.id, (found.part,))))
+def _party(user: str, name: str, memory_mib: int | None) -> Party:
+    return user, kind_of(user, name), memory_mib or 0
 
 
-def _alike(job: PendingView) -> tuple[object, ...]:
-    """The same for jobs that can share in the same places, and cost the same there."""
-    spec = job.spec
-    asked = (*need(spec), spec.gpu_memory_mib, spec.time_limit_s)
-    where = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes)
-    return spec.partition, kind_of(job.user, spec.name), asked, where
+def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:
+    """A job that is started now."""
+    return RunningView(
+        id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
+        array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
+    )  # fmt: skip
 
 
 def _chosen(node: NodeView, gpus: list[int], count: int) -> tuple[int, ...]:

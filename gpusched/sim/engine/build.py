@@ -65,7 +65,7 @@ from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
-from gpusched.sim.sharing import Share, sharing_of
+from gpusched.sim.sharing import Believed, Share, fractional, lost_together, sharing_of
 from gpusched.traces.trace import Trace
 
 
@@ -126,6 +126,7 @@ class Options:
         predictor: Estimates run times for policies that go by estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
             (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
+        believed: Which jobs agreed to share GPUs with one other, as the live controller lets them; None: none did.
         elastic: Which jobs a `Stepper` may resize; None: none.
         network: What placement and neighbours cost jobs; None: nothing. Jobs are laid out as `engine.placing` says, by
             the placement; those that name a number of nodes keep it.
@@ -147,6 +148,7 @@ class Options:
     rates: Rates | None = None
     predictor: Predictor | None = None
     share: Share = "no"
+    believed: Believed | None = None
     elastic: Elastic | None = None
     network: Network | None = None
     progress: Callable[[float], None] | None = None
@@ -192,7 +194,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS:
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
-    share, notes = sharing_of(options.share, trace, policy, rule)
+    share, notes = sharing_of(options.share, trace, policy, rule, options.believed)
     blind = (_BLIND,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
@@ -208,6 +210,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
+    if share == "pairs" and policy.knows == "nothing":  # beside others jobs are put by limits alone
+        knowledge = knowledge._replace(expected=np.where(trace.limit > 0, trace.limit, np.inf))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
@@ -226,6 +230,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)._replace(ledger=ledger)
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
+    if options.believed is not None and share == "pairs" and sim.pace is not None:
+        sim.pace.runs["row"], (_, kind, lost, speed) = options.believed.row, options.believed
+        sim = sim._replace(pace=sim.pace._replace(kind=kind, lost=lost, speed=speed, equal=False))
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
@@ -254,10 +261,11 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
         runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,
         kind=pool.gpu_type,
-        slots=filled(SLOT, pool.total_gpus if share != "no" else 0, room=WHOLE, jobs=-1),
+        slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
-        pairs=share == "pairs",
+        lost=lost_together(speeds.table) if share == "pairs" else np.zeros((0, 0, 0)),
+        equal=True,
         links=None,
     )
 

@@ -18,7 +18,7 @@ from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, held_by_user, ord
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_run
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
-from gpusched.sim.engine.share import share_gpus
+from gpusched.sim.engine.share import count_once, pair_up, share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
 
@@ -121,11 +121,13 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, ba
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
+    count_once(sim.pace, sim, passes.releases)
     if backfill == CONSERVATIVE or not share_gpus(
         sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome)
+    pair_up(sim.pace, sim, log, passes, queue.outcome, waiting)
     forget_started(sim, queue, waiting)
 
 

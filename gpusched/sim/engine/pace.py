@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import Records, Request
 from gpusched.sched.topology.load import speed_of
@@ -248,12 +249,12 @@ def _leave_slot(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
 
 @jit
 def _leave_mate(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
-    """Parts a job from the one that shares its GPUs, which keeps them."""
+    """Parts a job from the one that shares its GPUs, which keeps those that both have."""
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
     _repace(pace, sim, mate)
-    return with_gpus(request, 0)
+    return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
 
 
 @jit
@@ -276,11 +277,3 @@ def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
         return False
     kind = pace.kind[sim.held[sim.jobs[job]["offset"]]]
     return not (np.isnan(pace.speed[kind, one, 1 + two]) or np.isnan(pace.speed[kind, two, 1 + one]))
-
-
-@jit
-def with_gpus(request: Request, gpus: int) -> Request:
-    """The same request for another number of GPUs."""
-    return Request(
-        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
-    )

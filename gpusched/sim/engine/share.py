@@ -1,15 +1,12 @@
-"""Hooks of the walk over a queue where jobs share GPUs in replays; live see `sched.sharing`.
+"""Hooks of the walk over a queue where jobs share GPUs in replays, and whom `kernel.beside` may put beside whom.
 
 A job that asks for part of a GPU goes onto one that others share where it leaves least over (best fit among a node's
 GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: least left over on the GPU, then the live
-order (GPUs, cores, memory). Rules that draw take any node that fits with equal chance, the naive one too.
+order (GPUs, cores, memory). Rules that draw take any node that fits with equal chance, the naive one too. With EASY the
+head's reservation is on whole nodes: jobs that end after its shadow time start on other nodes only.
 
-With pairs, two jobs take the same GPUs where nothing else is free: what Gavel calls space sharing (Narayanan et al.,
-OSDI 2020). The newcomer takes the running job with which both together get most done, if that is more than taking
-turns: the sum of the two speeds, each by the job's own speed alone, is above 1. That must have been measured.
-
-With EASY the head's reservation is on whole nodes: jobs that end after its shadow time start on other nodes only, and
-jobs behind it do not pair with running ones, which would slow these down.
+With pairs, two jobs take the same GPUs where nothing else is free, by the pass of the live controller: as its own jobs
+do, or, of equally many GPUs, where both get more done than by taking turns (`sim.sharing.lost_together`).
 """
 
 from __future__ import annotations
@@ -20,7 +17,8 @@ import numpy as np
 
 from gpusched.compiled import inlined, jit
 from gpusched.sched.backfill import refresh_late
-from gpusched.sched.fit import request_of
+from gpusched.sched.fit import request_of, with_gpus
+from gpusched.sched.kernel.beside import MATE, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.kernel.queue_pass import in_order, queue_pass
 from gpusched.sched.place import choose, draw_fitting, next_random, node_fits, sort_key
 from gpusched.sched.releases import settle
@@ -42,7 +40,7 @@ from gpusched.sched.state import (
     Request,
     Resources,
 )
-from gpusched.sim.engine.pace import WHOLE, best_slot, claim, with_gpus
+from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
 from gpusched.sim.engine.state import Log, Pace, Passes, Sim
 from gpusched.sim.engine.step import begin, note
@@ -65,7 +63,7 @@ def share_gpus(
     pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints, rule: int, backfill: int,
     own: int,
 ) -> bool:  # fmt: skip
-    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: GPUs are not shared here.
+    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: no parts of GPUs are shared.
 
     ``own``: the policy's backfill, which may not be due at this decision.
     """
@@ -73,35 +71,27 @@ def share_gpus(
         return False
     if pace.slots.size == 0:
         return False
+    for job in ordered:
+        outcome.code[job] = PRIORITY  # not all are asked
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
-    if own != EASY:
+    if own != EASY and pace.lost.size == 0:
         passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
     return True
 
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -> tuple[int, int]:
-    """On GPUs that are free or have room; with pairs also on those of one other job, but not behind a reservation."""
-    scratch, shape, pace, sim = state.scratch, state.jobs.shape[job], of.pace, of.sim
-    stamp, request, milli = scratch.stamp[0], request_of(state.requests, shape), pace.milli[shape]
-    pairs = pace.pairs and milli == WHOLE and (first or of.backfill != EASY)
-    if abs(scratch.failed[shape]) != stamp:
-        room = scratch.late if late else state.resources
-        if place_shared(pace, sim, of.passes, room, pace.slots, request, milli, of.rule):
-            return STARTED, shape
-        if late:
-            scratch.failed_late[shape] = stamp
-        else:  # with pairs it hangs on the job, too, so that the next one is asked
-            scratch.failed[shape] = -stamp if pairs else stamp
-    mate = _mate(pace, sim, of.passes, job, request) if pairs else -1
-    if mate < 0:
-        return PRIORITY, shape
-    for part in range(request.parts):
-        scratch.chosen[part] = sim.held[sim.jobs[mate]["offset"] + part]
-    pace.runs[job]["mate"], pace.runs[mate]["mate"] = mate, job
-    note(sim, of.log, PAIRED, mate)
-    return STARTED, shape
+    """On GPUs that are free or have room."""
+    scratch, shape = state.scratch, state.jobs.shape[job]
+    request, room = request_of(state.requests, shape), scratch.late if late else state.resources
+    if place_shared(of.pace, of.sim, of.passes, room, of.pace.slots, request, of.pace.milli[shape], of.rule):
+        return STARTED, shape
+    if late:
+        scratch.failed_late[shape] = scratch.stamp[0]
+    else:
+        scratch.failed[shape] = scratch.stamp[0]
+    return PRIORITY, shape
 
 
 @jit
@@ -170,39 +160,65 @@ def _fitting_slot(
 
 
 @jit
-def _mate(pace: Pace, sim: Sim, passes: Passes, job: int, request: Request) -> int:
-    """The running job that a newcomer does best to share all GPUs with; -1: none is worth it, or measured."""
-    row, best, most = pace.runs[job]["row"], -1, 1.0
-    if row < 0 or request.gpus == 0:
-        return -1
-    for i in range(sim.ends.size[0]):
-        other = sim.ends.item[i]
+def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints) -> None:
+    """Starts beside others whom a queue's own pass left waiting for room; ``outcome``: that pass's."""
+    if pace is None:
+        return
+    if pace.lost.size == 0:
+        return
+    queue = wait_for_room(outcome, ordered)
+    if queue.size == 0:
+        return
+    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    mates, count = np.zeros(running.size, MATE), 0
+    for other in running:
         run, shape = pace.runs[other], sim.shapes[sim.jobs[other]["shape"]]
-        if run["mate"] >= 0 or run["slot"] >= 0 or run["row"] < 0:
-            continue
-        if shape["parts"] != request.parts or shape["gpus"] != request.gpus:
-            continue
-        both = _both(pace, sim, passes, row, other, request)
-        if both > most or (both == most and 0 <= other < best):
-            best, most = other, both
-    return int(best)
+        if run["mate"] < 0 and run["slot"] < 0 and run["row"] >= 0 and shape["gpus"] > 0:
+            new = mates[count]
+            new["owner"], new["column"], new["first"] = other, run["row"], sim.jobs[other]["offset"]
+            new["parts"], new["most"] = shape["parts"], shape["gpus"]
+            new["least"] = shape["gpus"] if pace.equal else 1
+            count += 1
+    if count == 0:
+        return
+    pairings = pairings_of(mates[:count], sim.held, pace.lost, pace.kind, pace.runs["row"])
+    before = outcome.total[0]
+    pass_beside(state_of(sim, passes, outcome), queue, pairings)
+    for at in range(before, outcome.total[0]):
+        job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
+        pace.runs[job]["mate"] = mate
+        pace.runs[mate]["mate"] = job
+        request, offset = request_of(passes.requests, passes.jobs.shape[job]), sim.jobs[job]["offset"]
+        for part in range(request.parts):
+            sim.held[offset + part] = outcome.nodes[outcome.offset[job] + part]
+        note(sim, log, PAIRED, mate)
+        begin(sim, log, job, with_gpus(request, 0), 0.0)
 
 
 @jit
-def _both(pace: Pace, sim: Sim, passes: Passes, row: int, other: int, request: Request) -> float:
-    """What two jobs get done together by what each does alone, where ``other`` runs; NaN: not measured, 0: no room."""
-    both, beside, resources = np.inf, pace.runs[other]["row"], sim.resources
-    for part in range(request.parts):
-        node = sim.held[sim.jobs[other]["offset"] + part]
-        inside = request.lo <= node < request.hi
-        if not inside or not node_fits(resources, passes.jobs.masks, with_gpus(request, 0), node):
-            return 0.0
-        speed = pace.speed[pace.kind[node]]
-        here = speed[row, 1 + beside] / speed[row, 0] + speed[beside, 1 + row] / speed[beside, 0]
-        if np.isnan(here):
-            return float(here)
-        both = min(both, here)
-    return float(both)
+def count_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
+    """GPUs that several jobs have are given back by the one that is expected to end last."""
+    if pace is None:
+        return
+    if pace.lost.size == 0:
+        return
+    for at in range(releases.used[0]):
+        slot = releases.order[at]
+        job = releases.owner[slot]
+        mate = pace.runs[job]["mate"]
+        if pace.runs[job]["slot"] < 0:
+            gpus = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
+            if mate >= 0 and _ends_before(sim, job, mate):
+                gpus = max(0, gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"])
+            releases.gpus[slot] = gpus
+
+
+@jit
+def _ends_before(sim: Sim, job: int, mate: int) -> bool:
+    """Whether it is expected to leave the GPUs to its mate."""
+    end = sim.state[job]["start"] + sim.jobs[job]["expected"]
+    other = sim.state[mate]["start"] + sim.jobs[mate]["expected"]
+    return bool(end < other or (end == other and job < mate))
 
 
 # The head's reservation
@@ -278,7 +294,7 @@ def _give_back(
     """A part of a running job leaves ``future``; on how many nodes more the head fits by that."""
     job, node = passes.releases.owner[at], passes.releases.node[at]
     run, shape = pace.runs[job], sim.shapes[sim.jobs[job]["shape"]]
-    gpus = 0 if run["mate"] >= 0 and _ends_before(sim, job, run["mate"]) else shape["gpus"]
+    gpus = passes.releases.gpus[at]
     if future.gpus[node] < 0:
         return 0
     inside = request.lo <= node < request.hi
@@ -291,11 +307,3 @@ def _give_back(
     future.cores[node] += shape["cores"]
     future.memory[node] += shape["memory"]
     return int(inside and not before and part_fits(pace, sim, passes, future, slots, request, milli, node) != 0)
-
-
-@jit
-def _ends_before(sim: Sim, job: int, mate: int) -> bool:
-    """Whether it is expected to leave the GPUs to its mate."""
-    end = sim.state[job]["start"] + sim.jobs[job]["expected"]
-    other = sim.state[mate]["start"] + sim.jobs[mate]["expected"]
-    return bool(end < other or (end == other and job < mate))

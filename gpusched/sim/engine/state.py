@@ -99,7 +99,8 @@ class Pace(NamedTuple):
         kind: ``int64[nodes]``: GPU type.
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
-        pairs: Whether two jobs may take the same GPUs.
+        lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`; empty where no two jobs take the same GPUs.
+        equal: Whether two such jobs must have equally many.
         links: None where placement and neighbours cost nothing: then nothing of it is compiled.
     """
 
@@ -109,7 +110,8 @@ class Pace(NamedTuple):
     slots: Records
     first: Ints
     milli: Ints
-    pairs: bool
+    lost: Floats
+    equal: bool
     links: Links | None
 
 

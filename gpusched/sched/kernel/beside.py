@@ -1,0 +1,239 @@
+"""The pass behind the policies' own: a job that still waits for room may have the GPUs of one that runs, with it.
+
+Two jobs share, and no more: the newcomer has some or all GPUs of the other one, on each of its nodes. Who may be beside
+whom, and what they lose by it, stands in one table (`Pairings.cost`). The first job that does not start fits no later
+by it, as far as is known of the ends of what runs: a GPU that two have comes free with the one that ends last.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import give, reserve_any, take
+from gpusched.sched.fit import request_of, with_gpus
+from gpusched.sched.kernel.queue_pass import in_order, queue_pass
+from gpusched.sched.place import node_fits
+from gpusched.sched.releases import add, drop
+from gpusched.sched.state import (
+    BACKFILL,
+    EASY,
+    FIRST_FIT,
+    PRIORITY,
+    RESOURCES,
+    STARTED,
+    ClusterState,
+    Floats,
+    Ints,
+    Outcome,
+    Records,
+    Releases,
+    Request,
+)
+
+MOST_IN_VAIN = 16  # different jobs of a pass: each costs a look at all who run
+MOST_PLACES = 4  # that are tried for a job: each costs a look at all nodes
+
+# A job that runs and shares. owner: as in `Releases`. column: of `Pairings.cost`. parts, first: its nodes, in
+# `Pairings.nodes`. least, most: how many GPUs on each of them a newcomer may have. taken: 1: it has a partner.
+MATE = np.dtype([(n, np.int64) for n in ("owner", "column", "parts", "first", "least", "most", "taken")])
+# A job for which nothing was found: what is asked for, and how long it would run at least, seconds.
+VAIN = np.dtype([("row", np.int64), ("shape", np.int64), ("limit", np.float64)])
+
+
+class Pairings(NamedTuple):
+    """Who may have GPUs of whom.
+
+    Attributes:
+        mates: ``MATE[n]``; of equally good ones the first is taken. nodes: ``int64[...]``: theirs.
+        cost: ``float64[kinds, rows, columns]``: what is lost by such a pair on a kind of nodes: the pair that loses
+            least is made; infinite: they may not be together.
+        kind: ``int64[nodes]``. row: ``int64[jobs]``; -1: it shares nothing.
+        beside: ``int64[n]``: the mates of those that are started, in order of their starts.
+        head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
+            whoever is still to be started.
+        vain: ``VAIN[MOST_IN_VAIN]``: for whom nothing was found in this pass.
+        count: ``int64[2]``: how many these are, and how many were started.
+    """
+
+    mates: Records
+    nodes: Ints
+    cost: Floats
+    kind: Ints
+    row: Ints
+    beside: Ints
+    head: Ints
+    fits: Floats
+    vain: Records
+    count: Ints
+
+
+@jit
+def wait_for_room(outcome: Outcome, queue: Ints) -> Ints:
+    """Those of a queue whom the pass of a policy left waiting for nothing but room."""
+    found, count = np.empty(queue.size, np.int64), 0
+    for job in queue:
+        code = outcome.code[job]
+        if code == RESOURCES or code == PRIORITY or code == BACKFILL:
+            found[count] = job
+            count += 1
+    return found[:count]
+
+
+@jit
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings) -> tuple[int, int]:
+    """Beside the mate with whom least is lost, of those by whom the head is not delayed; else the code that it had."""
+    shape, limit, row = state.jobs.shape[job], state.jobs.limit[job], of.row[job]
+    code, tried, least, mate = state.outcome.code[job], 0, -np.inf, -1
+    if row < 0 or _in_vain(of, row, shape, limit):
+        return code, shape
+    request = request_of(state.requests, shape)
+    while tried < MOST_PLACES:
+        least, mate = _next(state, of, row, request, least, mate)
+        if mate < 0:
+            break
+        if not late or not _delays(state, of, job, request, mate):
+            at = of.mates[mate]["first"]
+            for part in range(request.parts):
+                state.scratch.chosen[part] = of.nodes[at + part]
+            of.beside[of.count[1]] = mate
+            return STARTED, shape
+        tried += 1
+    vain = of.vain[of.count[0]]
+    vain["row"], vain["shape"], vain["limit"] = row, shape, limit if tried > 0 else 0.0
+    of.count[0] += 1
+    return code, shape
+
+
+@jit
+def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
+    """Whether nothing was found for one like it that would be done as soon: what is left only shrinks."""
+    for at in range(of.count[0]):
+        vain = of.vain[at]
+        if vain["row"] == row and vain["shape"] == shape and limit >= vain["limit"]:
+            return True
+    return False
+
+
+@jit
+def _next(state: ClusterState, of: Pairings, row: int, request: Request, lost: float, before: int) -> tuple[float, int]:
+    """The best mate behind one with whom so much is lost, and what is lost with it; -1: there is none."""
+    best, least = -1, np.inf
+    for at in range(of.mates.size):
+        mate = of.mates[at]
+        if mate["taken"] or mate["parts"] != request.parts or not mate["least"] <= request.gpus <= mate["most"]:
+            continue
+        cost, first, column = -np.inf, mate["first"], mate["column"]
+        for part in range(request.parts):
+            cost = max(cost, of.cost[of.kind[of.nodes[first + part]], row, column])
+        if cost >= least or cost < lost or (cost == lost and at <= before):
+            continue
+        if _has_room(state, of, request, first):
+            best, least = at, cost
+    return least, best
+
+
+@jit
+def _has_room(state: ClusterState, of: Pairings, request: Request, first: int) -> bool:
+    """Whether a job may use a mate's nodes, and has room on them but for GPUs."""
+    beside = with_gpus(request, 0)
+    for part in range(request.parts):
+        node = of.nodes[first + part]
+        inside = request.lo <= node < request.hi
+        if not inside or not node_fits(state.resources, state.jobs.masks, beside, node):
+            return False
+    return True
+
+
+@jit
+def _delays(state: ClusterState, of: Pairings, job: int, request: Request, mate: int) -> bool:
+    """Whether the head would fit later with the job there."""
+    beside, first, releases = with_gpus(request, 0), of.mates[mate]["first"], state.releases
+    for part in range(request.parts):
+        node = of.nodes[first + part]
+        take(state.resources, beside, node)
+        add(releases, state.now + state.jobs.limit[job], node, beside, job)
+    _pass_on(releases, of.mates[mate]["owner"], job, request.gpus)
+    when = _fits(state, of.head[0])
+    _pass_on(releases, of.mates[mate]["owner"], job, -request.gpus)
+    for part in range(request.parts):
+        give(state.resources, beside, of.nodes[first + part])
+    drop(releases, job)
+    return when > of.fits[0]
+
+
+@jit
+def _fits(state: ClusterState, job: int) -> float:
+    """When a job fits at the latest, by what is expected of those that run."""
+    jobs = state.jobs
+    when, _ = reserve_any(
+        state.resources, state.releases, jobs.masks, state.requests, jobs.shape[job], FIRST_FIT, state.now,
+        jobs.limit[job], state.scratch,
+    )  # fmt: skip
+    return when
+
+
+@jit
+def _pass_on(releases: Releases, owner: int, job: int, gpus: int) -> None:
+    """Of each node so many GPUs come free with ``job`` and not with ``owner``, if it ends later."""
+    for i in range(releases.used[0]):
+        mine = releases.order[i]
+        if releases.owner[mine] != owner:
+            continue
+        for j in range(releases.used[0]):
+            its = releases.order[j]
+            if releases.owner[its] == job and releases.node[its] == releases.node[mine]:
+                if releases.end[its] > releases.end[mine]:
+                    releases.gpus[mine] -= gpus
+                    releases.gpus[its] += gpus
+                break
+
+
+@jit
+def _hold(state: ClusterState, job: int, code: int, of: Pairings) -> float:
+    """Whoever ends before the first that waits can fit does not delay it."""
+    of.head[0], of.fits[0] = job, _fits(state, job)
+    return float(of.fits[0])
+
+
+@jit
+def _taken(state: ClusterState, job: int, request: Request, of: Pairings) -> Request:
+    """Its mate has taken the GPUs."""
+    return with_gpus(request, 0)
+
+
+@jit
+def _started(state: ClusterState, job: int, request: Request, of: Pairings) -> None:
+    mate = of.mates[of.beside[of.count[1]]]
+    mate["taken"] = 1
+    of.count[1] += 1
+    _pass_on(state.releases, mate["owner"], job, state.requests.gpus[state.jobs.shape[job]])
+
+
+@jit
+def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Pairings) -> int:
+    return -1 if of.count[0] == MOST_IN_VAIN else in_order(state, queue, at, head, of)
+
+
+_pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_taken)
+
+
+@jit
+def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
+    """Start beside others whom a policy's own pass left waiting for room (`wait_for_room`), ``queue: int64[jobs]``.
+
+    As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
+    two jobs have already is given back only by the one that ends last.
+    """
+    pairings.count[0], pairings.head[0] = 0, -1
+    _pass_beside(state, queue, EASY, pairings)
+
+
+@jit
+def pairings_of(mates: Records, nodes: Ints, cost: Floats, kind: Ints, row: Ints) -> Pairings:
+    """What a pass needs."""
+    beside, head, fits = np.zeros(mates.size, np.int64), np.full(1, -1), np.full(1, np.inf)
+    vain, count = np.zeros(MOST_IN_VAIN, VAIN), np.zeros(2, np.int64)
+    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, vain, count)
