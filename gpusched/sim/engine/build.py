@@ -223,7 +223,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     sim = new_sim(
         jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
-        needs=trace.depends_on >= 0, children=_children(trace), partitions=len(pool.partitions),
+        needs=(trace.depends_on >= 0).astype(np.int64), children=_children(trace), partitions=len(pool.partitions),
         changes=_changes(options.failures, options.reservations, len(pool)), runs=min(len(trace), slots),
         half_life_s=options.half_life_s, scratch=scratch, by_free=new_index(demand.resources, demand.gpus_only),
         ledger=ledger,

@@ -14,7 +14,6 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap
 from gpusched.sched.state import (
-    Flags,
     Floats,
     Ints,
     Jobs,
@@ -203,13 +202,13 @@ def shapes_of(requests: Requests, queue: Ints) -> Records:
 
 
 def new_sim(
-    jobs: Records, shapes: Records, node: Records, resources: Resources, *, parts: Ints, needs: Ints | Flags,
+    jobs: Records, shapes: Records, node: Records, resources: Resources, *, parts: Ints, needs: Ints,
     children: Ints, changes: Records, partitions: int, runs: int, half_life_s: float, scratch: Scratch,
     by_free: NodeIndex, ledger: Ledger | None = None,
 ) -> Sim:  # fmt: skip
     """A world in which nothing has happened yet, at recorded speeds; see `Sim`.
 
-    ``parts: int64[jobs]``: the most nodes that each job may have; ``needs: [jobs]``: how many others it waits for;
+    ``parts: int64[jobs]``: the most nodes that each job may have; ``needs: int64[jobs]``: how many others it waits for;
     ``runs``: how many jobs may run at once.
     """
     jobs["offset"] = np.cumsum(parts) - parts
