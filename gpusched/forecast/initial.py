@@ -1,4 +1,4 @@
-"""From a snapshot to what `run` runs: who waits for whom, who holds what, in which order."""
+"""From a snapshot to what `run` runs: who waits for whom, who holds what, in which order; the engine's arrays."""
 
 from __future__ import annotations
 
@@ -8,33 +8,71 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import FREE, JOB, KIND, PART, QUEUE, USER
+from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
-from gpusched.model.limits import leaf_of, split_leaf
+from gpusched.model.limits import WEEK_S, leaf_of, split_leaf, takes
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain
-from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
+from gpusched.sched.arrays import NodeArrays, Waiting, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import Tree, tree_of
-from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, NAIVE, PLACES, Floats, Ints, Records
+from gpusched.sched.fit import set_feasibility
+from gpusched.sched.state import (
+    BACKFILLS,
+    BEST_FIT,
+    LINK,
+    NAIVE,
+    PLACES,
+    Floats,
+    Ints,
+    Jobs,
+    Records,
+    copied,
+    filled,
+    seed_words,
+)
 from gpusched.sched.topology.spread import knows_racks, waits_until
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, Ledger
+from gpusched.sim.engine.nodeindex import new_index
+from gpusched.sim.engine.state import (
+    ARRIVED,
+    CHANGE,
+    JOB,
+    JOB_ELIGIBLE,
+    JOB_SETTLES,
+    NODE,
+    NODE_RESERVED,
+    PARTS,
+    RUNNING,
+    RUNS,
+    SHAPE,
+    Passes,
+    Sim,
+    new_sim,
+    shapes_of,
+)
 
 
 class InitialState(NamedTuple):
-    """What every run begins with; see `run.QueueArrays`."""
+    """What every run begins with; see `run.QueueArrays`.
 
+    Attributes:
+        waiting: The jobs that wait.
+        sim, passes: These, then what running jobs hold, node by node.
+        owner: ``int64[held]``: whose that is, index into `Snapshot.running`; the first of a job stands for all of it.
+    """
+
+    waiting: Waiting
+    sim: Sim
+    passes: Passes
+    owner: Ints
     jobs: Records
-    parts: Records
-    child: Ints
     queues: Records
     users: Records
     kinds: Records
-    links: Records
-    hourly: Ints
-    frees: Records
     tree: Tree
 
 
@@ -55,8 +93,8 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 
 def waiting_and_settling(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
-) -> tuple[Waiting, dict[str, Ints | Floats]]:
-    """The jobs' arrays, and of each what it asks for once it has waited for better nodes: see `run.JOB`.
+) -> tuple[Waiting, Ints, Floats]:
+    """The jobs' arrays; what each asks for once it has waited for better nodes, and since when (infinite: as before).
 
     Until when a job waits, and what it asks for then, hang on the time alone: that is known when the run begins.
     """
@@ -76,58 +114,131 @@ def waiting_and_settling(
     settles[later] = shape[len(views) :]
     differs = settles != shape[: len(views)]
     gives_up[differs] = np.array(until)[differs]
-    return waiting._replace(
+    waiting = waiting._replace(
         views=views,
         jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], account=jobs.account[own]),
         keys=waiting.keys.of(own),
         queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
-    ), {"settles": settles, "gives_up": gives_up}
+    )
+    return waiting, settles, gives_up
 
 
 def initial_state_of(
-    snapshot: Snapshot,
-    views: Sequence[PendingView],
-    own: int,
-    world: NodeArrays,
-    waiting: Waiting,
-    settling: dict[str, Ints | Floats],
-) -> InitialState:
+    snapshot: Snapshot, views: list[PendingView], own: int, world: NodeArrays, later: Mapping[int, float],
+    half_life_s: float,
+) -> InitialState:  # fmt: skip
     """Everything that does not depend on run times.
 
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
-    ``settling``: as `waiting_and_settling` says.
+    ``later``: which of them are not to start before a time, beside `_eligible`.
     """
-    running, count = snapshot.running, len(views)
+    count, running, policies = len(views), snapshot.running, list(snapshot.policies)
+    waiting, settles, gives_up = waiting_and_settling(views, world, snapshot)
+    held = np.array(_held(running, world), np.int64).reshape(-1, 5)
+    owner, row = held[:, 0], held[:, 1]
+    first = np.searchsorted(owner, np.arange(len(running)))
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
     names = list(dict.fromkeys([*leaves, *(snapshot.usage if snapshot.groups else ())]))
     index = {name: i for i, name in enumerate(names)}
-    jobs = np.zeros(count + len(running), JOB)
-    jobs["user"] = [index[leaf] for leaf in leaves]
-    jobs["gpus"] = [v.spec.gpus for v in views] + [r.allocation.gpus for r in running]
-    own_accounts, links = _accounts_of_running(views, snapshot, waiting)
-    jobs["account"] = [*waiting.jobs.account[:, 0].tolist(), *own_accounts]
-    jobs["limit"][count:] = [r.expected_end for r in running]
-    left = np.maximum(jobs["limit"][count:] - snapshot.now, 0.0)
-    jobs["gpu_s"][:count], jobs["gpu_s"][count:] = waiting.jobs.account[:, 2], jobs["gpus"][count:] * left
-    jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
-    jobs["start"], jobs["eligible"] = np.nan, -np.inf
-    jobs["level"][:count] = _numbered(-waiting.keys.priority)
-    for name, column in settling.items():
-        jobs[name][:count] = column
-    jobs["eligible"][:count] = [_eligible(view) for view in views]
-    parts = _held_parts(jobs[count:], running, world)
-    child = _dependents(jobs, snapshot, views, own)
+    every = np.append(np.arange(count), count + owner)  # of the waiting and the running ones
+    jobs = np.zeros(len(every), QUEUED)
+    jobs["user"] = _ints([index[leaf] for leaf in leaves])[every]
+    jobs["partition"] = _partitions(views, running, policies, world)[every]
+    jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
+    jobs["level"][:count], jobs["settles"][:count] = _numbered(-waiting.keys.priority), settles
     queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
     kinds = _kinds(jobs[:count], queues, waiting)
-    users = np.zeros(len(names), USER)
-    users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
-    users["since"] = snapshot.now
+    usage = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
+    users = filled(USER, len(names), used=usage, since=snapshot.now)
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
-    hourly = np.zeros(len(waiting.jobs.room), np.int64)
-    hourly[: len(snapshot.bounds)] = [bound.rule.unit == "gpu_s" for bound in snapshot.bounds]
-    frees = [(at, amount, time) for at, bound in enumerate(snapshot.bounds) for time, amount in bound.frees]
-    tree = tree_of(snapshot.groups, [split_leaf(name) for name in names])
-    return InitialState(jobs, parts, child, queues, users, kinds, links, hourly, np.array(frees, FREE), tree)
+    nodes = _nodes(world, policies)
+    shapes = shapes_of(waiting.requests, np.append(nodes["queue"], 0)[waiting.requests.lo])
+    holds = filled(SHAPE, len(held), parts=row >= 0, mask=-1, queue=jobs["partition"][count:])
+    holds["gpus"], holds["cores"], holds["memory"] = held[:, 2:].T
+    engine = filled(JOB, len(jobs), submit=np.inf)
+    engine["expected"][:count], engine["shape"][:count] = waiting.jobs.limit, waiting.jobs.shape
+    engine["shape"][count:] = len(shapes) + np.arange(len(held))
+    needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
+    passes = _passes(snapshot, world, waiting, first, len(held))
+    eligible = np.array([max(_eligible(view), later.get(job, -np.inf)) for job, view in enumerate(views)], np.float64)
+    sim = new_sim(
+        engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
+        parts=np.append(_most_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
+        changes=_changes(snapshot.now, eligible, gives_up, jobs["rank"], waiting.calendar.end), half_life_s=half_life_s,
+        scratch=passes.scratch, by_free=new_index(world.resources, False), ledger=_ledger(snapshot, passes.jobs),
+    )  # fmt: skip
+    state, known = sim.state[count:], row[row >= 0]
+    state["until"] = np.array([r.expected_end for r in running], np.float64)[owner]
+    state["status"], state["start"] = RUNNING, snapshot.now  # from when on it counts for limits
+    sim.held[len(sim.held) - len(known) :] = known
+    sim.counter[ARRIVED], sim.counter[RUNS], sim.counter[PARTS] = len(jobs), len(held), len(known)
+    tree = tree_of(snapshot.groups, [*map(split_leaf, names)])
+    return InitialState(waiting, sim, passes, owner, jobs, queues, users, kinds, tree)
+
+
+def _most_parts(waiting: Waiting, settles: Ints) -> Ints:
+    """The most nodes that each job may have, by any of its requests."""
+    looser, most = waiting.requests.looser, waiting.requests.parts.copy()
+    for at in range(len(most)):  # a looser one comes before
+        if looser is not None and looser[at] >= 0:
+            most[at] = max(most[at], most[looser[at]])
+    return np.maximum(most[waiting.jobs.shape], most[settles])
+
+
+def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
+    """The nodes in the engine's terms, ``NODE[nodes]``; what is blocked on them is none of their GPUs."""
+    index = {name: i for i, name in enumerate(partitions)}
+    free, total = (np.maximum(column, 0) for column in (world.resources.gpus, world.usable.gpus))
+    queue = [index.get(node.partition, 0) for node in world.nodes]
+    return filled(NODE, len(queue), free=free, total=total, up=world.usable.gpus >= 0, queue=queue)
+
+
+def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, ends: Floats) -> Records:
+    """All that is known to happen, ``CHANGE[n]``: who comes to wait, first to last, who settles; reservations' ends."""
+    jobs, nothing = np.arange(len(eligible)), np.zeros(len(ends), np.int64)
+    times = np.concatenate((np.maximum(eligible, now), gives_up, ends))
+    kind = np.repeat([JOB_ELIGIBLE, JOB_SETTLES, NODE_RESERVED], [len(jobs), len(jobs), len(ends)])
+    subject, place = np.concatenate((jobs, jobs, nothing)), np.concatenate((rank[jobs], rank[jobs], nothing))
+    order = np.lexsort((place, kind, times))
+    order = order[np.isfinite(times[order])]
+    return filled(CHANGE, len(order), time=times[order], kind=kind[order], subject=subject[order])
+
+
+def _passes(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, first: Ints, held: int) -> Passes:
+    """What the walk takes: the waiting jobs, their accounts followed by those of what runs (``first`` of each job)."""
+    links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
+    of_array = {
+        view.array_id or view.id: links[at][0]
+        for view, at in zip(waiting.views, jobs.account[:, 0].tolist(), strict=True)
+        if view.array_room is not None
+    }
+    account[:, 0] = -1
+    for at, job in zip(first, snapshot.running, strict=True):
+        bounds = [(bound, COLUMNS[snapshot.bounds[bound].rule.unit]) for bound in job.bounds]
+        if job.array_id in of_array:
+            bounds.insert(0, (of_array[job.array_id], 0))
+        left, gpus = max(job.expected_end - snapshot.now, 0.0), job.allocation.gpus
+        account[at] = len(links) if bounds else -1, gpus, takes("gpu_s", gpus, left)
+        links += chain(bounds, len(links))
+    releases = releases_of(snapshot.running, world, waiting.parts)
+    used, scratch = int(releases.used[0]), scratch_for(world, waiting, releases)
+    releases.owner[:used] = (len(jobs.shape) + first)[-1 - releases.owner[:used]]
+    set_feasibility(world.total, world.usable, jobs.masks, waiting.requests, scratch, jobs.feasibility)
+    jobs = jobs._replace(account=np.concatenate((jobs.account, account)), links=np.array(links, LINK))
+    return Passes(waiting.requests, jobs, releases, scratch, seed_words(0), world.total, copied(world.usable))
+
+
+def _ledger(snapshot: Snapshot, bound: Jobs) -> Ledger:
+    """What of limits comes back; used GPU seconds from the hour on in which they leave the seven days."""
+    hourly = np.zeros(len(bound.room), bool)
+    hourly[: len(snapshot.bounds)] = [one.rule.unit == "gpu_s" for one in snapshot.bounds]
+    row, hour = np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64), int(snapshot.now // HOUR_S)
+    used = np.zeros((int(hourly.sum()), HOURS), np.int64)
+    for at, one in enumerate(snapshot.bounds):
+        for time, amount in one.frees:
+            used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount
+    week, kept = np.full(len(bound.account), float(WEEK_S)), _ints([int(used.sum()), 0])
+    return Ledger(bound.account, bound.room, bound.links, row, used, _ints([hour]), kept, np.zeros(1), week)
 
 
 def _eligible(view: PendingView) -> float:
@@ -150,7 +261,7 @@ def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec])
 
 
 def _kinds(jobs: Records, queues: Records, waiting: Waiting) -> Records:
-    """The kinds of the waiting jobs (``run.KIND``); sets each job's, and what they become once it has settled."""
+    """The kinds of the waiting jobs (`run.KIND`); sets each job's, and what they become once it has settled."""
     account, partition = waiting.jobs.account, jobs["partition"]
     drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0
     same = [account[:, 2], _numbered(waiting.jobs.limit)]
@@ -199,66 +310,49 @@ def _partitions(
     return _ints(found)
 
 
-def _accounts_of_running(
-    views: Sequence[PendingView], snapshot: Snapshot, waiting: Waiting
-) -> tuple[list[int], Records]:
-    """The first bound of each running job (-1: none), and all links, theirs behind those of the waiting ones."""
-    links = waiting.jobs.links.tolist()
-    of_array = {
-        view.array_id or view.id: links[first][0]
-        for view, first in zip(views, waiting.jobs.account[:, 0].tolist(), strict=True)
-        if view.array_room is not None
-    }
+def _held(running: Sequence[RunningView], world: NodeArrays) -> list[tuple[int, int, int, int, int]]:
+    """What running jobs hold: (job, node, GPUs, cores, MiB); blocked GPUs do not come back. Node -1: on none known."""
     found = []
-    for job in snapshot.running:
-        bounds = [(at, COLUMNS[snapshot.bounds[at].rule.unit]) for at in job.bounds]
-        if job.array_id in of_array:
-            bounds.insert(0, (of_array[job.array_id], 0))
-        found.append(len(links) if bounds else -1)
-        links += chain(bounds, len(links))
-    return found, np.array(links, LINK)
+    for at, job in enumerate(running):
+        own = [
+            (at, row, len(set(part.gpus).difference(world.nodes[row].blocked)), part.cores, part.memory_mib)
+            for part in job.allocation.parts
+            if (row := world.row.get(part.node, -1)) >= 0
+        ]
+        found += own or [(at, -1, 0, 0, 0)]
+    return found
 
 
-def _held_parts(jobs: Records, running: Sequence[RunningView], world: NodeArrays) -> Records:
-    """What running jobs hold on known nodes (``PART``); blocked GPUs do not come back."""
-    rows: list[tuple[int, int, int, int]] = []
-    for job, view in zip(jobs, running, strict=True):
-        job["part"] = len(rows)
-        for part in view.allocation.parts:
-            row = world.row.get(part.node, -1)
-            if row >= 0:
-                well = sum(1 for g in part.gpus if g not in world.nodes[row].blocked)
-                rows.append((row, well, part.cores, part.memory_mib))
-        job["part_stop"] = len(rows)
-    return np.array(rows, PART)
+def _dependents(
+    jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int, running: Sequence[int]
+) -> tuple[Ints, Ints]:
+    """For how many each job waits, and who waits for whom: sets each one's part of that (`Sim.children`) in ``jobs``.
 
-
-def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int) -> Ints:
-    """Who waits for whom: sets ``needs`` and the bounds of each job's part of the answer, see `run.JOB`.
-
-    A job that waits for one which never starts (held, say), or for something that is not known, waits for ever.
+    ``running``: each running job's index among all. A job that waits for one which never starts (held, say), or for
+    something that is not known, waits for ever.
     """
     by_id: dict[str, list[int]] = {}
+    needs = np.zeros(len(jobs), np.int64)
     known: list[PendingView | RunningView] = [*views[:own], *snapshot.running]
     for k, job in enumerate(known):
         for name in {job.id, job.array_id or job.id}:
-            by_id.setdefault(name, []).append(k if k < own else len(views) + k - own)
+            by_id.setdefault(name, []).append(k if k < own else running[k - own])
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
-    alone = _alone(views[:own], len(views), snapshot.running)
+    alone = _alone(views[:own], running, snapshot.running)
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
             name = _waits_for(dependency, view)
             single = dependency.kind is DependencyKind.SINGLETON
-            jobs["needs"][j] += name in stuck
+            needs[j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
             for other in alone.get(view.array_id or view.id, ()) if single else by_id.get(name, ()):
                 if other != j and not (on_start and other >= len(views)):
-                    jobs["needs"][j] += 1
+                    needs[j] += 1
                     (begins if on_start else ends).setdefault(other, []).append(j)
-        if view.dependency == "waiting" and not jobs["needs"][j]:
-            jobs["needs"][j] = 1
+        if view.dependency == "waiting" and not needs[j]:
+            needs[j] = 1
     child: list[int] = []
     for k in ends.keys() | begins.keys():
         jobs["child"][k] = len(child)
@@ -266,14 +360,16 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
         jobs["child_begun"][k] = len(child)
         child += begins.get(k, [])
         jobs["child_stop"][k] = len(child)
-    return _ints(child)
+    return needs, _ints(child)
 
 
-def _alone(views: Sequence[PendingView], shift: int, running: Sequence[RunningView]) -> dict[str, list[int]]:
+def _alone(
+    views: Sequence[PendingView], found_at: Sequence[int], running: Sequence[RunningView]
+) -> dict[str, list[int]]:
     """Of each job (array) that runs alone among those of its user and name, the ones for which it waits.
 
     Those since the one before it that runs alone, too, which waits for all others; the first such one for what runs
-    (from ``shift`` on). The tasks of an array do not wait for each other.
+    (``found_at``). The tasks of an array do not wait for each other.
     """
     groups: dict[tuple[str, str], dict[tuple[float, str], list[int]]] = {}
     alone: set[str] = set()
@@ -283,9 +379,9 @@ def _alone(views: Sequence[PendingView], shift: int, running: Sequence[RunningVi
         if any(d.kind is DependencyKind.SINGLETON for d in view.spec.dependencies):
             alone.add(own)
     begun: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for k, job in enumerate(running):
+    for at, job in zip(found_at, running, strict=True):
         if job.spec is not None:
-            begun.setdefault((job.user, job.spec.name), []).append((shift + k, job.array_id or job.id))
+            begun.setdefault((job.user, job.spec.name), []).append((at, job.array_id or job.id))
     found: dict[str, list[int]] = {}
     for key, places in groups.items() if alone else ():
         since = begun.get(key, [])

@@ -6,35 +6,33 @@ is predicted is what the controller will do if the run times are as assumed and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
-from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
-from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, WORK, LateRoom, QueueArrays, fit_anew, run_forward
-from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, scratch_for, waiting_of
-from gpusched.sched.fit import set_feasibility
-from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import (
-    OK,
-    RESERVED,
-    ClusterState,
-    Flags,
-    Floats,
-    Outcome,
-    Releases,
-    Resources,
-    new_outcome,
-    new_resources,
-    new_scratch,
-    seed_words,
+from gpusched.forecast.initial import InitialState, initial_state_of, may_start, staged
+from gpusched.forecast.run import (
+    ALLOWED,
+    COUNTERS,
+    EXHAUSTED,
+    TARGET,
+    UNTIL,
+    WORK,
+    LateRoom,
+    QueueArrays,
+    fit_anew,
+    run_forward,
 )
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, waiting_of
+from gpusched.sched.state import Flags, Floats, new_outcome, new_resources, new_scratch, seed_words
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import waits_now
 from gpusched.sched.topology.spread import splits
+from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log
 
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
@@ -77,68 +75,42 @@ class QueueForecast:
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
         self._one_after_the_other = np.array([1.0 + job.behind for job in self.views])
-        self._world = node_arrays_of(snapshot)
-        self.views, later = _who_wait(snapshot, self.views, self._world)
-        self._waiting, settling = waiting_and_settling(self.views, self._world, snapshot)
-        self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
-        world, jobs = self._world, self._waiting.jobs
-        self._calendar = self._waiting.calendar
-        self._scratch = scratch_for(world, self._waiting, self._releases)
-        set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
-        self._strict = self._block_all()
-        jobs.feasibility[(jobs.feasibility == RESERVED) & (self._strict == 0)] = OK  # they may be the head
-        self._masks, self._feasibility = jobs.masks.copy(), jobs.feasibility.copy()
-        self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting, settling)
-        eligible = self._initial.jobs["eligible"]
-        for job, until in later.items():
-            eligible[job] = max(eligible[job], until)
-        self._clock = np.array([snapshot.now, half_life_s, tick_s, np.inf])
-        self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
-        self._buffers()
+        self._world = world = node_arrays_of(snapshot)
+        self.views, later = _who_wait(snapshot, self.views, world)
+        initial = initial_state_of(snapshot, self.views, self.first_variant, world, later, half_life_s)
+        self._waiting, self._sim, self._passes, self._owner = initial[:4]
+        self._line = self._line_of(initial, tick_s)
+        size = len(self._sim.jobs)
+        self._log = new_log(5 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
+        self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._line))]
 
-    def _buffers(self) -> None:
-        """What a run changes, made once and filled anew for each."""
-        jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.feasibility.size
-        self._resources = Resources(*(array.copy() for array in self._world.resources))
-        self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
-        self._jobs = self._waiting.jobs._replace(
-            room=self._waiting.jobs.room.copy(), shape=self._waiting.jobs.shape.copy(), links=initial.links
-        )
-        self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
-        self._line = QueueArrays(
-            jobs=initial.jobs.copy(),
-            parts=initial.parts,
-            child=initial.child,
-            queues=initial.queues.copy(),
-            users=initial.users.copy(),
-            kinds=initial.kinds.copy(),
-            entering=self._entering,
-            open=np.zeros(len(initial.kinds), np.int64),
-            place=np.zeros(len(initial.kinds)),
-            late=LateRoom(
-                room=new_resources(len(self._world.nodes)),
-                fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
-                fits=np.zeros(shapes, np.int64),
-            ),
-            fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
-            fits=np.zeros(shapes, np.int64),
-            clock=self._clock.copy(),
+    def _line_of(self, initial: InitialState, tick_s: float) -> QueueArrays:
+        requests, masks = self._passes.requests, self._passes.jobs.masks
+        kinds, nodes, shapes = len(initial.kinds), len(self._world.nodes), len(requests.lo)
+        late = LateRoom(new_resources(nodes), np.zeros((shapes, nodes), np.uint8), np.zeros(shapes, np.int64))
+        late.room.gpus[:] = -1  # as of nodes that take no jobs
+        line = QueueArrays(
+            jobs=initial.jobs,
+            queues=initial.queues,
+            users=initial.users,
+            kinds=initial.kinds,
+            open=np.zeros(kinds, np.int64),
+            place=np.zeros(kinds),
+            late=late,
+            fit=late.fit.copy(),
+            fits=late.fits.copy(),
+            clock=np.array([tick_s, np.inf, np.inf]),
             counter=np.zeros(COUNTERS, np.int64),
-            heap=new_heap(2 * len(initial.jobs) + 2 * jobs + len(initial.frees) + 2 + len(self._calendar.end)),
-            hourly=initial.hourly,
-            frees=initial.frees,
             tree=initial.tree,
             least=np.zeros((len(self._waiting.jobs.links), 3), np.int64),
-            barren=np.zeros((len(initial.kinds), 3), np.int64),
-            turns=np.full(len(self._calendar.base), -np.inf),
-            strict=self._strict,
-            usable=self._world.usable,
-            rng=seed_words(0),
+            barren=np.full((kinds, 3), -1, np.int64),
+            turns=np.full(len(self._waiting.calendar.base), -np.inf),
+            strict=self._block_all(),
+            outcome=new_outcome(len(self.views), self._waiting.parts),
         )
-        line, waiting = self._line, self._waiting
-        for node in range(len(self._world.nodes)):
-            fit_anew(line.fit, line.fits, self._resources, waiting.requests, waiting.jobs.masks, node)
-        self._fit, self._fits = line.fit.copy(), line.fits.copy()
+        for node in range(nodes):
+            fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
+        return line
 
     def _block_all(self) -> Flags:
         """``uint8[shapes]``: of partitions in which all wait for the first that does not start."""
@@ -179,44 +151,42 @@ class QueueForecast:
             seed: For the naive placement's draws.
             work: Queue entries that may be looked at.
         """
-        line = self._start_over(times, work)
-        needs = line.jobs["needs"]
-        needs[self.first_variant : len(self.views)] = -1
-        needs[list(without)] = -1
+        sim, line, status = self._sim, self._line, self._sim.state["status"]
+        self._start_over(times)
+        status[self.first_variant : len(self.views)] = NEVER
+        status[list(without)] = NEVER
         if target >= self.first_variant:
-            needs[target] = self._initial.jobs["needs"][target]
-        line.rng[:] = seed_words(seed)
-        requests, now = self._waiting.requests, self.snapshot.now
-        state = ClusterState(self._resources, self._freed, requests, self._jobs, self._scratch, self._outcome, now)
-        whole = run_forward(line, state, target, until)
-        start = line.jobs["start"][: len(self.views)].copy()
+            status[target] = FUTURE
+        sim.counter[IN_SYSTEM] = np.count_nonzero(status != NEVER)
+        sim.clock[1] = self.snapshot.now
+        line.counter[TARGET], line.counter[ALLOWED], line.clock[UNTIL] = target, work, until
+        self._passes.rng[:] = seed_words(seed)
+        code = run_forward(sim, self._log, self._passes, line)
+        start = sim.state["first"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
-        return RunResult(start, bool(whole), int(line.counter[WORK]))
+        return RunResult(start, code != EXHAUSTED, int(line.counter[WORK]))
 
-    def _start_over(self, times: RunTimes, work: int) -> QueueArrays:
-        line, initial, jobs = self._line, self._initial, len(self.views)
-        for held, fresh in zip(
-            (*self._resources, *self._freed), (*self._world.resources, *self._releases), strict=True
-        ):
-            held[:] = fresh
-        self._jobs.room[:], self._jobs.shape[:] = self._waiting.jobs.room, self._waiting.jobs.shape
-        self._jobs.masks[:], self._jobs.feasibility[:] = self._masks, self._feasibility
-        self._outcome.total[:] = 0
-        line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
-        line.jobs["lasts"][:jobs], line.kinds[:] = times.lasts * self._one_after_the_other, initial.kinds
-        line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
-        line.counter[:], line.turns[:], line.barren[:] = 0, -np.inf, -1
-        line.late.room.gpus[:], line.late.fit[:], line.late.fits[:] = -1, 0, 0  # as of nodes that take no jobs
-        line.counter[JOBS], line.counter[ALLOWED] = jobs, work
-        order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
-        line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs  # each ENDS
-        line.heap.size[0] = len(order)
-        return line
+    def _start_over(self, times: RunTimes) -> None:
+        for array, fresh in self._fresh:
+            array[:] = fresh
+        sim, jobs, due = self._sim, len(self.views), times.ends[self._owner]
+        sim.state["left"][:jobs], sim.state["due"][jobs:] = times.lasts * self._one_after_the_other, due
+        order = np.argsort(due, kind="stable")  # a sorted array is a heap
+        sim.ends.key[: len(due)], sim.ends.item[: len(due)], sim.ends.size[0] = due[order], order + jobs, len(due)
 
     def nodes_of(self, job: int) -> tuple[str, ...]:
         """The nodes that the last run started the job on."""
-        offset, parts = int(self._outcome.offset[job]), int(self._waiting.requests.parts[self._outcome.shape[job]])
-        return tuple(self._world.nodes[row].name for row in self._outcome.nodes[offset : offset + parts].tolist())
+        of = self._sim.jobs[job]
+        rows = self._sim.held[of["offset"] : of["offset"] + self._sim.shapes[of["shape"]]["parts"]]
+        return tuple(self._world.nodes[row].name for row in rows.tolist())
+
+
+def _arrays(of: object) -> Iterator[npt.NDArray[Any]]:
+    """All that there are in named tuples."""
+    if isinstance(of, np.ndarray):
+        yield of
+    for part in of if isinstance(of, tuple) else ():
+        yield from _arrays(part)
 
 
 def _who_wait(

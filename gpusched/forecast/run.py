@@ -1,32 +1,27 @@
-"""The present queue run forward to see when jobs start: the live pass `sched.kernel`, instant by instant.
+"""The present queue run forward to see when jobs start: the engine of replays, in which the live walk decides.
 
-At one instant ends come first, then jobs that become eligible, then decisions, as in a replay. Nothing is submitted
-meanwhile. Running jobs and those that start on the way end when a draw of run times says so; backfill believes in
-limits, as the controller does.
+Nothing is submitted meanwhile. Running jobs and those that start on the way end when a draw of run times says so;
+backfill believes in limits, as the controller does. Of jobs alike the walk asks only the first, and a pass begins only
+where somebody could start, so that a queue of thousands is run forward in some hundredths of a second.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.limits import WEEK_S
 from gpusched.sched.backfill import attempt_any
 from gpusched.sched.bounds import room_along, within_bounds
-from gpusched.sched.fairtree import Tree, places, used_now
+from gpusched.sched.fairtree import Tree, account, places
 from gpusched.sched.fit import entry, request_of
-from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
-from gpusched.sched.place import choose, node_fits
-from gpusched.sched.releases import drop
-from gpusched.sched.reservations.calendar import turn
+from gpusched.sched.place import node_fits
 from gpusched.sched.state import (
     CONSERVATIVE,
     EASY,
-    FIRST_FIT,
     NAIVE,
     NONE,
     OK,
@@ -39,50 +34,39 @@ from gpusched.sched.state import (
     Floats,
     Ints,
     Jobs,
+    Outcome,
     Records,
     Request,
     Requests,
     Resources,
     Words,
 )
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.queue import begin_started, state_of
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, JOB_SETTLES, MOVED, READY, WAITING, Log, Passes, Sim
 
 _I8, _F8 = np.int64, np.float64
 
-# Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
-# 0 the highest. account: index into `Jobs.links`, or -1. user: index into USER. gpus: of the whole job. gpu_s:
-# GPU seconds that it may use at the most. needs: jobs
-# it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
-# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. settles: what it
-# asks for (index into `Requests`) once it has waited for better nodes long enough, from ``gives_up`` on; infinite: it
-# waits for none. kind, settled: index into KIND, of what it asks for now, and then. next: the next of its kind that
-# waits, or -1. eligible: not before it. lasts: how long it runs. start: NaN until then. limit: when it would
-# end by its limit, once it runs.
-JOB = np.dtype(
-    [(n, _I8) for n in ("partition", "rank", "level", "account", "user", "gpus", "gpu_s", "needs", "part", "part_stop")]
-    + [(n, _I8) for n in ("child", "child_begun", "child_stop", "settles", "kind", "settled", "next")]
-    + [(n, _F8) for n in ("gives_up", "eligible", "lasts", "start", "limit")]
+# Waiting jobs, then what runs; beside `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
+# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job. settles: what it asks for
+# (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of what it
+# asks for now, and then. next: the next of its kind that waits, or -1.
+QUEUED = np.dtype(
+    [(n, _I8) for n in ("partition", "rank", "level", "user", "gpus", "settles", "kind", "settled", "next")]
 )
-PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
-# kind, kind_stop: rows of KIND. fair: ordered by users' usage. dirty: something has happened.
-QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "kind", "kind_stop", "waiting", "dirty")])
+# kind, kind_stop: rows of KIND. fair: ordered by users' usage.
+QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "kind", "kind_stop", "waiting")])
 # Jobs between which only their ranks decide: of one partition, account, request and limit (where nodes are drawn, of
 # one partition), and where usage decides the order, of one user and priority. first, last: of those that wait; -1:
 # nobody. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
 # at: its next one in a pass.
 KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
-# From when on so many GPU seconds more may be used of a bound; time: seconds.
-FREE = np.dtype([("bound", _I8), ("amount", _I8), ("time", _F8)])
-# used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
-USER = np.dtype([(n, _F8) for n in ("used", "since", "usage")] + [(n, _I8) for n in ("held", "place")])
+# used: GPU seconds, decayed, at ``since``. held: GPUs. place: by usage.
+USER = np.dtype([("used", _F8), ("since", _F8), ("held", _I8), ("place", _I8)])
 
-# What will happen, at one time in this order, and to whom: to a job, but FREED: to a row of ``frees``, DRAWN_AGAIN and
-# UNRESERVED: to nobody. FORGOTTEN: what it used leaves the seven days for which a limit of GPU hours counts; FREED: so
-# does what was used before the run began. DRAWN_AGAIN: after an unlucky draw. UNRESERVED: a reservation is over.
-ENDS, ELIGIBLE, DRAWN_AGAIN, GIVES_UP, FORGOTTEN, FREED, UNRESERVED = range(7)
-_WHOM_BITS = 32
-
-NOW, HALF_LIFE, TICK, SHADOW, CLOCKS = range(5)
-JOBS, WORK, ALLOWED, AWAKE, OPEN, ASKED, COUNTERS = range(7)
+REACHED, EXHAUSTED = 3, 4  # how a run ends, beside OVER: see `decide_ahead`
+TICK, UNTIL, SHADOW, CLOCKS = range(4)
+WORK, ALLOWED, TARGET, SEEN, OPEN, ASKED, COUNTERS = range(7)
 _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
 
 
@@ -95,40 +79,35 @@ class LateRoom(NamedTuple):
 
 
 class QueueArrays(NamedTuple):
-    """The queue and where a run of it stands; changed in place.
+    """The queue, and where a run of it stands beside the engine; changed in place.
 
     Attributes:
-        jobs: ``JOB[J+R]``. parts: ``PART[...]``. child: ``int64[...]``.
-        queues: ``QUEUE[partitions]``. users: ``USER[users]``.
+        jobs: ``QUEUED[jobs]``. queues: ``QUEUE[partitions]``. users: ``USER[users]``.
         kinds: ``KIND[kinds]``: the waiting jobs; by partition, account and GPUs.
-        entering: ``int64[J]``: all by place in the order.
         open, place: ``int64[kinds]``, ``float64[kinds]``: in a pass, the kinds whose next job may be of account in it,
             and its place in the order.
         late: Where jobs fit that outlast the head's wait, as known of the last pass.
         fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
         fits: ``int64[shapes]``: on how many nodes.
-        clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; when the head can start; seconds.
-        counter: ``int64[COUNTERS]``: J; queue entries looked at, and how many are allowed; whether
-            an unlucky draw is to be drawn again; in a pass, how many kinds are open, and which was asked last.
-        heap: What will happen: see `schedule`.
-        hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
+        clock: ``float64[CLOCKS]``: pause between decisions; after when nothing matters; when the head can start;
+            seconds.
+        counter: ``int64[COUNTERS]``: queue entries looked at, and how many are allowed; the job that is asked for (-1:
+            all); how many of the engine's changes have been seen; in a pass, how many kinds are open, and which was
+            asked last.
         tree: Of users.
         least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; set anew for each pass.
         barren: ``int64[kinds, 3]``: as that was when of an account, by its last kind, nobody could start whatever is
             free; -1: not known.
-        turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
+        turns: ``float64[masks]``: `Calendar.turns`, as ``fit`` and ``late`` go by it.
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
-            were free, as nodes are reserved. usable: The nodes, empty of jobs.
-        rng: What draws of nodes go on from.
+            were free, as nodes are reserved.
+        outcome: Where a pass writes.
     """
 
     jobs: Records
-    parts: Records
-    child: Ints
     queues: Records
     users: Records
     kinds: Records
-    entering: Ints
     open: Ints
     place: Floats
     late: LateRoom
@@ -136,218 +115,118 @@ class QueueArrays(NamedTuple):
     fits: Ints
     clock: Floats
     counter: Ints
-    heap: Heap
-    hourly: Ints
-    frees: Records
     tree: Tree
     least: Ints
     barren: Ints
     turns: Floats
     strict: Flags
-    usable: Resources
-    rng: Words
+    outcome: Outcome
 
 
 class Ahead(NamedTuple):
-    """Of one partition's pass: how it places, orders and backfills; see QUEUE."""
+    """Of one partition's pass: the engine's clock; how the partition places, orders and backfills, see QUEUE."""
 
     line: QueueArrays
+    clock: Floats
+    rng: Words
     place: int
     fair: int
     backfill: int
 
 
 @jit
-def run_forward(line: QueueArrays, state: ClusterState, target: int, until: float) -> bool:
-    """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
-
-    Both ``line``, with the running jobs' ends in the heap, and ``state`` are as at the snapshot's time.
+def decide_ahead(sim: Sim, log: Log, passes: Passes, line: QueueArrays) -> int:
+    """Every partition's pass in which something happened, and again where a start lets somebody in.
 
     Returns:
-        Whether it came that far; False where the allowed work was used up.
+        DECIDE to go on; REACHED: the job that is asked for has started, or nothing later matters; EXHAUSTED: the
+        allowed work is used up.
     """
-    jobs, queues, clock, counter, heap = line.jobs, line.queues, line.clock, line.counter, line.heap
-    for job in line.entering:  # by place in the order: each enters at the end of its kind
-        if jobs[job]["needs"] == 0:
-            _enter_when_due(line, job)
-        if jobs[job]["needs"] >= 0 and jobs[job]["gives_up"] < np.inf:
-            schedule(heap, jobs[job]["gives_up"], GIVES_UP, job)
-    for at in range(line.frees.size):
-        schedule(heap, line.frees[at]["time"], FREED, at)
-    _schedule_reservations(state.scratch.calendar, heap)
-    _stir_all(line)
-    while True:
-        while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
-            _happen(line, state, pop(heap))
-        _turn(state.scratch.calendar, line, state)
-        partition = 0
-        while partition < queues.size:
-            asked = queues[partition]["dirty"] != 0 and queues[partition]["waiting"] > 0
-            queues[partition]["dirty"] = 0
-            if asked:
-                _decide(line, state, partition)
-            partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
-        if (target >= 0 and not np.isnan(jobs[target]["start"])) or heap.size[0] == 0 or heap.key[0] > until:
-            return True
-        if counter[WORK] > counter[ALLOWED]:
-            return False
-        clock[NOW] = heap.key[0]
+    if sim.clock[0] > line.clock[UNTIL]:
+        return REACHED
+    for i in range(sim.counter[ENDED]):
+        _note_end(sim, passes, line, sim.ended[i])
+    _turn(passes.scratch.calendar, sim, passes, line)
+    entered = _enter_ready(sim, line, 0)
+    _settle(sim, passes.jobs, line)
+    partition = 0
+    while partition < line.queues.size:
+        asked = sim.dirty[partition] != 0 and line.queues[partition]["waiting"] > 0
+        sim.dirty[partition] = 0
+        if asked:
+            _decide(sim, log, passes, line, partition)
+            entered = _enter_ready(sim, line, entered)
+        partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
+    target = line.counter[TARGET]
+    if target >= 0 and not np.isnan(sim.state[target]["first"]):
+        return REACHED
+    return EXHAUSTED if line.counter[WORK] > line.counter[ALLOWED] else DECIDE
+
+
+run_forward = looped(decide_ahead)
 
 
 @jit
-def schedule(heap: Heap, time: float, kind: int, whom: int) -> None:
-    """Notes what will happen when, and to whom."""
-    push(heap, time, (kind << _WHOM_BITS) + whom)
+def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
+    """What a job has left is free for others, and its user has so much less."""
+    of = sim.jobs[job]
+    for part in range(sim.shapes[of["shape"]]["parts"]):
+        node = sim.held[of["offset"] + part]
+        fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, node)
+    _hold(sim, line, job, -1)
+    _stir(sim, line, line.jobs[job]["partition"])
 
 
 @jit
-def _schedule_reservations(calendar: Calendar | None, heap: Heap) -> None:
-    if calendar is not None:
-        for end in calendar.end:
-            schedule(heap, end, UNRESERVED, 0)
+def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays) -> None:
+    """Brings up to now where jobs fit, as reservations begin to count and end.
 
-
-@jit
-def _happen(line: QueueArrays, state: ClusterState, event: int) -> None:
-    """What was scheduled."""
-    kind, whom = event >> _WHOM_BITS, event & ((1 << _WHOM_BITS) - 1)
-    if kind == ENDS:
-        _end(line, state, whom)
-    elif kind == ELIGIBLE:
-        _enter(line, whom)
-    elif kind == GIVES_UP:
-        _give_up(line, state.jobs, whom)
-    else:
-        if kind == DRAWN_AGAIN:
-            line.counter[AWAKE] = 0
-        elif kind == FORGOTTEN:
-            _forget(line, state.jobs, whom)
-        elif kind == FREED:
-            state.jobs.room[line.frees[whom]["bound"]] += line.frees[whom]["amount"]
-        _stir_all(line)
-
-
-@jit
-def _end(line: QueueArrays, state: ClusterState, item: int) -> None:
-    """A job gives back what it held, and others may go on that waited for it."""
-    job = line.jobs[item]
-    if item < line.counter[JOBS]:
-        _give_back(line, state, item)
-        drop(state.releases, item)
-    else:
-        for at in range(job["part"], job["part_stop"]):
-            part = line.parts[at]
-            _return(line, state, part["node"], part["gpus"], part["cores"], part["memory"])
-        drop(state.releases, line.counter[JOBS] - 1 - item)
-    if job["account"] >= 0:
-        _return_bounds(line, state.jobs, item)
-    _hold(line, item, -1)
-    _stir(line, job["partition"])
-    _tell(line, job["child"], job["child_begun"])
-
-
-@jit
-def _return_bounds(line: QueueArrays, jobs: Jobs, item: int) -> None:
-    """What an ended job took of its limits: of GPU seconds only those that it has not used."""
-    job, links, room = line.jobs[item], jobs.links, jobs.room
-    at, hourly = job["account"], False
-    while at >= 0:
-        bound = links[at]["bound"]
-        if line.hourly[bound] != 0:
-            room[bound] += _unused(job, line.clock[NOW])
-            hourly = True
-        else:
-            room[bound] += 1 if links[at]["unit"] == 0 else job["gpus"]
-        at = links[at]["next"]
-    if hourly:
-        schedule(line.heap, line.clock[NOW] + WEEK_S, FORGOTTEN, item)
-    _stir_all(line)  # whom a limit holds may be of any partition
-
-
-@jit
-def _unused(job: Any, end: float) -> int:
-    """Of a job's GPU seconds."""
-    return int(min(job["gpu_s"], job["gpus"] * max(0.0, job["limit"] - end)))
-
-
-@jit
-def _forget(line: QueueArrays, jobs: Jobs, item: int) -> None:
-    """What it used a week ago counts no more."""
-    job, links = line.jobs[item], jobs.links
-    at, ended = job["account"], line.clock[NOW] - WEEK_S
-    while at >= 0:
-        bound = links[at]["bound"]
-        if line.hourly[bound] != 0:
-            jobs.room[bound] += job["gpu_s"] - _unused(job, ended)
-        at = links[at]["next"]
-
-
-@jit
-def _stir_all(line: QueueArrays) -> None:
-    for partition in range(line.queues.size):
-        line.queues[partition]["dirty"] = 1
-
-
-@jit
-def _turn(calendar: Calendar | None, line: QueueArrays, state: ClusterState) -> None:
-    """Brings what jobs may use up to now, as reservations begin to count and end."""
+    Who waits for the end of one may be the head, but where all wait for the head.
+    """
     if calendar is None:
         return
-    now, jobs, requests, feasibility = line.clock[NOW], state.jobs, state.requests, state.jobs.feasibility
-    turned = False
+    jobs, requests, feasibility = passes.jobs, passes.requests, passes.jobs.feasibility
+    turned = sim.counter[MOVED] > 0
     for row in range(line.turns.size):
-        if line.turns[row] > now:
+        if line.turns[row] == calendar.turns[row]:
             continue
-        turned, line.turns[row] = True, turn(calendar, jobs.masks, row, now)
+        turned, line.turns[row] = True, calendar.turns[row]
         line.counter[WORK] += _PASS_WORK
         for shape in range(line.fits.size):
-            if requests.mask[shape] != row:
-                continue
-            request, line.fits[shape] = request_of(requests, shape), 0
-            for node in range(request.lo, request.hi):
-                line.fit[shape, node] = node_fits(state.resources, jobs.masks, request, node)
-                line.fits[shape] += line.fit[shape, node]
-                line.late.fits[shape] -= line.late.fit[shape, node]
-                line.late.fit[shape, node] = node_fits(line.late.room, jobs.masks, request, node)
-                line.late.fits[shape] += line.late.fit[shape, node]
-            if line.strict[shape] != 0:
-                could = choose(line.usable, jobs.masks, request, FIRST_FIT, state.scratch)
-                feasibility[shape] = OK if could else RESERVED
+            if requests.mask[shape] == row:
+                _fit_shape(line.fit, line.fits, sim.resources, requests, jobs.masks, shape)
+                _fit_shape(line.late.fit, line.late.fits, line.late.room, requests, jobs.masks, shape)
+    for shape in range(feasibility.size if turned else 0):
+        if feasibility[shape] == RESERVED and line.strict[shape] == 0:
+            feasibility[shape] = OK
     if turned:
         line.barren[:] = -1
-        _stir_all(line)
+        sim.dirty[:] = 1
 
 
 @jit
-def _give_up(line: QueueArrays, jobs: Jobs, job: int) -> None:
-    """From now on it takes what there is."""
-    of = line.jobs[job]
-    waits = np.isnan(of["start"]) and of["needs"] == 0 and of["eligible"] <= line.clock[NOW]
-    if waits:
-        _leave(line, job)
-    jobs.shape[job], of["kind"] = of["settles"], of["settled"]
-    if waits:
-        _enter(line, job)
+def _enter_ready(sim: Sim, line: QueueArrays, first: int) -> int:
+    """Who came to wait at this instant, from that one on; how many came in all."""
+    for i in range(first, sim.counter[READY]):
+        _enter(sim, line, sim.ready[i])
+    return int(sim.counter[READY])
 
 
 @jit
-def _give_back(line: QueueArrays, state: ClusterState, job: int) -> None:
-    """What a job that started on the way held."""
-    shape, offset, requests = state.outcome.shape[job], state.outcome.offset[job], state.requests
-    for part in range(requests.parts[shape]):
-        node = state.outcome.nodes[offset + part]
-        _return(line, state, node, requests.gpus[shape], requests.cores[shape], requests.memory[shape])
-
-
-@jit
-def _return(line: QueueArrays, state: ClusterState, node: int, gpus: int, cores: int, memory: int) -> None:
-    """What comes back on a node that takes no jobs stays there."""
-    resources = state.resources
-    if resources.gpus[node] >= 0:
-        resources.gpus[node] += gpus
-    resources.cores[node] += cores
-    resources.memory[node] += memory
-    fit_anew(line.fit, line.fits, resources, state.requests, state.jobs.masks, node)
+def _settle(sim: Sim, jobs: Jobs, line: QueueArrays) -> None:
+    """Who has waited for better nodes long enough takes from now on what there is."""
+    while line.counter[SEEN] < sim.counter[CHANGED]:
+        change = sim.changes[line.counter[SEEN]]
+        line.counter[SEEN] += 1
+        if change["kind"] != JOB_SETTLES:
+            continue
+        job = change["subject"]
+        of, waits = line.jobs[job], sim.state[job]["status"] == WAITING
+        if waits:
+            _leave(line, job)
+        jobs.shape[job], of["kind"] = of["settles"], of["settled"]
+        if waits:
+            _enter(sim, line, job)
 
 
 @jit
@@ -367,16 +246,16 @@ def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, m
 
 
 @jit
-def _enter_when_due(line: QueueArrays, job: int) -> None:
-    eligible = line.jobs[job]["eligible"]
-    if eligible <= line.clock[NOW]:
-        _enter(line, job)
-    elif eligible < np.inf:
-        schedule(line.heap, eligible, ELIGIBLE, job)
+def _fit_shape(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, shape: int) -> None:
+    """The same when what the jobs of a shape may use has changed."""
+    request, fits[shape] = request_of(requests, shape), 0
+    for node in range(request.lo, request.hi):
+        fit[shape, node] = node_fits(resources, masks, request, node)
+        fits[shape] += fit[shape, node]
 
 
 @jit
-def _enter(line: QueueArrays, job: int) -> None:
+def _enter(sim: Sim, line: QueueArrays, job: int) -> None:
     jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
     before, after = kind["last"], -1
     line.barren[kind["past"] - 1] = -1
@@ -392,7 +271,7 @@ def _enter(line: QueueArrays, job: int) -> None:
     if after < 0:
         kind["last"] = job
     line.queues[jobs[job]["partition"]]["waiting"] += 1
-    _stir(line, jobs[job]["partition"])
+    _stir(sim, line, jobs[job]["partition"])
 
 
 @jit
@@ -411,66 +290,45 @@ def _leave(line: QueueArrays, job: int) -> None:
 
 
 @jit
-def _stir(line: QueueArrays, partition: int) -> None:
+def _stir(sim: Sim, line: QueueArrays, partition: int) -> None:
     """Something happened in the partition; where users' usage decides the order, everywhere."""
-    line.queues[partition]["dirty"] = 1
+    sim.dirty[partition] = 1
     for other in range(line.queues.size):
-        line.queues[other]["dirty"] |= line.queues[other]["fair"]
+        sim.dirty[other] |= line.queues[other]["fair"]
 
 
 @jit
-def _tell(line: QueueArrays, begin: int, stop: int) -> None:
-    """These dependents have one job less to wait for."""
-    for at in range(begin, stop):
-        job = line.child[at]
-        line.jobs[job]["needs"] -= 1
-        if line.jobs[job]["needs"] == 0:
-            _enter_when_due(line, job)
+def _hold(sim: Sim, line: QueueArrays, job: int, sign: int) -> None:
+    user = line.jobs[job]["user"]
+    account(line.users, user, sim.clock[0], sim.clock[2])
+    line.users[user]["held"] += sign * line.jobs[job]["gpus"]
 
 
 @jit
-def _hold(line: QueueArrays, item: int, sign: int) -> None:
-    _account(line, line.jobs[item]["user"])
-    line.users[line.jobs[item]["user"]]["held"] += sign * line.jobs[item]["gpus"]
-
-
-@jit
-def _account(line: QueueArrays, user: int) -> None:
-    """Brings a user's usage up to now."""
-    of, now = line.users[user], line.clock[NOW]
-    of["used"] = used_now(of["used"], of["held"], now - of["since"], line.clock[HALF_LIFE])
-    of["since"] = now
-    of["usage"] = of["used"] / 3600.0 + of["held"]
-
-
-@jit
-def _decide(line: QueueArrays, start: ClusterState, partition: int) -> None:
+def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
-    of = line.queues[partition]
+    of, outcome = line.queues[partition], line.outcome
     line.counter[WORK] += _PASS_WORK
-    if not _anybody(line, start.jobs, start.requests, partition):
+    if of["fair"] != 0:
+        _place_users(sim, line)
+    if not _anybody(line, passes.jobs, passes.requests, partition):
         return
-    resources, releases, requests, jobs, scratch, outcome, _ = start
-    before, now, line.counter[ASKED] = outcome.total[0], line.clock[NOW], -1
-    state = ClusterState(resources, releases, requests, jobs, scratch, outcome, now)
+    state = state_of(sim, passes, outcome)
+    outcome.total[:] = 0
+    line.counter[ASKED] = -1
     if of["backfill"] == CONSERVATIVE:
-        _plan_all(state, line, partition)
+        _plan_all(state, line, partition, passes.rng)
     else:
-        pass_ahead(state, line.entering, of["backfill"], Ahead(line, of["rule"], of["fair"], of["backfill"]))
-    for i in range(before, outcome.total[0]):
-        job = outcome.started[i]
-        line.jobs[job]["start"] = now
-        line.jobs[job]["limit"] = now + jobs.limit[job]
-        schedule(line.heap, now + line.jobs[job]["lasts"], ENDS, job)
-        _hold(line, job, 1)
-        _leave(line, job)
-    for i in range(before, outcome.total[0]):
-        job = outcome.started[i]
-        _tell(line, line.jobs[job]["child_begun"], line.jobs[job]["child_stop"])
+        more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
+        pass_ahead(state, line.open, of["backfill"], more)
+    for i in range(outcome.total[0]):
+        _hold(sim, line, outcome.started[i], 1)
+        _leave(line, outcome.started[i])
+    begin_started(sim, log, outcome, None)
 
 
 @jit
-def _plan_all(state: ClusterState, line: QueueArrays, partition: int) -> None:
+def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
     """The pass in which every job has a place in the plan, so that all are asked, in their order."""
     of, outcome, count = line.queues[partition], state.outcome, 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
@@ -480,10 +338,9 @@ def _plan_all(state: ClusterState, line: QueueArrays, partition: int) -> None:
             queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
             count += 1
             job = line.jobs[job]["next"]
-    line.counter[WORK] += count * line.usable.gpus.size
-    before = outcome.total[1]
-    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], line.rng))
-    for part in range(before, outcome.total[1]):
+    line.counter[WORK] += count * state.resources.gpus.size
+    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], rng))
+    for part in range(outcome.total[1]):
         fit_anew(line.fit, line.fits, state.resources, state.requests, state.jobs.masks, outcome.nodes[part])
 
 
@@ -498,8 +355,6 @@ def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) 
     parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
     kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
     count, hopeful, work = 0, draws, 0
-    if of["fair"] != 0:
-        _place_users(line)
     room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
     while kind < stop:
         account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
@@ -593,11 +448,10 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead
     """By the rule; after an unlucky draw the next cycle draws again."""
     line, jobs = more.line, state.jobs
     code, given = attempt_any(
-        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, line.rng, state.scratch
+        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, more.rng, state.scratch
     )
-    if code == POLICY and line.counter[AWAKE] == 0:
-        line.counter[AWAKE] = 1
-        schedule(line.heap, state.now + line.clock[TICK], DRAWN_AGAIN, 0)
+    if code == POLICY:
+        more.clock[1] = min(more.clock[1], state.now + line.clock[TICK])
     return code, given
 
 
@@ -653,11 +507,11 @@ def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
 
 
 @jit
-def _place_users(line: QueueArrays) -> None:
-    """By their usage now."""
+def _place_users(sim: Sim, line: QueueArrays) -> None:
+    """By their usage now: GPU hours, and GPUs held."""
     users = line.users
     usage = np.empty(users.size)
     for user in range(users.size):
-        _account(line, user)
-        usage[user] = users[user]["usage"]
+        account(users, user, sim.clock[0], sim.clock[2])
+        usage[user] = users[user]["used"] / 3600.0 + users[user]["held"]
     users["place"][:] = places(line.tree, usage)

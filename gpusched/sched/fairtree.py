@@ -16,7 +16,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.limits import Groups
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Floats, Ints, Records
 
 
 class Tree(NamedTuple):
@@ -72,6 +72,15 @@ def used_now(used: float, held: int, seconds: float, half_life: float) -> float:
     rate = np.log(2.0) / half_life
     kept = np.exp(-rate * seconds)
     return float(used * kept + held * (1.0 - kept) / rate)
+
+
+@jit
+def account(users: Records, user: int, now: float, half_life: float) -> None:
+    """Bring a user's usage up to now: ``used`` (GPU seconds, decayed), at ``since``, with ``held`` GPUs since then."""
+    of = users[user]
+    if of["held"] > 0 or of["used"] > 0:
+        of["used"] = used_now(of["used"], of["held"], now - of["since"], half_life)
+    of["since"] = now
 
 
 @jit

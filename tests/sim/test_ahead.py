@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -30,6 +31,7 @@ from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots,
 from tests.sim.worlds import trace_of
 
 HALF_LIFE_S = 7 * 86400.0
+HOUR_S = 3600.0
 
 
 def ahead_of(snap: Snapshot, *variants: PendingView) -> QueueForecast:
@@ -156,11 +158,13 @@ class Plain:
 
 
 class Limited(Plain):
-    """With limits, whose bounds are counted anew at every instant."""
+    """With limits, whose bounds are counted anew at every instant; what was used leaves the seven days hour by hour."""
 
     def __init__(self, world: tuple[Snapshot, Quotas, Past], lasts: dict[str, float], ends: dict[str, float]) -> None:
-        snap, self.known, self.past = world
+        snap, self.known, past = world
         super().__init__(snap, lasts, ends)
+        self.past: Past = tuple((*who, math.ceil(until / HOUR_S) * HOUR_S, used) for *who, until, used in past)
+        self.begun = {job.id: snap.now for job in snap.running}
         self.charged = {job.id: max(0.0, job.expected_end - snap.now) for job in snap.running}
         self.seen = {job.id: job for job in snap.running}
 
@@ -173,19 +177,27 @@ class Limited(Plain):
             if job.id not in self.seen:
                 self.seen[job.id] = job
                 self.charged[job.id] = job.expected_end - self.snap.now
+                self.begun[job.id] = self.snap.now
 
     def freed(self) -> set[str]:
         running, now, touched = {job.id for job in self.snap.running}, self.snap.now, set[str]()
         for job in [job for name, job in self.seen.items() if name not in running]:
             del self.seen[job.id]
-            gpus = job.allocation.gpus
-            used = int(gpus * min(self.charged[job.id], WEEK_S))
-            used -= min(used, int(gpus * max(0.0, job.expected_end - now)))
-            self.past = (*self.past, (job.user, job.group, class_of(job), now, used))
+            self.past += tuple(self.used_by(job))
             touched |= set(self.snap.policies) if rules_of(job, self.known) else set()
         if now in self.frees():
             touched |= set(self.snap.policies)
         return touched
+
+    def used_by(self, job: RunningView) -> Iterator[tuple[str, str, str, float, int]]:
+        """GPU seconds of a job that has just ended, by hour."""
+        begin, now, before = self.begun[job.id], self.snap.now, 0
+        while begin < now:
+            hour = (begin // HOUR_S + 1) * HOUR_S
+            used = int(np.round(job.allocation.gpus * (min(hour, now) - self.begun[job.id])))
+            if used > before:
+                yield job.user, job.group, class_of(job), hour, used - before
+            begin, before = hour, used
 
     def frees(self) -> list[float]:
         return [until + WEEK_S for *_, until, _ in self.past]

@@ -103,6 +103,7 @@ def one(sim: Sim, c: int) -> Sim:
         sim.clock[c],
         sim.counter[c],
         sim.held[c],
+        sim.children,
         Resources(sim.resources.gpus[c], sim.resources.cores[c], sim.resources.memory[c]),
         Heap(sim.ends.key[c], sim.ends.item[c], sim.ends.size[c]),
         sim.by_free,

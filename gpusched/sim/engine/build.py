@@ -13,7 +13,6 @@ from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import (
     Floats,
     Ints,
@@ -33,7 +32,6 @@ from gpusched.sim.engine.placing import Network
 from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
-    COUNTERS,
     CUT_PARTS,
     CUTS,
     DECISIONS,
@@ -46,9 +44,7 @@ from gpusched.sim.engine.state import (
     NODE_GONE,
     NODE_RESERVED,
     RUN,
-    SHAPE,
     SLOT,
-    STATE,
     UNMEASURED,
     WAITING,
     Log,
@@ -56,6 +52,8 @@ from gpusched.sim.engine.state import (
     Passes,
     Sim,
     new_log,
+    new_sim,
+    shapes_of,
 )
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
@@ -226,8 +224,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
     planned = slots + 2 * int(demand.parts.sum()) if policy.backfill == "conservative" else None
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
-    changes = _changes(options.failures, options.reservations, len(pool))
-    sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)._replace(ledger=ledger)
+    sim = new_sim(
+        jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
+        needs=(trace.depends_on >= 0).astype(np.int64), children=_children(trace), partitions=len(pool.partitions),
+        changes=_changes(options.failures, options.reservations, len(pool)), runs=min(len(trace), slots),
+        half_life_s=options.half_life_s, scratch=scratch, by_free=new_index(demand.resources, demand.gpus_only),
+        ledger=ledger,
+    )  # fmt: skip
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     if options.believed is not None and share == "pairs" and sim.pace is not None:
@@ -284,10 +287,8 @@ def log_of(world: World) -> Log:
 def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Demand, limits: bool) -> Records:
     """The jobs, ``JOB[jobs]``."""
     overlong = (trace.duration > trace.limit) & limits
-    child, sibling = np.full(len(trace), -1, np.int64), np.full(len(trace), -1, np.int64)
-    for job in np.flatnonzero(trace.depends_on >= 0)[::-1].tolist():
-        sibling[job] = child[trace.depends_on[job]]
-        child[trace.depends_on[job]] = job
+    after, places = _children(trace), np.arange(len(trace))
+    child, stop = (np.searchsorted(trace.depends_on[after], places, side=side) for side in ("left", "right"))
     return filled(
         JOB,
         len(trace),
@@ -298,11 +299,21 @@ def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Dema
         shape=demand.shape,
         rank=static_ranks(policy.order, trace, knowledge.expected, trace.duration),
         user=trace.user,
-        depends_on=trace.depends_on,
         child=child,
-        sibling=sibling,
-        offset=np.cumsum(demand.parts) - demand.parts,
+        child_begun=stop,
+        child_stop=stop,
     )
+
+
+def _nodes(pool: Pool, demand: Demand) -> Records:
+    gpus = demand.resources.gpus
+    return filled(NODE, len(pool), free=gpus, total=gpus, up=1, queue=pool.partition)
+
+
+def _children(trace: Trace) -> Ints:
+    """Those that wait for a job's end, by the job for which they wait (`state.JOB`)."""
+    order: Ints = np.argsort(trace.depends_on, kind="stable")
+    return order[np.searchsorted(trace.depends_on[order], 0) :]
 
 
 def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int) -> Records:
@@ -315,33 +326,6 @@ def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int
         if outage.end < np.inf:
             rows.append((outage.end, NODE_BACK, outage.node))
     return np.array(sorted(rows), dtype=CHANGE)
-
-
-def _sim(
-    jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int, half_life_s: float
-) -> Sim:
-    nodes, gpus, runs = len(pool), demand.resources.gpus, min(len(jobs), slots)
-    columns = {
-        name: c for name, c in demand.requests._asdict().items() if name in (SHAPE.names or ()) and c is not None
-    }
-    return Sim(
-        jobs=jobs,
-        shapes=filled(SHAPE, len(demand.queue), **columns, queue=demand.queue),
-        changes=changes,
-        state=filled(STATE, len(jobs), first=np.nan, start=np.nan, end=np.nan, left=jobs["duration"]),
-        node=filled(NODE, nodes, free=gpus, total=gpus, up=1, queue=pool.partition),
-        clock=np.array([-np.inf, np.inf, half_life_s]),
-        counter=np.zeros(COUNTERS, np.int64),
-        held=np.full(int(demand.parts.sum()), -1, np.int64),
-        resources=copied(demand.resources),
-        ends=new_heap(runs + 1),
-        by_free=new_index(demand.resources, demand.gpus_only),
-        ready=np.zeros(len(jobs) + 1, np.int64),
-        ended=np.zeros(2 * runs + 2, np.int64),
-        dirty=np.zeros(len(pool.partitions), np.int64),
-        chosen=scratch.chosen,
-        pace=None,
-    )
 
 
 def _passes(

@@ -126,7 +126,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, ba
         sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
-        begin_started(sim, log, queue.outcome)
+        begin_started(sim, log, queue.outcome, None)
     pair_up(sim.pace, sim, log, passes, queue.outcome, waiting)
     forget_started(sim, queue, waiting)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.fairtree import used_now
+from gpusched.sched.fairtree import account
 from gpusched.sched.state import Floats, Ints, Records
 from gpusched.sim.engine.state import Sim
 
@@ -26,19 +26,10 @@ USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)
 
 
 @jit
-def _account(sim: Sim, users: Records, user: int) -> None:
-    """Brings a user's usage up to now."""
-    of, now = users[user], sim.clock[0]
-    if of["held"] > 0 or of["used"] > 0:
-        of["used"] = used_now(of["used"], of["held"], now - of["since"], sim.clock[2])
-    of["since"] = now
-
-
-@jit
 def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
     """Counts a job's GPUs as held (1) or no longer held (-1) by its user from now on."""
     user = sim.jobs[job]["user"]
-    _account(sim, users, user)
+    account(users, user, sim.clock[0], sim.clock[2])
     shape = sim.shapes[sim.jobs[job]["shape"]]
     users[user]["held"] += sign * shape["parts"] * shape["gpus"]
 
@@ -49,7 +40,7 @@ def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
     used = 0.0
     active = 0
     for user in range(users.size):
-        _account(sim, users, user)
+        account(users, user, sim.clock[0], sim.clock[2])
         used += users[user]["used"]
         active += users[user]["used"] > 0 or users[user]["held"] > 0
     gpus = 0

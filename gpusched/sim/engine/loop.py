@@ -13,7 +13,7 @@ from gpusched.compiled import filled_in, in_python, jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import turn_due
-from gpusched.sim.engine.state import CHANGED, DECIDE, DECISIONS, ENDED, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, MOVED, Log, Passes, Sim
 from gpusched.sim.engine.step import advance
 
 State = TypeVar("State")
@@ -38,16 +38,15 @@ def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
 
     What ended gives nothing back any more, and what nodes changed decides what can run.
     """
-    changed = sim.counter[CHANGED]
     code = advance(sim, log)
     if code != DECIDE:
         return code
     sim.counter[DECISIONS] += 1
     for i in range(sim.counter[ENDED] if passes.releases.used[0] > 0 else 0):  # few ways to decide note any
         job = sim.ended[i]
-        drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
+        drop_ended(passes.releases, sim.state[job]["until"], job)
     turned = turn_due(passes.scratch.calendar, passes.jobs.masks, sim.clock[0])
-    if turned or sim.counter[CHANGED] != changed:
+    if turned or sim.counter[MOVED] > 0:
         for node in range(sim.node.size):
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
         jobs = passes.jobs

@@ -102,7 +102,7 @@ class MappedRun:
         started = outcome.started[: outcome.total[0]]
         # when its end is looked for among the releases, it must be the one noted there
         sim.jobs["expected"][started] = state.jobs.limit[started]
-        begin_started(sim, log, outcome)
+        begin_started(sim, log, outcome, None)
         self.started(started)
         forget_started(sim, queue, waiting)
 

@@ -138,5 +138,5 @@ def _pass(sim: Sim, log: Log, passes: Passes, walk: Walk, waiting: Ints, backfil
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
     for i in range(outcome.total[0]):
         job = outcome.started[i]
-        sim.jobs[job]["shape"] = passes.jobs.shape[job] = outcome.shape[job]
-    begin_started(sim, log, outcome)
+        passes.jobs.shape[job] = outcome.shape[job]
+    begin_started(sim, log, outcome, None)

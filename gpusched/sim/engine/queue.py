@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import ClusterState, Ints, Outcome
+from gpusched.sched.state import ClusterState, Floats, Ints, Outcome
 from gpusched.sim.engine.state import RUNNING, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import begin
 
@@ -42,21 +42,32 @@ def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
 
 
 @jit
-def begin_started(sim: Sim, log: Log, outcome: Outcome) -> None:
-    """Starts in the engine's terms what a pass has decided."""
+def begin_started(sim: Sim, log: Log, outcome: Outcome, restart_s: Floats | None) -> None:
+    """Starts in the engine's terms what a pass has decided, each job with the request that it was given.
+
+    ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
+    """
     for i in range(outcome.total[0]):
         job = outcome.started[i]
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        sim.jobs[job]["shape"] = outcome.shape[job]
+        request = shape_request(sim.shapes, outcome.shape[job])
         for part in range(request.parts):
             sim.held[sim.jobs[job]["offset"] + part] = outcome.nodes[outcome.offset[job] + part]
-        begin(sim, log, job, request, 0.0)
+        begin(sim, log, job, request, _overhead(restart_s, sim, job))
+
+
+@jit
+def _overhead(restart_s: Floats | None, sim: Sim, job: int) -> float:
+    if restart_s is None:
+        return 0.0
+    return float(restart_s[job]) if sim.state[job]["restarts"] > 0 else 0.0
 
 
 @jit
 def apply_outcome(sim: Sim, log: Log, waiting: Ints, size: Ints, outcome: Outcome) -> None:
     """The same, and takes what has started out of the queue."""
     if outcome.total[0] > 0:
-        begin_started(sim, log, outcome)
+        begin_started(sim, log, outcome, None)
         leave_started(sim, waiting, size)
 
 

@@ -23,9 +23,9 @@ from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
 from gpusched.sim.engine.ledger import Ledger, charge_at, exceeds_at, plan_anew, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
-from gpusched.sim.engine.queue import enter, leave_started, state_of
-from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import begin, cut
+from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
+from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
+from gpusched.sim.engine.step import cut
 from gpusched.sim.result import PREEMPTED
 
 ASK, UNSOUND = -1, -2  # why a run stops, beside OVER and GROW
@@ -138,7 +138,10 @@ def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
         queue = _sized_queue(sim, passes, of, scene)
         of.outcome.total[:] = 0
         pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, Rule(of.place, passes.rng))
-        _begin_started(sim, log, of)
+        begin_started(sim, log, of.outcome, of.restart_s)
+        for i in range(of.outcome.total[0]):
+            of.jobs[of.outcome.started[i]]["resume"] = 0
+        leave_started(sim, of.waiting, of.size)
     stops = 0
     plan_anew(of.ledger, sim.ledger)
     for j in range(of.claims.number[COUNT]):
@@ -299,26 +302,12 @@ def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
 
 
 @jit
-def _begin_started(sim: Sim, log: Log, of: Sizer) -> None:
-    """Starts in the engine's terms what the pass has decided."""
-    for i in range(of.outcome.total[0]):
-        job = of.outcome.started[i]
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        for part in range(request.parts):
-            sim.held[sim.jobs[job]["offset"] + part] = of.outcome.nodes[of.outcome.offset[job] + part]
-        begin(sim, log, job, request, of.restart_s[job] if sim.state[job]["restarts"] > 0 else 0.0)
-        of.jobs[job]["resume"] = 0
-    if of.outcome.total[0] > 0:
-        leave_started(sim, of.waiting, of.size)
-
-
-@jit
 def _stop(sim: Sim, log: Log, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
     """Stops a job to go on with so many GPUs."""
     own = of.jobs[job]
     of.stopped[job, own["stops"] % of.stopped.shape[1]] = sim.clock[0]
     own["stops"] += 1
     own["resume"] = gpus
-    drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
+    drop_ended(passes.releases, sim.state[job]["until"], job)
     cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, of.restart_s[job]))
     enter(sim, of.waiting, of.size, job)

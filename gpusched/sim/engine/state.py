@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.heaps import Heap
+from gpusched.sched.heaps import Heap, new_heap
 from gpusched.sched.state import (
     Floats,
     Ints,
@@ -24,6 +24,8 @@ from gpusched.sched.state import (
     Resources,
     Scratch,
     Words,
+    copied,
+    filled,
 )
 from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.slowdown import Model
@@ -33,26 +35,30 @@ from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
-NODE_BACK, NODE_GONE, NODE_DRAINED, NODE_RESERVED = range(4)  # RESERVED: a reservation of it begins, or ends
+# What happens at times that are known beforehand. NODE_RESERVED: a reservation of the node begins, or ends.
+# JOB_ELIGIBLE: the job may start from now on, unless it waits for another. JOB_SETTLES: it has waited for better nodes
+# long enough; what it asks for then, whoever decides knows.
+NODE_BACK, NODE_GONE, NODE_DRAINED, NODE_RESERVED, JOB_ELIGIBLE, JOB_SETTLES = range(6)
 
 # positions in Sim.counter
-ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS, UNMEASURED, COUNTERS = (
-    range(13)
-)
+ARRIVED, CHANGED, MOVED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS = range(12)
+UNMEASURED, COUNTERS = 12, 13
 
 _I8, _F8 = np.int64, np.float64
 
 # submit, duration: seconds; duration is how long it holds its nodes. expected: the run time that ordering and backfill
 # believe in, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
-# the static order. depends_on, child, sibling: the job it waits for, its first dependent, the next of the same; or -1.
-# offset: where its nodes are kept.
+# the static order. child, child_begun, child_stop: where those that wait for its end, and then for its start, are in
+# `Sim.children`. offset: where its nodes are kept.
 JOB = np.dtype(
     [(name, _F8) for name in ("submit", "duration", "expected")]
-    + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "depends_on", "child", "sibling", "offset")]
+    + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "child", "child_begun", "child_stop", "offset")]
 )
-# first, start, end: first start, last start, end, NaN: not yet. due: when it will end. left: work left at its start.
+# first, start, end: first start, last start, end, NaN: not yet. due: when it will end; until: when at the latest, as
+# backfill believes. left: work left at its start. needs: how many jobs it still waits for.
 STATE = np.dtype(
-    [("status", _I8), ("first", _F8), ("start", _F8), ("end", _F8), ("due", _F8), ("left", _F8), ("restarts", _I8)]
+    [("status", _I8), ("needs", _I8), ("restarts", _I8)]
+    + [(name, _F8) for name in ("first", "start", "end", "due", "until", "left")]
 )
 # A `Request` and the partition that it queues in.
 SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
@@ -69,7 +75,7 @@ RUN = np.dtype(
 # A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
 # its node or held whole.
 SLOT = np.dtype([("room", _I8), ("jobs", _I8)])
-CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("node", _I8)])
+CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("subject", _I8)])  # a node, or a job
 EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
 CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8), ("gpus", _I8)])
 
@@ -122,8 +128,9 @@ class Sim(NamedTuple):
         jobs: ``JOB[jobs]``. shapes: ``SHAPE[shapes]``. changes: ``CHANGE[n]`` in order of time. Never changed.
         state: ``STATE[jobs]``. node: ``NODE[nodes]``.
         clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
-        counter: ``int64[COUNTERS]``.
+        counter: ``int64[COUNTERS]``. MOVED: what happened to nodes at this instant.
         held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
+        children: ``int64[...]``: who waits for whom; see `JOB`.
         resources: Free now; -1 GPUs where not available.
         ends: Running jobs by due time. by_free: See `NodeIndex`.
         ready: ``int64[jobs]``: jobs that came to wait at this instant; ``counter[READY]`` of them.
@@ -142,6 +149,7 @@ class Sim(NamedTuple):
     clock: Floats
     counter: Ints
     held: Ints
+    children: Ints
     resources: Resources
     ends: Heap
     by_free: NodeIndex
@@ -187,6 +195,45 @@ def shape_request(shapes: Records, shape: int) -> Request:
     """The request with index ``shape``."""
     of = shapes[shape]
     return Request(of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"])
+
+
+def shapes_of(requests: Requests, queue: Ints) -> Records:
+    """The requests as ``SHAPE[shapes]``; ``queue: int64[shapes]``: their partitions."""
+    columns = {name: c for name, c in requests._asdict().items() if name in (SHAPE.names or ()) and c is not None}
+    return filled(SHAPE, len(queue), **columns, queue=queue)
+
+
+def new_sim(
+    jobs: Records, shapes: Records, node: Records, resources: Resources, *, parts: Ints, needs: Ints,
+    children: Ints, changes: Records, partitions: int, runs: int, half_life_s: float, scratch: Scratch,
+    by_free: NodeIndex, ledger: Ledger | None = None,
+) -> Sim:  # fmt: skip
+    """A world in which nothing has happened yet, at recorded speeds; see `Sim`.
+
+    ``parts: int64[jobs]``: the most nodes that each job may have; ``needs: int64[jobs]``: how many others it waits for;
+    ``runs``: how many jobs may run at once.
+    """
+    jobs["offset"] = np.cumsum(parts) - parts
+    return Sim(
+        jobs=jobs,
+        shapes=shapes,
+        changes=changes,
+        state=filled(STATE, len(jobs), first=np.nan, start=np.nan, end=np.nan, left=jobs["duration"], needs=needs),
+        node=node,
+        clock=np.array([-np.inf, np.inf, half_life_s]),
+        counter=np.zeros(COUNTERS, np.int64),
+        held=np.full(int(parts.sum()), -1, np.int64),
+        children=children,
+        resources=copied(resources),
+        ends=new_heap(runs + 1),
+        by_free=by_free,
+        ready=np.zeros(len(jobs) + 1, np.int64),
+        ended=np.zeros(2 * runs + 2, np.int64),
+        dirty=np.zeros(partitions, np.int64),
+        chosen=scratch.chosen,
+        pace=None,
+        ledger=ledger,
+    )
 
 
 def new_log(events: int, cuts: int, parts: int) -> Log:

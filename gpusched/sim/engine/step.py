@@ -26,7 +26,10 @@ from gpusched.sim.engine.state import (
     FUTURE,
     GROW,
     IN_SYSTEM,
+    JOB_ELIGIBLE,
+    JOB_SETTLES,
     LOGGED,
+    MOVED,
     NEVER,
     NODE_BACK,
     NODE_GONE,
@@ -80,11 +83,11 @@ def advance(sim: Sim, log: Log) -> int:
         sim.clock[1] = np.inf
     sim.clock[0] = now
     turn_hours(sim.ledger, now, sim.dirty)
-    counter[READY] = counter[ENDED] = 0
+    counter[READY] = counter[ENDED] = counter[MOVED] = 0
     while ends.size[0] > 0 and ends.key[0] == now:
         _finish(sim, log, pop(ends))
     if counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= now:
-        _change_nodes(sim, log)
+        _change(sim, log)
     while counter[ARRIVED] < jobs.size and jobs[counter[ARRIVED]]["submit"] <= now:
         _arrive(sim, counter[ARRIVED])
         counter[ARRIVED] += 1
@@ -107,14 +110,27 @@ def _short_of_room(sim: Sim, log: Log) -> bool:
 
 @jit
 def _arrive(sim: Sim, job: int) -> None:
-    before = sim.jobs[job]["depends_on"]
-    if sim.state[job]["status"] != FUTURE:
-        return
-    sim.counter[IN_SYSTEM] += 1
-    if before >= 0 and sim.state[before]["status"] != DONE:
+    if sim.state[job]["status"] == FUTURE:
+        sim.counter[IN_SYSTEM] += 1
+        _become_eligible(sim, job)
+
+
+@jit
+def _become_eligible(sim: Sim, job: int) -> None:
+    if sim.state[job]["needs"] > 0:
         sim.state[job]["status"] = DEPENDENT
     else:
         make_ready(sim, job)
+
+
+@jit
+def _release_children(sim: Sim, begin: int, stop: int) -> None:
+    """These have one job less to wait for."""
+    for at in range(begin, stop):
+        state = sim.state[sim.children[at]]
+        state["needs"] -= 1
+        if state["needs"] == 0 and state["status"] == DEPENDENT:
+            make_ready(sim, sim.children[at])
 
 
 @jit
@@ -133,11 +149,7 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
     note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
     _leave(sim, job)
     sim.counter[IN_SYSTEM] -= 1
-    dependent = sim.jobs[job]["child"]
-    while dependent >= 0:
-        if sim.state[dependent]["status"] == DEPENDENT:
-            make_ready(sim, dependent)
-        dependent = sim.jobs[dependent]["sibling"]
+    _release_children(sim, sim.jobs[job]["child"], sim.jobs[job]["child_begun"])
 
 
 @jit
@@ -187,7 +199,8 @@ def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> No
     state["status"] = RUNNING
     if np.isnan(state["first"]):
         state["first"] = now
-    state["start"] = now
+        _release_children(sim, sim.jobs[job]["child_begun"], sim.jobs[job]["child_stop"])
+    state["start"], state["until"] = now, now + sim.jobs[job]["expected"]
     set_out(sim.pace, sim, job, now + overhead)
     push(sim.ends, state["due"], job)
     sim.counter[PARTS] += request.parts
@@ -219,13 +232,23 @@ def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
 
 
 @jit
-def _change_nodes(sim: Sim, log: Log) -> None:
-    """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller."""
+def _change(sim: Sim, log: Log) -> None:
+    """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller.
+
+    And jobs that may start from now on, or settle for less.
+    """
     counter = sim.counter
     while counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= sim.clock[0]:
         change = sim.changes[counter[CHANGED]]
-        node, kind = change["node"], change["kind"]
+        node, kind = change["subject"], change["kind"]
         counter[CHANGED] += 1
+        if kind == JOB_SETTLES:
+            continue
+        if kind == JOB_ELIGIBLE:
+            if sim.state[node]["status"] == FUTURE:
+                _become_eligible(sim, node)
+            continue
+        counter[MOVED] += 1
         if kind == NODE_RESERVED:
             sim.dirty[sim.node[node]["queue"]] = 1
             continue
@@ -266,11 +289,10 @@ def mark_never(sim: Sim) -> int:
         while stacked > 0:
             stacked -= 1
             count += 1
-            dependent = sim.jobs[sim.ready[stacked]]["child"]
-            while dependent >= 0:
+            of = sim.jobs[sim.ready[stacked]]
+            for dependent in sim.children[of["child"] : of["child_stop"]]:
                 if sim.state[dependent]["status"] != NEVER:
                     sim.state[dependent]["status"] = NEVER
                     sim.ready[stacked] = dependent
                     stacked += 1
-                dependent = sim.jobs[dependent]["sibling"]
     return count
