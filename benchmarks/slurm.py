@@ -212,8 +212,8 @@ def share(site: SlurmSite, service: Service, lasts_s: float) -> dict[str, object
     }  # fmt: skip
 
 
-def starts(site: SlurmSite, service: Service, rounds: int) -> dict[str, Any]:
-    """From the plan to the first line of a job's script, in mode decide."""
+def starts(site: SlurmSite, service: Service, rounds: int, patience_s: float = 20.0) -> dict[str, Any]:
+    """From the plan to the first line of a job's script, in mode decide; those of a round that come in time."""
     cycle = of(service)
     for partition in ("A100", "V100"):
         words = ["policy", "promote", "easy", "-p", partition, "--mode", "decide", "--force", "benchmark"]
@@ -235,7 +235,7 @@ def starts(site: SlurmSite, service: Service, rounds: int) -> dict[str, Any]:
         asked.clear()
         site.run(["scancel", "--state=RUNNING", f"--user={USERS[0]}"])
         site.run(["scancel", "--state=RUNNING", "--user=root"])
-        until = time.monotonic() + 20
+        until = time.monotonic() + patience_s
         while time.monotonic() < until and len(times := begun(site, asked)) < max(1, len(asked)):
             service.run(5.0)
             time.sleep(service.cycle.inventory.settings.tick_s)

@@ -56,6 +56,7 @@ class SshCluster:
         self._wired: dict[str, tuple[str | None, float]] = {}  # which boot's wiring was read, and when
         self._probes: dict[str, Future[Observation]] = {}
         self._operations: dict[RankKey, Future[Outcome]] = {}
+        self._changed: dict[str, float] = {}  # nodes where a rank was changed, when, of which nobody has heard since
         # Pools of their own: nodes that do not answer, and operations that hang, must not keep the healthy ones' probes
         # waiting for a thread.
         self._slow: set[str] = set()
@@ -97,6 +98,8 @@ class SshCluster:
         news = {name: future.result() for name, future in self._probes.items() if future.done()}
         for name, observation in news.items():
             del self._probes[name]
+            if observation.began >= self._changed.get(name, float("inf")):
+                del self._changed[name]
             quick = observation.result.time - observation.began < patience_s
             if isinstance(observation.result, NodeReading) and quick:
                 self._slow.discard(name)
@@ -232,6 +235,9 @@ class SshCluster:
         """See `Cluster.finished`."""
         done = [key for key, future in self._operations.items() if future.done()]
         outcomes = [self._operations.pop(key).result() for key in done]
+        for outcome in outcomes:
+            if outcome.operation.verb in ("launch", "start", "signal"):
+                self._changed[outcome.operation.node] = outcome.time
         return [replace(outcome, time=outcome.time + self._dates.offset) for outcome in outcomes]
 
     def busy(self) -> frozenset[RankKey]:
@@ -244,8 +250,14 @@ class SshCluster:
         self._ends.begin(wake)
 
     def has_news(self) -> bool:
-        """Whether an operation has ended that `finished` has not told of yet, or a node told of a job's end."""
+        """Whether an operation has ended that `finished` has not told of yet, or a node told of a job's end.
+
+        Or whether the node of an operation that has ended can be heard only now: it was slow, or its answer is older.
+        """
         if any(future.done() for future in self._operations.values()):
+            return True
+        probes = [self._probes.get(name) for name in self._changed if name in self._nodes]
+        if any(probe is None or probe.done() for probe in probes):
             return True
         return self._ends.is_due({name for name, future in self._probes.items() if not future.done()})
 

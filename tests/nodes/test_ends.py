@@ -162,8 +162,12 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
     pipe = tmp_path / "gpusched-node" / CLUSTER / NODE / "ended"
     watch.update(NODE, transport, reading(first, second))
     wait_until(pipe.is_fifo, what="the pipe")
-    subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=60)
-    wait_until(lambda: watch.is_due(()), what="the launcher's word")
+
+    def told() -> bool:  # again: what comes before the reader has opened the pipe is lost
+        subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=60)
+        return watch.is_due(())
+
+    wait_until(told, what="the launcher's word")
     assert {name for name, _ in watch._nodes[NODE]._told} == {second.name}
     watch.close()
     wait_until(lambda: not pipe.exists(), what="its removal")

@@ -1,0 +1,50 @@
+"""What a cluster of SSH nodes waits for: a slow node whose job has just been launched is heard without a tick."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpusched.cluster import ssh
+from gpusched.cluster.base import Operation
+from gpusched.model.readings import NodeReading
+from tests.controller.imagined import inventory
+from tests.testbed import wait_until
+
+
+def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, want_links: bool) -> NodeReading:
+        answers.wait(60)
+        return NodeReading(node=node.name, time=now())
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    clock = SimpleNamespace(time=1000.0, offset=0.0, boot=lambda: clock.time)
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path, clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "_carry_out", lambda operation, node: "")
+    node = inventory(1).nodes[0]
+    launch = Operation(verb="launch", node=node.name, rank=SimpleNamespace(job_id="1", attempt=1, rank=0))  # type: ignore[arg-type]
+    try:
+        assert cluster.observe([node], 0.0) == {}
+        assert not cluster.has_news()
+        clock.time = 1001.0
+        cluster.perform([launch])
+        wait_until(cluster.has_news, what="the launch")
+        assert [outcome.error for outcome in cluster.finished()] == [""]
+        assert not cluster.has_news(), "the node has been asked, and says nothing yet"
+        answers.set()
+        wait_until(cluster.has_news, what="the answer")
+        assert cluster.observe([node], 60.0)[node.name].began == 1000.0
+        assert cluster.has_news(), "it says how things were before"
+        wait_until(lambda: cluster.observe([node], 60.0).get(node.name), what="what it says now")
+        assert not cluster.has_news()
+    finally:
+        answers.set()
+        cluster.close()
