@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpusched.agents.predictor.request import Told, loaded, tell_one
+from gpusched.agents.predictor.request import Told, loaded, tell_jobs
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
-from gpusched.errors import NoHistory, UsageError
+from gpusched.errors import UsageError
 from gpusched.model.arrays import first_of
 from gpusched.model.interference import Cost, KindBelief, KindTold, Link, Shape, kind_of, pattern_of
 from gpusched.model.jobs import Job
 from gpusched.model.units import count_of
-from gpusched.traces.readers.history import trace_of
 
 
 def tell_job(model: str | None, text: str) -> list[Told]:
@@ -27,12 +26,9 @@ def tell_job(model: str | None, text: str) -> list[Told]:
         GpuschedError: The predictor cannot be read.
     """
     predictor, client = loaded(model), Client()
-    jobs = Resolver(client).target(text).jobs
-    try:
-        past = trace_of(client.reader, name="history") if client.reader else None
-    except NoHistory:
-        past = None
-    return [tell_one(predictor, past, first_of(job)) for job in jobs]
+    jobs = [first_of(job) for job in Resolver(client).target(text).jobs]
+    until = max(job.submit_time for job in jobs)
+    return tell_jobs(predictor, client.reader.ended_runs(until=until) if client.reader else [], jobs)
 
 
 def believed(text: str) -> bool:

@@ -60,7 +60,7 @@ class Forest(NamedTuple):
     typical: Floats
 
 
-class RunTimes(NamedTuple):
+class PastRunTimes(NamedTuple):
     """What is known of a trace's run times, as the engine goes on.
 
     Attributes:
@@ -82,17 +82,17 @@ class RunTimes(NamedTuple):
     quantile: int
 
 
-def of_owners(trace: Trace) -> RunTimes:
+def of_owners(trace: Trace) -> PastRunTimes:
     """Those of each user, or of each group where the trace names no users; jobs without either count as one's."""
     owner = trace.user if (trace.user >= 0).any() else trace.group
     keys = np.where(owner >= 0, owner, owner.max(initial=-1) + 1).reshape(-1, 1)
-    return RunTimes(_new_past(keys), keys, limits_of(trace), None, 0.0, np.zeros(0), None, 0)
+    return PastRunTimes(_new_past(keys), keys, limits_of(trace), None, 0.0, np.zeros(0), None, 0)
 
 
-def of_all_keys(trace: Trace, typical: float, forest: Forest | None = None, quantile: int = 0) -> RunTimes:
-    """Those of all `KEYS`; see `RunTimes`."""
+def of_all_keys(trace: Trace, typical: float, forest: Forest | None = None, quantile: int = 0) -> PastRunTimes:
+    """Those of all `KEYS`; see `PastRunTimes`."""
     keys, row = keys_of(trace), np.zeros(len(FEATURES))
-    return RunTimes(_new_past(keys), keys, limits_of(trace), static_of(trace), typical, row, forest, quantile)
+    return PastRunTimes(_new_past(keys), keys, limits_of(trace), static_of(trace), typical, row, forest, quantile)
 
 
 def limits_of(trace: Trace) -> Floats:
@@ -218,7 +218,7 @@ def predict(forest: Forest, quantile: int, row: Floats) -> float:
 
 
 @jit
-def walk(known: RunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
+def walk(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
     """What is known of every job at its submission, in place: its features, ``rows: float64[jobs, FEATURES]``.
 
     Without features: its estimate, ``float64[jobs, 1]``. ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``,
@@ -234,7 +234,7 @@ def walk(known: RunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: 
 
 
 @jit
-def _look(static: Floats | None, known: RunTimes, job: int, now: float, row: Floats) -> None:
+def _look(static: Floats | None, known: PastRunTimes, job: int, now: float, row: Floats) -> None:
     if static is None:
         row[0] = expected_run_s(known, job, now)
     else:
@@ -250,13 +250,13 @@ def predict_all(forest: Forest, rows: Floats, logs: Floats) -> None:
 
 
 @jit
-def expected_run_s(known: RunTimes, job: int, now: float) -> float:
+def expected_run_s(known: PastRunTimes, job: int, now: float) -> float:
     """The run time that is expected of a job that is submitted now, in seconds, at most its limit."""
     return float(min(_uncapped_s(known.forest, known.static, known, job, now), known.limit[job]))
 
 
 @jit
-def _uncapped_s(forest: Forest | None, static: Floats | None, known: RunTimes, job: int, now: float) -> float:
+def _uncapped_s(forest: Forest | None, static: Floats | None, known: PastRunTimes, job: int, now: float) -> float:
     """``forest`` stands alone so that without one nothing of it is compiled."""
     if forest is None or static is None:
         key, limit = known.keys[job, 0], known.limit[job]

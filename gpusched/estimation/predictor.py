@@ -17,7 +17,7 @@ from gpusched.errors import GpuschedError
 from gpusched.estimation.features import (
     FEATURES,
     Forest,
-    RunTimes,
+    PastRunTimes,
     limits_of,
     of_all_keys,
     of_owners,
@@ -42,7 +42,7 @@ class Estimator(Protocol):
     def medians(self, trace: Trace) -> Floats:
         """Return the expected run time of each job at its submission, ``float64[jobs]``, seconds."""
 
-    def in_replay(self, trace: Trace) -> RunTimes:
+    def in_replay(self, trace: Trace) -> PastRunTimes:
         """Return the same as arrays, for a replay of ``trace`` from its beginning."""
 
 
@@ -55,7 +55,7 @@ class LastTwo:
         """See `Estimator`."""
         return _walked(trace, self.in_replay(trace), 1)[:, 0]
 
-    def in_replay(self, trace: Trace) -> RunTimes:
+    def in_replay(self, trace: Trace) -> PastRunTimes:
         """See `Estimator`."""
         return of_owners(trace)
 
@@ -141,7 +141,7 @@ class Predictor:
         """See `Estimator`."""
         return np.minimum(self.of(trace)[:, self.quantiles.index(0.5)], limits_of(trace))
 
-    def in_replay(self, trace: Trace) -> RunTimes:
+    def in_replay(self, trace: Trace) -> PastRunTimes:
         """See `Estimator`."""
         return of_all_keys(trace, float(self.forest.typical[0]), self.forest, self.quantiles.index(0.5))
 
@@ -173,7 +173,7 @@ def features_of(trace: Trace, typical: float) -> Floats:
     return _walked(trace, of_all_keys(trace, typical), len(FEATURES))
 
 
-def _walked(trace: Trace, known: RunTimes, columns: int) -> Floats:
+def _walked(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
     end, rows = ends_of(trace), np.zeros((len(trace), columns))
     walk(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
     return rows

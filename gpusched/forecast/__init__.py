@@ -1,6 +1,5 @@
-"""When a job will start and how long it will run: live and in replays.
+"""When a job will start: the queue run forward.
 
-In: a snapshot of the queue, users' past jobs, a trained predictor. Out: ranges of start times, quantiles of run
-times. May import: sim's engine, sched, traces, config, model. Begin with `start_times`, then `queue` (the queue run
-forward), `predictor`.
+In: a snapshot of the queue, draws of run times. Out: ranges of start times. May import: sim's engine, sched, estimation,
+model. Begin with `start_times`, then `queue`, `run`.
 """

@@ -373,13 +373,13 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """As `recently_ended`, but tasks of an array that were cancelled together are one (`Job.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
-    def ended_runs(self, limit: int = REMEMBERED) -> list[Job]:
-        """The jobs that ended last after they ran, the latest one last: what run times are estimated from.
+    def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[Job]:
+        """The jobs that ended last, until then, after they ran; the latest one last: run times are estimated from them.
 
         Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
         """
         cut = "state NOT IN ('NODE_FAIL', 'PREEMPTED')"
-        found = self._jobs_of(f"WHERE end_time IS NOT NULL AND {cut} ORDER BY end_time DESC LIMIT ?", (limit,))
+        found = self._jobs_of(f"WHERE end_time <= ? AND {cut} ORDER BY end_time DESC LIMIT ?", (until, limit))
         return [job for job in found[::-1] if job.start_time is not None]
 
     def has_unended(self, job_id: str) -> bool:

@@ -12,17 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_fields
 from safetensors import safe_open
 
 from gpusched.agents.predictor import train as predict
-from gpusched.agents.predictor.request import with_job
+from gpusched.agents.predictor.request import tell_jobs
 from gpusched.config.weights import ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
 from gpusched.estimation.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
-from gpusched.estimation.predictor import Predictor, ends_of, features_of
+from gpusched.estimation.predictor import LastTwo, Predictor, ends_of, features_of
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
+from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.generic import new_queue, run_generic
+from gpusched.sim.engine.state import OVER
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.pool import Pool
 from gpusched.traces import file as tracefile
 from gpusched.traces.readers.draft import assemble, intern
 from gpusched.traces.trace import Trace
@@ -175,6 +181,18 @@ def test_too_little_to_learn_from() -> None:
         predict.train(habits(40), until=1e9)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_replay_estimates_as_the_live_controller_does(trained: Predictor, learned: bool) -> None:
+    """On so many GPUs that nobody waits, so that the same jobs have ended at each submission."""
+    trace, predictor = habits(300, seed=2), trained if learned else None
+    policy = policy_by_name("sjf-estimate-skip")
+    world = world_of(trace, Pool.uniform(200, 8), policy, Options(predictor=predictor))
+    assert run_generic(world.sim, log_of(world), world.passes, new_queue(world)) == OVER
+    live = (predictor or LastTwo()).medians(trace)
+    np.testing.assert_allclose(world.sim.jobs["expected"], live, rtol=1e-12)
+    assert (live < 86400.0).mean() > 0.9, "few go by their limits"
+
+
 class Cli:
     """The commands as processes of their own, with the compiler switched off."""
 
@@ -233,17 +251,22 @@ def test_from_history_to_a_job(cli: Cli) -> None:
     assert 0 < told["p10_s"] <= told["p50_s"] <= told["p90_s"]
 
 
-def test_a_job_of_the_past_is_told_as_of_its_submission() -> None:
-    trace = habits(50)
+def test_a_job_of_the_past_is_told_as_of_its_submission(trained: Predictor) -> None:
     spec = JobSpec(
-        name="run-7", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60
+        name="run-7", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=9999
     )
-    job = Job(id="j10", user="new", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=EPOCH + trace.submit[10])
-    merged, place = with_job(trace, job)
-    assert merged.ids[place] == "j10"
-    assert len(merged) == 50
-    assert merged.users[merged.user[place]] == "new"
-    assert np.all(np.diff(merged.submit) >= 0)
+
+    def ended(begin: float, ran_s: float) -> Job:
+        return Job(
+            id=ids.mint(EPOCH + begin), user="u", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=EPOCH + begin,
+            start_time=EPOCH + begin, end_time=EPOCH + begin + ran_s, attempt=1,
+        )  # fmt: skip
+
+    before, job, after = ended(0.0, 100.0), ended(1000.0, 50.0), ended(900.0, 5000.0)
+    waits = replace_fields(job, state=JobState.PENDING, start_time=None, end_time=None)
+    (told,), (then,) = tell_jobs(trained, [before, job, after], [job]), tell_jobs(trained, [before], [waits])
+    assert (told.run_s, then.run_s) == (50.0, None)
+    assert replace_fields(told, run_s=None) == then != replace_fields(tell_jobs(trained, [], [waits])[0], run_s=None)
 
 
 def test_usage(cli: Cli) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation.predictor import USUAL_NAME, Predictor, ends_of
 from gpusched.model.units import count_of
-from gpusched.traces.trace import Ints, Trace
+from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
     from gpusched.agents.predictor.train import Evaluation, Trained
@@ -156,46 +156,14 @@ def _told(trace: Trace, job: int, row: list[float]) -> Told:
     )  # fmt: skip
 
 
-def tell_one(predictor: Predictor, past: Trace | None, job: Job) -> Told:
-    """What it says of one job of this cluster, as of its submission; ``past``: what ran before, if anything did."""
-    trace, place = with_job(past, job)
-    row = predictor.of(trace)[place].tolist()
-    told = _told(trace, place, row)
-    return msgspec.structs.replace(told, run_s=job.ran_s or None)
+def tell_jobs(predictor: Predictor, past: Iterable[Job], jobs: Sequence[Job]) -> list[Told]:
+    """What it says of jobs of this cluster, as of their submission; ``past``: those that ended before."""
+    from gpusched.traces.readers.history import as_submitted
 
-
-def with_job(past: Trace | None, job: Job) -> tuple[Trace, int]:
-    """The trace with a job that never ends, and its place in it; a job that is in it already counts once."""
-    from gpusched.traces.readers.draft import assemble
-
-    spec = job.spec
-    one = assemble(
-        name="job", epoch=job.submit_time, ids=(job.id,), submit=np.zeros(1), duration=np.ones(1),
-        gpus=np.array([spec.gpus]),
-        names={"user": (np.zeros(1, np.int64), (job.user,)), "group": (np.zeros(1, np.int64), (spec.partition,)),
-               "model": (np.zeros(1, np.int64), (spec.name,))},
-        columns={"limit": np.array([float(spec.time_limit_s)]), "nodes": np.array([spec.nodes]),
-                 "cores": np.array([spec.nodes * spec.cores_per_node]),
-                 "memory_mib": np.array([spec.nodes * spec.memory_mib_per_node]), "wait": np.array([np.inf])},
-    )  # fmt: skip
-    if past is None:
-        return one, 0
-    from gpusched.traces.slicing import select
-
-    past = select(past, np.flatnonzero([i != job.id for i in past.ids]))
-    place = int(np.searchsorted(past.submit + (past.epoch or 0.0), job.submit_time, side="right"))
-    changed: dict[str, Any] = {"preemptible": None, "ids": (*past.ids[:place], job.id, *past.ids[place:])}
-    for name in ("duration", "limit", "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "gpu_type", "depends_on",
-                 "status", "wait"):  # fmt: skip
-        changed[name] = np.insert(getattr(past, name), place, getattr(one, name)[0])
-    changed["submit"] = np.insert(past.submit, place, job.submit_time - (past.epoch or 0.0))
-    for name in ("user", "group", "model"):
-        words: tuple[str, ...] = getattr(past, name + "s")
-        word = getattr(one, name + "s")[0]
-        words = words if word in words else (*words, word)
-        column: Ints = getattr(past, name)
-        changed |= {name: np.insert(column, place, words.index(word)), name + "s": words}
-    return replace(past, **changed), place
+    trace = as_submitted(list({job.id: job for job in (*past, *jobs)}.values()))
+    place, rows = {job_id: i for i, job_id in enumerate(trace.ids)}, predictor.of(trace).tolist()
+    told = (_told(trace, place[job.id], rows[place[job.id]]) for job in jobs)
+    return [msgspec.structs.replace(one, run_s=job.ran_s or None) for one, job in zip(told, jobs, strict=True)]
 
 
 def loaded(model: str | None) -> Predictor:

@@ -19,7 +19,7 @@ from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_out, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
-from gpusched.agents.rltune.trace import known_of_trace
+from gpusched.agents.rltune.trace import known_of_world
 from gpusched.compiled import jit
 from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import SHORTEST_S, History
@@ -217,8 +217,7 @@ def _begun(
     part: Trace, pool: Pool, settings: Settings, time: float, had: Floats, gone: Ints, end: Floats
 ) -> Episode:  # fmt: skip
     """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
-    demand = world_for(part, pool, settings).demand
-    whole = known_of_trace(part, demand, len(pool.partitions), settings.knows)
+    whole = known_of_world(world_for(part, pool, settings), settings.knows)
     if whole.learns[0]:
         for i in np.argsort(end, kind="stable"):
             note_ended(whole, int(gone[i]), float(part.duration[gone[i]]))

@@ -14,7 +14,7 @@ from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.replay import UNSOUND, Scored, new_queue, run_scored
 from gpusched.agents.rltune.settings import Settings
-from gpusched.agents.rltune.trace import known_of_trace
+from gpusched.agents.rltune.trace import known_of_world
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
 from gpusched.sim.engine.state import GROW, grown
@@ -63,7 +63,7 @@ class Evaluation:
     def __init__(self, trace: Trace, pool: Pool, settings: Settings) -> None:
         self.trace, self.pool = trace, pool
         self._world = world_for(trace, pool, settings)
-        self._known = known_of_trace(trace, self._world.demand, len(pool.partitions), settings.knows)
+        self._known = known_of_world(self._world, settings.knows)
 
     def play(self, prepared: Prepared) -> Figures:
         """One replay's figures; no numbers: infinite."""

@@ -104,15 +104,14 @@ def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     return kind, burst
 
 
-def known_of(facts: Records, queues: int, learns: bool) -> Known:
+def known_of(facts: Records, learns: bool) -> Known:
     """What is known before anything has run; ``learns``: whether it may remember how long ended jobs ran."""
 
     def past(name: str) -> Records:
         return np.zeros(int(facts[name].max(initial=-1)) + 2, PAST)
 
     bursts = past("burst")
-    empty = np.zeros(queues, PAST)
-    return Known(facts, bursts, past("kind"), empty, past("user"), np.zeros(len(bursts), np.int64),
+    return Known(facts, bursts, past("kind"), past("queue"), past("user"), np.zeros(len(bursts), np.int64),
                 np.array([learns], np.uint8), history_of(facts))  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def _as_waiting(job: RunningView) -> PendingView:
 def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
     """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
     snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
-    facts, _ = facts_of_snapshot(context, prepared.knows)
+    facts = facts_of_snapshot(context, prepared.knows)
     views: list[PendingView | RunningView | FinishedView] = [
         *context.waiting.views, *snapshot.running, *snapshot.finished
     ]  # fmt: skip

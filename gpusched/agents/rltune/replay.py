@@ -13,7 +13,7 @@ from gpusched.agents.rltune.live import NO_NUMBER, Prepared
 from gpusched.agents.rltune.mapped import keep_of
 from gpusched.agents.rltune.preempt import Preempting
 from gpusched.agents.rltune.replay_preempt import ranked_runner
-from gpusched.agents.rltune.trace import known_of_trace
+from gpusched.agents.rltune.trace import known_of_world
 from gpusched.compiled import jit
 from gpusched.config.weights import Model
 from gpusched.errors import GpuschedError
@@ -71,7 +71,7 @@ def runner(world: World, prepared: Prepared | Preempting) -> tuple[World, Callab
     if is_mapped(world):
         return world, ScoredRun(world, prepared)
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
-    known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    known = known_of_world(world, prepared.knows)
     queue = new_queue(sim, int(scorer.window[0]))
     by = Scored(queue, known, scorer, PLACEMENTS[world.rule], prepared.backfill)
 
@@ -165,7 +165,7 @@ class ScoredRun(MappedRun):
     def __init__(self, world: World, prepared: Prepared) -> None:
         super().__init__(world)
         self._prepared = prepared
-        self._known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+        self._known = known_of_world(world, prepared.knows)
         self._own = new_queue(world.sim, int(prepared.scorer.window[0]))
 
     def remember(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.agents.rltune.trace import known_of_trace
+from gpusched.agents.rltune.trace import known_of_world
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.jobs import HOUR_S
@@ -73,7 +73,7 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
 def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
-    known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    known = known_of_world(world, prepared.knows)
     holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
     ranked = Ranked(
         plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=known.history,

@@ -17,8 +17,7 @@ LEARNS = ("estimate", "oracle")
 def known_of_snapshot(context: Context, knows: str) -> Known:
     """What is known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
     snapshot = context.snapshot
-    facts, queues = facts_of_snapshot(context, knows)
-    known = known_of(facts, queues, knows in LEARNS)
+    known = known_of(facts_of_snapshot(context, knows), knows in LEARNS)
     first = len(context.waiting.views)
     for i, job in enumerate(snapshot.running):
         note_start(known, first + i, job.start_time)
@@ -29,8 +28,8 @@ def known_of_snapshot(context: Context, knows: str) -> Known:
     return known
 
 
-def facts_of_snapshot(context: Context, knows: str) -> tuple[Records, int]:
-    """What is known of these jobs, ``FACTS[jobs]`` in that order, and how many partitions they are of."""
+def facts_of_snapshot(context: Context, knows: str) -> Records:
+    """What is known of these jobs, ``FACTS[jobs]`` in that order."""
     snapshot = context.snapshot
     rows: list[tuple[Any, ...]] = []  # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes
     for view in context.waiting.views:
@@ -57,4 +56,4 @@ def facts_of_snapshot(context: Context, knows: str) -> tuple[Records, int]:
     order = np.lexsort((np.arange(len(rows)), times))
     same = (column[order] for column in (queue, user, gpus, nodes, cores))
     facts["kind"][order], facts["burst"][order] = grouped(times[order], *same)
-    return facts, int(queue.max()) + 1
+    return facts

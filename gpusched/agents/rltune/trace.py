@@ -7,12 +7,12 @@ import numpy as np
 from gpusched.agents.rltune.history import DAY_S, FACTS, Known, grouped, known_of
 from gpusched.agents.rltune.snapshot import KNOWS_LIMITS, LEARNS
 from gpusched.sched.state import filled
-from gpusched.sim.pool import Demand
-from gpusched.traces.trace import Trace
+from gpusched.sim.engine.build import World
 
 
-def known_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Known:
-    """What the agent is told of a trace's jobs; nothing has run yet."""
+def known_of_world(world: World, knows: str) -> Known:
+    """What the agent is told of a replay's jobs; nothing has run yet."""
+    trace, demand = world.trace, world.demand
     jobs, shape = len(trace), demand.shape
     runs = shape >= 0
     queue, gpus, cores, memory = (np.zeros(jobs, np.int64) for _ in range(4))
@@ -30,4 +30,4 @@ def known_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Kno
         user=np.maximum(owner, 0), kind=kind, burst=burst, queue=queue,
         clock=np.mod(trace.submit + (trace.epoch or 0.0), DAY_S),
     )  # fmt: skip
-    return known_of(facts, queues, knows in LEARNS)
+    return known_of(facts, knows in LEARNS)

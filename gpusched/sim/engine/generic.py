@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.estimation.features import RunTimes, expected_run_s, note_end
+from gpusched.estimation.features import PastRunTimes, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, estimator_for
@@ -40,7 +40,7 @@ class Queue(NamedTuple):
     size: Ints
     users: Records
     outcome: Outcome
-    run_times: RunTimes
+    run_times: PastRunTimes
     estimates: bool
     order: int
     rule: int
