@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from gpusched.sched.topology.slowdown import KIND, Model
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.pool import Pool
+from gpusched.sim.profiles.measured import rows_of
 from gpusched.traces.trace import Trace
 
 
@@ -28,7 +30,7 @@ class Machine(NamedTuple):
 
     gpus: int
     nvswitch: bool
-    kinds: dict[str, tuple[float, float, float, float, float]]
+    kinds: dict[str, tuple[float, ...]]
 
     def model(self) -> Model:
         """The formula with these kinds."""
@@ -36,32 +38,19 @@ class Machine(NamedTuple):
         return Model(kinds, np.zeros((0, 0)), False)
 
 
-# Least squares over the placements of github.com/siasosp23/artifacts at the largest batch each
-# that was measured at 40 of them. Where only
-# one and two nodes were measured a and b are not told apart: all is a, as it comes out where up to 16 nodes were.
-MACHINES = {
-    "aws": Machine(4, False, {
-        "bert": (0.922, 0.0, 0.0175, 0.795, 0.0), "cifar10": (0.702, 0.114, 0.0, 0.0474, 0.0574),
-        "deepspeech2": (2.541, 0.0689, 0.0, 0.0, 0.240), "imagenet": (0.924, 0.0, 0.0485, 0.0118, 0.0624),
-        "ncf": (0.0099, 0.0, 0.0031, 0.0187, 0.0), "yolov3": (0.573, 0.0, 0.0939, 0.752, 0.0),
-    }),
-    "rtx": Machine(8, False, {
-        "bert": (0.447, 0.0, 0.168, 0.437, 0.0), "cifar10": (0.169, 0.0, 0.0058, 0.0139, 0.0),
-        "deepspeech2": (0.662, 0.0, 0.159, 0.296, 0.0), "imagenet": (0.463, 0.0, 0.0184, 0.0422, 0.0),
-        "ncf": (0.0203, 0.0, 0.0065, 0.0110, 0.0), "yolov3": (0.591, 0.0, 0.0603, 0.211, 0.0),
-    }),
-    "dgx": Machine(8, True, {
-        "bert": (0.173, 0.0, 0.0, 0.006, 0.0), "cifar10": (0.071, 0.0, 0.0, 0.004, 0.0),
-        "deepspeech2": (1.000, 0.0, 0.0, 0.020, 0.0), "imagenet": (0.321, 0.0, 0.0, 0.003, 0.0),
-        "ncf": (0.015, 0.0, 0.0, 0.0, 0.0), "yolov3": (0.495, 0.0, 0.0, 0.001, 0.0),
-    }),
-}  # fmt: skip
-"""Machine -> what six models were measured to take there; of a DGX computing is with all eight GPUs of a node."""
+@cache
+def machines() -> dict[str, Machine]:
+    """Machine -> what models were measured to take there."""
+    found: dict[str, Machine] = {}
+    for row in rows_of("sia_links"):
+        of = found.setdefault(row["machine"], Machine(int(row["gpus"]), row["nvswitch"] == "yes", {}))
+        of.kinds[row["model"]] = tuple(float(row[name]) for name in KIND.names or ())
+    return found
 
 
 def most_alike(pool: Pool) -> str:
     """The machine whose figures are taken for nodes: AWS where none has more GPUs than those have, else RTX."""
-    return "aws" if pool.gpus.max() <= MACHINES["aws"].gpus else "rtx"
+    return "aws" if pool.gpus.max() <= machines()["aws"].gpus else "rtx"
 
 
 def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, str]:
@@ -78,7 +67,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, 
     if not found:
         raise UsageError("the topology names none of the nodes", f"some of {', '.join(pool.names[:3])}")
     machine = most_alike(pool)
-    kinds = list(MACHINES[machine].kinds)
+    kinds = list(machines()[machine].kinds)
     of_model = [next((i for i, k in enumerate(kinds) if name.lower().startswith(k)), -1) for name in trace.models]
     drawn = np.random.default_rng(0).integers(0, len(kinds), len(trace))
     named = np.array([*of_model, -1], np.int64)[trace.model]
@@ -87,7 +76,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, 
         f"what links cost by {machine} figures of {', '.join(kinds)}: {int((named >= 0).sum())} jobs by their model, "
         f"the others' drawn; {found} of {len(pool)} nodes are in the topology"
     )
-    return Network(tree_of(topology, pool.names), MACHINES[machine].model(), kind), note
+    return Network(tree_of(topology, pool.names), machines()[machine].model(), kind), note
 
 
 class Pairs(NamedTuple):

@@ -43,6 +43,8 @@ def load_scenario(path: Path | str) -> Request:
         file = shipped
     root = parse_file(file, "a scenario")
     found = fields.read(root, _keys(file.parent), _EXPECTED)
+    if found.keys() == {"paper"}:
+        raise root.error(f"a workload; this is for gpusched reproduce {file.stem}", "only what a paper's figures need")
     request = Request(**{name: value for name, value in found.items() if name != "paper"})
     for name, value in root.fields(_EXPECTED).items():
         if name == "published" and (others := request.published.keys() - set(request.policies)):

@@ -151,35 +151,3 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
     rows = [line.split()[:3] for line in done.stdout.splitlines()[1 : 1 + 4 * len(RULES)]]
     assert rows == [[nodes, "nodes", policy] for nodes in settings for policy in RULES]
     assert "The others are rules" in " ".join(done.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: drf, optimus"),
-        (("--workloads", "nothing.json"), "nothing.json: No such file or directory"),
-        (("--workloads", "bad.json"), "bad.json: found Expected `float` > 0.0 - at `$[0].jobs[0].epochs`, expected"),
-        (
-            ("--workloads", "good.json", "--speeds", "twice.txt"),
-            "twice.txt: found m with 1 servers and 1 workers twice",
-        ),
-        (("--workloads", "good.json", "--speeds", "other.txt"), "nothing measured says how fast m is; see --speeds"),
-        (("--workloads", "good.json", "--speeds", "m.txt", "--seed", "7"), "no workload of seed 7; it has 0"),
-        (
-            ("--workloads", "stuck.json", "--speeds", "m.txt", "--policy", "drf"),
-            "1 jobs are left that nothing runs on 1 nodes",
-        ),
-    ],
-)
-def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    job = {"arrival_slot": 0, "model": "m", "epochs": 3, "steps_per_epoch": 10, "worker": [2, 4], "server": [2, 0]}
-    for name, change in (("good", {}), ("bad", {"epochs": 0}), ("stuck", {"worker": [8, 8]})):
-        text = json.dumps([{"setting": "s", "nodes": 1, "seed": 0, "jobs": [job | change]}])
-        (tmp_path / f"{name}.json").write_text(text)
-    for name, model in (("m", "m"), ("other", "n"), ("twice", "m")):
-        lines = [f"('{model}', 'dist_sync', 32, {s}, 1, [2.0], [1.0], [1.0])\n" for s in (1, 2)]
-        (tmp_path / f"{name}.txt").write_text("".join(lines) + (lines[0] if name == "twice" else ""))
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == 2 if "nothing.json" not in words else done.returncode in (1, 2)
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from gpusched.agents.dl2.observed import Observed, kinds_of
 from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Change, play
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
-from gpusched.agents.dl2.workloads import Setting, draw
-from gpusched.config.weights import Model, load_file, save_model
+from gpusched.agents.dl2.workloads import draw
+from gpusched.config.weights import Model, load_file
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
 from gpusched.sim.profiles.dl2 import read_speeds
@@ -408,26 +407,3 @@ def test_what_decides_is_said() -> None:
     assert what_decides(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
     assert what_decides(model(GREEDY)) == "a linear score of 20 inputs, no neural network"
     assert (len(STEP), len(CLUSTER)) == (INPUTS, SHARED) == (20, 7)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--change", "vgg-16:20"), "--change 'vgg-16:20'; expected MODEL:SLOT:FACTOR, such as vgg-16:20:0.5"),
-        (("--change", "vgg-16:-1:2"), "expected MODEL:SLOT:FACTOR"),
-        (("--restart", "soon"), "--restart 'soon' is not a duration; for example 120s"),
-        (("--weights", "none.safetensors"), "none.safetensors"),
-        (("--weights", "half.safetensors"), "untrained.linear is missing"),
-    ],
-)
-def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    save_model(tmp_path / "half.safetensors", "dl2", arrays_of({"trained": GREEDY}), {})
-    file = tmp_path / "one.json"
-    shutil.copy(real("dl2_workloads.json.gz"), tmp_path / "all.json.gz")
-    import msgspec
-
-    file.write_bytes(msgspec.json.encode([draw(Setting(4, 3, 1), 1)]))
-    done = reproduce("--workloads", "one.json", *words, cwd=tmp_path)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -307,33 +307,6 @@ def test_the_table(tmp_path: Path) -> None:
     assert "no reproduction" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--workloads", "nowhere"), "nowhere/philly_2017.csv.gz: there is no such trace"),
-        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: proportional, las"),
-        (("--speeds", "nowhere"), "nowhere/synergy_sensitivity.json: no such file or folder of measurements"),
-        (("--speeds", "bad"), "bad/synergy_sensitivity.json:1: found a JSON error"),
-        (("--speeds", "empty"), "empty/synergy_sensitivity.json: models/alexnet_1: found something else"),
-    ],
-)
-def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    source = real("../profiles/synergy_sensitivity.json").parent
-    for folder, content in (
-        ("bad", "{"),
-        ("empty", "{}"),
-        ("profiles", (source / "synergy_sensitivity.json").read_text()),
-    ):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "synergy_sensitivity.json").write_text(content)
-        (tmp_path / folder / "restart_seconds.csv").write_text((source / "restart_seconds.csv").read_text())
-        (tmp_path / folder / "placement").symlink_to(source / "placement")
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[list[int]] | None = None) -> Question:
     """Jobs (GPUs held, seconds left, exponent of the GPUs in the pace) of 1, 2, 4 or 8 GPUs, of 16 in all."""
     claims = new_claims(len(jobs), 4)

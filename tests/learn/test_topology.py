@@ -127,31 +127,3 @@ def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
     assert (setting.pool.names, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
     assert setting.tree.rack.tolist() == [0, 1, -1]
     assert len(draw(setting, 0.9, 1)[0]) == 50 * 18
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--policy", "sjf"), "no policy of this setting is named 'sjf'; known: random, load-balancing"),
-        (("--load", "0"), "--load 0 is not a load"),
-        (("--topology", "none.yaml"), "none.yaml"),
-        (("--topology", "empty.yaml"), "empty: no switch has nodes"),
-        (("--topology", "tiny.yaml", "--quick"), "no job of 16 GPUs"),
-        (("--gpus-per-node", "4"), "--gpus-per-node needs a file of nodes; --topology FILE"),
-        (("--topology", "16x4", "--nic", "400G"), "--nic needs a file of nodes"),
-        (("--topology", "tiny.yaml", "--nic", "fast"), "--nic: found 'fast', expected a rate; such as 100G"),
-        (("--topology", "tiny.yaml", "--gpus-per-node", "0"), "--gpus-per-node must be at least 1, found 0"),
-        (("--table", "none.csv"), "none.csv: found"),
-        (("--table", "wrong.csv"), "wrong.csv:2: found"),
-        (("--table", "half.csv"), "half.csv: found no ('b', 2, 2) beside ('a', 2, 2)"),
-    ],
-)
-def test_bad_input_is_told_in_a_line(tmp_path, words, said):
-    (tmp_path / "empty.yaml").write_text("top: {}\n")
-    (tmp_path / "tiny.yaml").write_text("top: {nodes: [a]}\n")
-    (tmp_path / "wrong.csv").write_text(HEADER + "a,2,2,a,2,2,-1\n")
-    (tmp_path / "half.csv").write_text(HEADER + "a,2,2,a,2,2,0.5\na,2,2,b,2,2,0.5\n")
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -28,7 +28,7 @@ from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.engine.state import GROW, grown
-from gpusched.sim.network import MACHINES, read_pairs
+from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.replay import replay
 from tests.traces.samples import real
@@ -45,7 +45,7 @@ def drawn(seed: int) -> dict[str, np.ndarray]:
 def busy(seed: int) -> tuple[Any, Any, Resources]:
     """Links with some jobs on them, and what is free."""
     rng, tree = np.random.default_rng(seed), RACKS.tree
-    model = MACHINES["aws"].model()
+    model = machines()["aws"].model()
     load = new_load(tree, rng.integers(0, 6, 12), np.full(12, 4), np.ones(12), 400)
     free, use, needs = np.full(16, 4), new_use(tree), np.zeros(len(tree.weight))
     for job in range(12):
@@ -131,7 +131,7 @@ def test_weights_of_another_shape_are_told() -> None:
 def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int, parts: int, name: str) -> None:
     setting, rng = SETTINGS[name], np.random.default_rng(seed)
     trace, kind = draw(setting, 1.0, seed, 60)
-    model, pool = MACHINES[setting.machine].model(), setting.pool
+    model, pool = machines()[setting.machine].model(), setting.pool
     wild = agent_of(rng.normal(0, 1.0, size_of(SHAPES)))
     result = engine.replayed(trace, pool, Network(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
@@ -156,7 +156,7 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
     never = handed._replace(hand_skip=np.array([-100.0, *handed.hand_skip[1:]]))
     for seed in range(8):
         trace, kind = draw(RACKS, 0.9, seed, 1500)
-        here = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+        here = Network(RACKS.tree, machines()["aws"].model(), kind)
         jct.append([
             float((engine.replayed(trace, RACKS.pool, here, agent, parts).end - trace.submit).mean())
             for agent, parts in ((handed, 1), (handed, 4), (never, 4))
@@ -168,7 +168,7 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
 
 def test_nobody_is_handed_on_twice_at_once_or_forgotten() -> None:
     trace, kind = draw(RACKS, 1.1, 3, 300)
-    network_of = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+    network_of = Network(RACKS.tree, machines()["aws"].model(), kind)
     plain = world_of(trace, RACKS.pool, engine.placed_by("contention"), Options(network=network_of))
     world, acting = engine.new_acting(plain, agent_of(untrained(0)), 4)
     log = log_of(world)
@@ -186,7 +186,7 @@ def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path)
     save_model(tmp_path / "agents/default.safetensors", "topology", named(numbers, SHAPES), {})
     (tmp_path / "agents.yaml").write_text("agent: topology\nschedulers: 4\n")
     trace, kind = draw(RACKS, 0.9, 3, 300)
-    here = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+    here = Network(RACKS.tree, machines()["aws"].model(), kind)
     policy = policy_by_name(str(tmp_path / "agents.yaml"))
     found = replay(trace, RACKS.pool, policy, network=here)
     mine, alone = (engine.replayed(trace, RACKS.pool, here, agent_of(numbers), parts) for parts in (4, 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.errors import UsageError
+from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
 from gpusched.study.request import Request, resolve
 from gpusched.study.scenario import SHIPPED, load_scenario, with_options
@@ -128,3 +128,12 @@ def test_those_that_come_along_are_found_by_name() -> None:
     assert request.workload is not None
     assert request.workload.jobs == 6000
     assert (SHIPPED / "rltune.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", [file.stem for file in SHIPPED.glob("*.yaml") if "\npaper:" in file.read_text()])
+def test_a_papers_setting_is_replayed_or_says_who_plays_it(name: str) -> None:
+    if name == "rltune":
+        assert load_scenario(name).policies
+    else:
+        with pytest.raises(FileError, match=f"a workload; this is for gpusched reproduce {name}"):
+            load_scenario(name)

@@ -12,7 +12,7 @@ from gpusched.model.topology import Switch, Topology
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import NIC_GBPS, Tree, tree_of
-from gpusched.sim.network import MACHINES, Pairs
+from gpusched.sim.network import Pairs, machines
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.draft import assemble
@@ -80,8 +80,8 @@ class Setting(NamedTuple):
 
     Attributes:
         name: As rows say. topology: Switches. pool: Nodes. nic_gbps: Of each node.
-        machine: Key of `MACHINES`. mix: Of sizes, as the scenario calls it. pairs: Jobs are of the kinds of a table, in
-            its sizes.
+        machine: Of `machines`. mix: Of sizes, as the scenario calls it. pairs: Jobs are of the kinds of a table, in its
+            sizes.
         combine: "formula"; with pairs "product" or "sum".
     """
 
@@ -97,7 +97,7 @@ class Setting(NamedTuple):
     @property
     def tree(self) -> Tree:
         """The links. By a table only nodes' NICs are any."""
-        nvswitch = MACHINES[self.machine].nvswitch
+        nvswitch = machines()[self.machine].nvswitch
         tree = tree_of(self.topology, self.pool.names, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
         if self.pairs is not None:
             tree.weight[:] = 0.0
@@ -108,7 +108,7 @@ class Setting(NamedTuple):
     def model(self) -> Model:
         """How much slower its kinds of jobs are where they run."""
         if self.pairs is None:
-            return MACHINES[self.machine].model()
+            return machines()[self.machine].model()
         return self.pairs.model(self.combine == "sum")
 
 
@@ -152,7 +152,7 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
         gpus, nodes = setting.pairs.gpus[kind], setting.pairs.nodes[kind]
         models = setting.pairs.names
     else:
-        models = tuple(MACHINES[setting.machine].kinds)
+        models = tuple(machines()[setting.machine].kinds)
         kind = rng.integers(0, len(models), count)
         gpus = np.array(of.sizes)[rng.choice(len(of.sizes), count, p=of.mixes[setting.mix])]
     run_s = np.exp(rng.normal(of.run_s.mean, of.run_s.deviation, count))
