@@ -174,7 +174,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         seed: For policies that draw (the paper's naive one); changes every cycle.
         finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
         topology: As declared, else as discovered.
-        beliefs: Kind of job -> what was learned of it; empty where no policy asks for it.
+        beliefs: Kind of job -> what was learned of it; empty where no policy asks for it, and no GPUs are shared.
         bounds: The limits that jobs here count for. groups: The tree by which shares are fair.
     """
 

@@ -65,11 +65,6 @@ class Alone:
         """Each node, partition by partition, and what it has of that; -1 GPUs where it is not available."""
         return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(what)), strict=True), strict=True)
 
-    def free(self, node: str) -> Amounts:
-        """What a node has free now; -1 GPUs where it is not available."""
-        gpus, cores, memory = (int(column[self.world.row[node]]) for column in self.world.resources)
-        return gpus, cores, memory
-
     @cached_property
     def _releases(self) -> Releases:
         return releases_of(self.snapshot.running, self.world, len(self.world.nodes))
@@ -95,13 +90,8 @@ class Alone:
         set_feasibility(on, on, jobs.masks, waiting.requests, scratch, jobs.feasibility)
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
-    def when(self, job: PendingView) -> float:
-        """When it fits at the latest, by the limits of what runs (Unix seconds); infinite: never."""
-        starts, when = self._walked(job, int(self._releases.used[0]))
-        return self.snapshot.now if starts else when
-
     def earliest(self, job: PendingView) -> tuple[float, str] | None:
-        """The same, and thanks to whom; None: it fits now or never.
+        """When it fits at the latest, by the limits of what runs, and thanks to whom; None: it fits now or never.
 
         Returns:
             (Unix seconds, ``job X on dgx001 frees 4 GPUs``).

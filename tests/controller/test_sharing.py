@@ -24,6 +24,7 @@ from gpusched.nodes.runtimes.apptainer import Apptainer
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.nodes.runtimes.engine import Docker, Podman
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import trace_of
 from tests.controller.folding import spec
@@ -83,6 +84,17 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path)
     yield site
     site.store.close()
+
+
+def test_a_shadow_shares_too(site: Site) -> None:
+    site.store.put_shadow(Shadow(partition="p", spec=POLICIES["p"], since=0.0, by="ann"))
+    site.submit(GPUS)
+    site.turn(3)
+    site.submit(2)
+    site.turn(4)
+    shadow = site.store.shadows()["p"]
+    assert (shadow.trouble, shadow.live_starts, shadow.shadow_starts) == ("", 2, 2)
+    assert shadow.same == shadow.decisions
 
 
 def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> None:

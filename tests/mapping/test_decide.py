@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from gpusched.config.policies import load_policy
 from gpusched.model.plan import ReasonCode
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
-from gpusched.model.snapshot import NodeView, Snapshot
+from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.sched.alone import Alone, in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -82,9 +83,14 @@ def _best_end(snap: Snapshot, job_id: str) -> float:
     of = {kind: Alone(msgspec.structs.replace(snap, nodes=_of_type(snap, kind))) for kind in kinds}
     has = {kind: speed[kind] for kind in kinds if of[kind].fits(job, "usable")}
     if not has:
-        return Alone(snap).when(job)
+        return _when(Alone(snap), job)
     best = max(has.values())
-    return min(of[k].when(job) + job.spec.time_limit_s * best / s for k, s in has.items())
+    return min(_when(of[k], job) + job.spec.time_limit_s * best / s for k, s in has.items())
+
+
+def _when(alone: Alone, job: PendingView) -> float:
+    found = alone.earliest(job)
+    return found[0] if found is not None else NOW if alone.fits(job) else math.inf
 
 
 def _of_type(snap: Snapshot, kind: str) -> tuple[NodeView, ...]:

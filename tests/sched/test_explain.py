@@ -241,7 +241,6 @@ def test_what_of_a_node_is_there_well_and_free_and_who_has_the_rest() -> None:
     assert [has for _, has in alone.nodes("total")] == [(8, *whole), (8, *whole)]
     assert [has for _, has in alone.nodes("usable")] == [(5, *whole), (-1, *whole)]
     assert [has for _, has in alone.nodes("free")] == [(4, 3, left), (-1, 78, left)]
-    assert alone.free("n") == (4, 3, left)
     count = (nodes[0], (4, 3, 2048))
     assert shortfall_of(*count, (5, 1, 1)) == (
         "gpus", "4 of 8 GPUs free, needs 5 (1 held by jobs, 1 LOST, 2 foreign: pid 4 of al)",

@@ -55,7 +55,7 @@ class Pairings(NamedTuple):
         head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
             whoever is still to be started.
         vain: ``VAIN[MOST_IN_VAIN]``: for whom nothing was found in this pass.
-        count: ``int64[2]``: how many these are, and how many were started.
+        counts: ``int64[2]``: how many these are, and how many were started.
     """
 
     mates: Records
@@ -67,7 +67,7 @@ class Pairings(NamedTuple):
     head: Ints
     fits: Floats
     vain: Records
-    count: Ints
+    counts: Ints
 
 
 @jit
@@ -94,23 +94,24 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
         least, mate = _next(state, of, row, request, least, mate)
         if mate < 0:
             break
+        # who is done before the head can fit is not in its way: its mate keeps the GPUs no shorter for it
         if not late or not _delays(state, of, job, request, mate):
             at = of.mates[mate]["first"]
             for part in range(request.parts):
                 state.scratch.chosen[part] = of.nodes[at + part]
-            of.beside[of.count[1]] = mate
+            of.beside[of.counts[1]] = mate
             return STARTED, shape
         tried += 1
-    vain = of.vain[of.count[0]]
+    vain = of.vain[of.counts[0]]
     vain["row"], vain["shape"], vain["limit"] = row, shape, limit if tried > 0 else 0.0
-    of.count[0] += 1
+    of.counts[0] += 1
     return code, shape
 
 
 @jit
 def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
     """Whether nothing was found for one like it that would be done as soon: what is left only shrinks."""
-    for at in range(of.count[0]):
+    for at in range(of.counts[0]):
         vain = of.vain[at]
         if vain["row"] == row and vain["shape"] == shape and limit >= vain["limit"]:
             return True
@@ -155,13 +156,14 @@ def _delays(state: ClusterState, of: Pairings, job: int, request: Request, mate:
         node = of.nodes[first + part]
         take(state.resources, beside, node)
         add(releases, state.now + state.jobs.limit[job], node, beside, job)
+    # as if it had started; `reserve_any` asks the releases alone
     _pass_on(releases, of.mates[mate]["owner"], job, request.gpus)
     when = _fits(state, of.head[0])
     _pass_on(releases, of.mates[mate]["owner"], job, -request.gpus)
     for part in range(request.parts):
         give(state.resources, beside, of.nodes[first + part])
     drop(releases, job)
-    return when > of.fits[0]
+    return bool(when > of.fits[0])
 
 
 @jit
@@ -206,15 +208,15 @@ def _taken(state: ClusterState, job: int, request: Request, of: Pairings) -> Req
 
 @jit
 def _started(state: ClusterState, job: int, request: Request, of: Pairings) -> None:
-    mate = of.mates[of.beside[of.count[1]]]
+    mate = of.mates[of.beside[of.counts[1]]]
     mate["taken"] = 1
-    of.count[1] += 1
+    of.counts[1] += 1
     _pass_on(state.releases, mate["owner"], job, state.requests.gpus[state.jobs.shape[job]])
 
 
 @jit
 def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Pairings) -> int:
-    return -1 if of.count[0] == MOST_IN_VAIN else in_order(state, queue, at, head, of)
+    return -1 if of.counts[0] == MOST_IN_VAIN else in_order(state, queue, at, head, of)
 
 
 _pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_taken)
@@ -227,7 +229,7 @@ def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
     As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
     two jobs have already is given back only by the one that ends last.
     """
-    pairings.count[0], pairings.head[0] = 0, -1
+    pairings.counts[0], pairings.head[0] = 0, -1
     _pass_beside(state, queue, EASY, pairings)
 
 
@@ -235,5 +237,5 @@ def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
 def pairings_of(mates: Records, nodes: Ints, cost: Floats, kind: Ints, row: Ints) -> Pairings:
     """What a pass needs."""
     beside, head, fits = np.zeros(mates.size, np.int64), np.full(1, -1), np.full(1, np.inf)
-    vain, count = np.zeros(MOST_IN_VAIN, VAIN), np.zeros(2, np.int64)
-    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, vain, count)
+    vain, counts = np.zeros(MOST_IN_VAIN, VAIN), np.zeros(2, np.int64)
+    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, vain, counts)

@@ -1,5 +1,5 @@
 """Two jobs on the same GPUs: who may, and who is put beside whom once the policies have decided.
 
-In: a snapshot, its plan, and what is believed of kinds of jobs. Out: the plan with more starts. Pure. Begin with
-`pairs`; `rules` is what may be at all, by which `check` goes, too.
+In: a snapshot with what is believed of kinds of jobs, and whom the policies left waiting. Out: more starts, or why not.
+Pure. Begin with `pairs`, which fills the arrays of `kernel.beside`; `rules` is what may be at all, as `check` has it.
 """

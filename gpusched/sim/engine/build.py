@@ -192,7 +192,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS:
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
-    share, notes = sharing_of(options.share, trace, policy, rule, options.believed)
+    believed = options.believed if options.network is None else None
+    share, notes = sharing_of(options.share, trace, policy, rule, believed)
     blind = (_BLIND,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
@@ -233,8 +234,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     )  # fmt: skip
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
-    if options.believed is not None and share == "pairs" and sim.pace is not None:
-        sim.pace.runs["row"], (_, kind, lost, speed) = options.believed.row, options.believed
+    if believed is not None and share == "pairs" and sim.pace is not None:
+        sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
         sim = sim._replace(pace=sim.pace._replace(kind=kind, lost=lost, speed=speed, equal=False))
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))

@@ -71,8 +71,8 @@ def share_gpus(
         return False
     if pace.slots.size == 0:
         return False
-    for job in ordered:
-        outcome.code[job] = PRIORITY  # not all are asked
+    for job in ordered if pace.lost.size > 0 else ordered[:0]:
+        outcome.code[job] = PRIORITY  # of those who are not asked
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
     if own != EASY and pace.lost.size == 0:
@@ -166,8 +166,10 @@ def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outc
         return
     if pace.lost.size == 0:
         return
-    queue = wait_for_room(outcome, ordered)
-    if queue.size == 0:
+    queue, shares = wait_for_room(outcome, ordered), False
+    for job in queue:
+        shares |= pace.runs[job]["row"] >= 0
+    if not shares:
         return
     running = np.sort(sim.ends.item[: sim.ends.size[0]])
     mates, count = np.zeros(running.size, MATE), 0
