@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
-from gpusched.model.limits import WEEK_S, leaf_of, split_leaf, takes
+from gpusched.model.limits import WEEK_S, leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
@@ -207,19 +207,21 @@ def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, 
 def _passes(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, first: Ints, held: int) -> Passes:
     """What the walk takes: the waiting jobs, their accounts followed by those of what runs (``first`` of each job)."""
     links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
+    left = np.array([job.expected_end for job in snapshot.running], np.float64) - snapshot.now
     of_array = {
         view.array_id or view.id: links[at][0]
         for view, at in zip(waiting.views, jobs.account[:, 0].tolist(), strict=True)
         if view.array_room is not None
     }
-    account[:, 0] = -1
+    account[:, 0], account[first, 1] = -1, [job.allocation.gpus for job in snapshot.running]
+    account[first, 2] = account[first, 1] * np.clip(left, 0.0, WEEK_S)
     for at, job in zip(first, snapshot.running, strict=True):
         bounds = [(bound, COLUMNS[snapshot.bounds[bound].rule.unit]) for bound in job.bounds]
         if job.array_id in of_array:
             bounds.insert(0, (of_array[job.array_id], 0))
-        left, gpus = max(job.expected_end - snapshot.now, 0.0), job.allocation.gpus
-        account[at] = len(links) if bounds else -1, gpus, takes("gpu_s", gpus, left)
-        links += chain(bounds, len(links))
+        if bounds:
+            account[at, 0] = len(links)
+            links += chain(bounds, len(links))
     releases = releases_of(snapshot.running, world, waiting.parts)
     used, scratch = int(releases.used[0]), scratch_for(world, waiting, releases)
     releases.owner[:used] = (len(jobs.shape) + first)[-1 - releases.owner[:used]]

@@ -146,16 +146,19 @@ def decide_ahead(sim: Sim, log: Log, passes: Passes, line: QueueArrays) -> int:
         return REACHED
     for i in range(sim.counter[ENDED]):
         _note_end(sim, passes, line, sim.ended[i])
-    _turn(passes.scratch.calendar, sim, passes, line)
-    entered = _enter_ready(sim, line, 0)
-    _settle(sim, passes.jobs, line)
+    if line.turns.size > 0 or sim.counter[MOVED] > 0:
+        _turn(passes.scratch.calendar, sim, passes, line)
+    entered = 0 if sim.counter[READY] == 0 else _enter_ready(sim, line, 0)
+    if line.counter[SEEN] < sim.counter[CHANGED]:
+        _settle(sim, passes.jobs, line)
     partition = 0
     while partition < line.queues.size:
         asked = sim.dirty[partition] != 0 and line.queues[partition]["waiting"] > 0
         sim.dirty[partition] = 0
         if asked:
             _decide(sim, log, passes, line, partition)
-            entered = _enter_ready(sim, line, entered)
+            if entered < sim.counter[READY]:
+                entered = _enter_ready(sim, line, entered)
         partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
     target = line.counter[TARGET]
     if target >= 0 and not np.isnan(sim.state[target]["first"]):

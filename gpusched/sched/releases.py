@@ -68,13 +68,13 @@ def drop_ended(releases: Releases, end: float, owner: int) -> None:
 @jit
 def _close_gap(releases: Releases, first: int, last: int) -> None:
     """Makes the slots at ``first <= at < last`` of the order unused; the others keep theirs."""
-    used, gap = releases.used[0], last - first
-    dropped = releases.order[first:last].copy()
-    for at in range(last, used):
-        releases.order[at - gap] = releases.order[at]
-    for at in range(gap):  # an assignment of the whole would compile messages about shapes for two seconds
-        releases.order[used - gap + at] = dropped[at]
-    releases.used[:] = used - gap
+    order = releases.order
+    for at in range(last - 1, first - 1, -1):  # mostly one: a copy of them all would take longer
+        slot, end = order[at], releases.used[0] - 1
+        for i in range(at, end):
+            order[i] = order[i + 1]
+        order[end] = slot
+        releases.used[:] = end
 
 
 @jit

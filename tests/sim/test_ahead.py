@@ -254,6 +254,29 @@ def test_an_end_in_one_partition_lets_somebody_go_in_another() -> None:
     assert starts(ahead, ahead.by_limits) == {"a": NOW + 100}
 
 
+def test_ahead_a_job_waits_for_ends_and_for_starts() -> None:
+    """``both`` for an end and a start, of which the later counts; ``never`` for one that does not start."""
+
+    def waits(name: str, *others: tuple[DependencyKind, str], **more: int) -> PendingView:
+        job = pending(name, 1, **more)
+        spec = msgspec.structs.replace(job.spec, dependencies=tuple(Dependency(*other) for other in others))
+        return msgspec.structs.replace(job, spec=spec, dependency="waiting")
+
+    ends, starts_ = DependencyKind.AFTERANY, DependencyKind.AFTER
+    jobs = [
+        waits("begun", (starts_, "big"), submit=0), pending("big", 8, submit=1, limit=50),
+        waits("both", (ends, "r"), (starts_, "late"), limit=5), waits("late", (ends, "begun"), limit=10, submit=2),
+        waits("never", (starts_, "gone")),
+    ]  # fmt: skip
+    ahead = ahead_of(snapshot([node("n", 8), node("m", 1)], jobs, [running("r", {"n": (0,)}, NOW + 100)]))
+    assert starts(ahead, ahead.by_limits) == {
+        "big": NOW + 100,
+        "begun": NOW + 100,
+        "late": NOW + 3700,
+        "both": NOW + 3700,
+    }
+
+
 def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer draws than wanted where one answer would take long; with not even one, nothing is made up."""
     waiting = [pending(f"{i:03}", 1, submit=float(i)) for i in range(60)]

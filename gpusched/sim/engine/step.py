@@ -149,7 +149,8 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
     note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
     _leave(sim, job)
     sim.counter[IN_SYSTEM] -= 1
-    _release_children(sim, sim.jobs[job]["child"], sim.jobs[job]["child_begun"])
+    if sim.jobs[job]["child"] < sim.jobs[job]["child_begun"]:
+        _release_children(sim, sim.jobs[job]["child"], sim.jobs[job]["child_begun"])
 
 
 @jit
@@ -199,7 +200,8 @@ def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> No
     state["status"] = RUNNING
     if np.isnan(state["first"]):
         state["first"] = now
-        _release_children(sim, sim.jobs[job]["child_begun"], sim.jobs[job]["child_stop"])
+        if sim.jobs[job]["child_begun"] < sim.jobs[job]["child_stop"]:
+            _release_children(sim, sim.jobs[job]["child_begun"], sim.jobs[job]["child_stop"])
     state["start"], state["until"] = now, now + sim.jobs[job]["expected"]
     set_out(sim.pace, sim, job, now + overhead)
     push(sim.ends, state["due"], job)
