@@ -58,7 +58,7 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         words: What stands below the table; ``{key}`` stands for a published figure.
         published: The paper's own figures. None of them was computed here, and none stands anywhere else.
-        policies: Played, in the order of the table. ablations: Played only where they are named.
+        policies: Names, in the order of the table, and what they are. ablations: Played only where they are named.
         seeds: What workloads are drawn with.
         table: Columns. drop: Heads of those that a narrow screen does without, the least needed first.
         bound: Of a further line for each group of rows: key -> key that has its bound.
@@ -66,8 +66,8 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     words: str = ""
     published: Any = {}
-    policies: tuple[str, ...] = ()
-    ablations: tuple[str, ...] = ()
+    policies: Any = {}
+    ablations: Any = {}
     seeds: tuple[int, ...] = ()
     table: tuple[Column, ...] = ()
     drop: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         known = (*self.policies, *self.ablations)
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(known)}")
-        return tuple(dict.fromkeys(names)) or self.policies
+        return tuple(dict.fromkeys(names)) or tuple(self.policies)
 
     def drawn_with(self, options: Options) -> tuple[int, ...]:
         """The seeds that are asked for; of a quick check one."""

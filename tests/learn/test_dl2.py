@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gpusched.agents.dl2.observed import kinds_of
-from gpusched.agents.dl2.rules import RULES
+from gpusched.agents.dl2.rules import policy_of
 from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alone, jobs_of, play
-from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, draw
+from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, dl2, draw
 from gpusched.sched.state import Ints
 from gpusched.sim.profiles.dl2 import read_speeds
 from tests import commands
@@ -36,8 +36,15 @@ def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[W
     return Workload(setting="", nodes=nodes, seed=0, max_tasks=most, jobs=listed), {"m": speed}
 
 
+RULES = [name for name, rival in dl2().policies.items() if not rival.stage]
+
+
+def rule(name: str, jobs: Jobs) -> Policy:
+    return policy_of(dl2().policies[name], jobs, np.random.default_rng(0))
+
+
 def played(name: str, jobs: Jobs) -> Played:
-    return play(jobs, RULES[name](jobs, np.random.default_rng(0)))
+    return play(jobs, rule(name, jobs))
 
 
 def test_the_figures_of_an_independent_implementation(tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_no_slot_gives_more_than_there_is(name: str) -> None:
     speeds = read_speeds(None, 16)
     for seed in range(3):
         jobs = jobs_of(draw("12 nodes", seed), speeds)
-        assert_within(jobs, RULES[name](jobs, np.random.default_rng(0)))
+        assert_within(jobs, rule(name, jobs))
 
 
 def assert_within(jobs: Jobs, decide: Policy) -> None:

@@ -24,7 +24,6 @@ from gpusched.agents.dl2.learn import Public, Recipe
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
 from gpusched.agents.dl2.observed import Observed, kinds_of
-from gpusched.agents.dl2.rules import RULES
 from gpusched.agents.dl2.slots import Change, play
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import draw
@@ -32,7 +31,7 @@ from gpusched.config.weights import Model, load_file
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
 from gpusched.sim.profiles.dl2 import read_speeds
-from tests.learn.test_dl2 import assert_within, workload
+from tests.learn.test_dl2 import assert_within, rule, workload
 from tests.learn.test_dl2 import run as reproduce
 from tests.sched.test_sizing_rules import One, cases, claims_of, power
 from tests.sim.worlds import trace_of
@@ -136,7 +135,7 @@ def test_a_restart_costs_a_part_of_a_slot_and_only_who_goes_on_at_another_size()
 
 def test_a_change_of_speed_is_for_one_kind_from_its_slot_on() -> None:
     jobs = prepare(*workload((0, 5.0), nodes=1)).jobs
-    drf = RULES["drf"](jobs, np.random.default_rng(0))
+    drf = rule("drf", jobs)
     assert play(jobs, drf).jct.tolist() == [2.5]
     assert play(jobs, drf, changes=[Change(1, 0, 0.5)]).jct.tolist() == [4.0]
     assert play(jobs, drf).jct.tolist() == [2.5]  # the workload is as it was
@@ -268,7 +267,7 @@ def test_the_same_seed_learns_the_same_and_imitation_comes_near_what_it_imitates
             name: play(one.jobs, Player(actor, all_known(), one)).jct.mean()
             for name, actor in (("untrained", first.untrained), ("warm", first.warm))
         }
-        drf = play(one.jobs, RULES["drf"](one.jobs, np.random.default_rng(0))).jct.mean()
+        drf = play(one.jobs, rule("drf", one.jobs)).jct.mean()
         assert jct["warm"] == pytest.approx(drf, rel=0.12)
         assert jct["untrained"] > 1.5 * drf
 

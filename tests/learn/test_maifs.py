@@ -19,7 +19,7 @@ from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, maifs, read_kinds
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained
-from gpusched.agents.maifs.reproduce import POLICIES, QUICK, weights_of
+from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import Rule, decide
 from gpusched.agents.maifs.train import train
 from gpusched.agents.maifs.workloads import WEEK_S, Jobs, draw, read_arrivals
@@ -271,7 +271,9 @@ def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(
         world = day(trace, seed, purpose="test", density=0.3)
         kinds = Kinds((), world.truth, world.restart_s)
         for name in ("proportional", "greedy-true", "maifs-untrained", "maifs"):
-            jct.setdefault(name, []).append(float(POLICIES[name](world, kinds, weights_of()).jct.mean()))
+            jct.setdefault(name, []).append(
+                float(result_of(maifs().policies[name], world, kinds, weights_of()).jct.mean())
+            )
     mean = {name: float(np.mean(found)) for name, found in jct.items()}
     assert mean["maifs"] < mean["maifs-untrained"]
     assert mean["proportional"] - mean["maifs"] >= 0.9 * (mean["proportional"] - mean["greedy-true"])

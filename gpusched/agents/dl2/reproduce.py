@@ -11,7 +11,7 @@ import numpy as np
 from gpusched.agents.dl2.agent import Player, looked_around, prepare
 from gpusched.agents.dl2.decide import Actor
 from gpusched.agents.dl2.learn import Public, Recipe, learn
-from gpusched.agents.dl2.rules import RULES
+from gpusched.agents.dl2.rules import policy_of
 from gpusched.agents.dl2.slots import Change, fastest_alone, play
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import MOST_TASKS, Workload, dl2, draw, read_workloads
@@ -21,8 +21,6 @@ from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
 from gpusched.study.paper import Advance, Made, Options, played
 
-AGENTS = {"dl2": "trained", "dl2-warm-up": "warm", "dl2-untrained": "untrained"}
-"""Name -> stage of the weights."""
 QUICK = Recipe(taught=4, teaching=200, rounds=4, batch=4, kept=128)
 _LOOKED = 3  # seed of what the agent saw before it is judged
 _MOST_FASTER = 100.0
@@ -55,7 +53,8 @@ def reproduce(options: Options, advance: Advance) -> Made:
     tables = {most: read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
     changes, restart_s = [_change(text) for text in options.changes], _restart_s(options.restart)
     actors: dict[str, Actor] = {}
-    if set(names) & set(AGENTS):
+    rivals = {name: dl2().policies[name] for name in names}
+    if any(rival.stage for rival in rivals.values()):
         actors = _actors(options, file, advance)
         seen = {most: looked_around(table, most, _LOOKED) for most, table in tables.items()}
 
@@ -64,11 +63,11 @@ def reproduce(options: Options, advance: Advance) -> Made:
         bound = float(fastest_alone(one.jobs).mean())
         slower = [Change(slot, k, by) for model, slot, by in changes for k, n in enumerate(one.names) if n == model]
         found = []
-        for name in names:
+        for name, rival in rivals.items():
             policy = (
-                Player(actors[AGENTS[name]], seen[workload.max_tasks].copy(), one)
-                if name in AGENTS
-                else RULES[name](one.jobs, np.random.default_rng(workload.seed))
+                Player(actors[rival.stage], seen[workload.max_tasks].copy(), one)
+                if rival.stage
+                else policy_of(rival, one.jobs, np.random.default_rng(workload.seed))
             )
             result = play(one.jobs, policy, restart_s / workload.slot_s, slower)
             found.append(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.dl2.agent import Player, Prepared
-from gpusched.agents.dl2.decide import PATIENCE, STEP, nobody
+from gpusched.agents.dl2.decide import STEP, nobody
 from gpusched.agents.dl2.observed import Observed
 from gpusched.agents.dl2.slots import Course, Jobs, Policy
-from gpusched.agents.dl2.workloads import SLOTS
+from gpusched.agents.dl2.workloads import SLOTS, Rival
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
 
-_ERROR = 0.05
-_GREEDY = {STEP[0]: 1.0, "time left": -PATIENCE, "no larger size is faster": -100.0, "done": -30.0}
 _TINY = 1e-9  # no speed at all would be one that nobody told
 
 
@@ -119,29 +117,26 @@ def _rank(jobs: Jobs, course: Course, job: int, i: int, which: Ints, waiting: He
         push(waiting, -saved, i)
 
 
-def _optimus_with_error(jobs: Jobs, rng: np.random.Generator) -> Policy:
-    judged = jobs._replace(rate=jobs.rate * rng.uniform(1 - _ERROR, 1 + _ERROR, jobs.rate.shape))
-    return lambda jobs, course, there: optimus(judged, course, there)
+RULES: dict[str, Policy] = {"drf": drf, "optimus": optimus}
 
 
-def _greedy(jobs: Jobs, rng: np.random.Generator) -> Policy:
-    """The largest gain in relative speed per dominant slot, over all sizes, weighed by 1/(time left)^0.25.
+def policy_of(rival: Rival, jobs: Jobs, rng: np.random.Generator) -> Policy:
+    """The policy of the scenario for a workload; one that is no stage of the agent's training."""
+    if rival.score:
+        return _by_score(rival.score, jobs)
+    rule = RULES[rival.rule]
+    judged = jobs._replace(rate=jobs.rate * rng.uniform(1 - rival.wrong, 1 + rival.wrong, jobs.rate.shape))
+    return lambda jobs, course, there: rule(judged if rival.wrong else jobs, course, there)
 
-    That is the agent, with weights that are said instead of learned, where every speed is known. Sizes are counted
-    against all slots of the cluster. Every task needs two CPU slots and at most four GPU slots, so they can be placed:
-    those with GPUs first, two on a node.
+
+def _by_score(score: Mapping[str, float], jobs: Jobs) -> Policy:
+    """The agent with these weights, where every speed is known.
+
+    Sizes are counted against all slots of the cluster. Every task needs two CPU slots and at most four GPU slots, so
+    they can be placed: those with GPUs first, two on a node.
     """
     actor, names = nobody(), tuple(str(kind) for kind in range(len(jobs.rate)))
-    for name, weight in _GREEDY.items():
+    for name, weight in score.items():
         actor.linear[STEP.index(name)] = weight
     known = Observed(jobs.rate.shape[1:], names, np.maximum(jobs.rate, _TINY))
     return Player(actor, known, Prepared(jobs, names, np.ones(len(names))))
-
-
-RULES: dict[str, Callable[[Jobs, np.random.Generator], Policy]] = {
-    "drf": lambda jobs, rng: drf,
-    "optimus": lambda jobs, rng: optimus,
-    "optimus-5%": _optimus_with_error,
-    "greedy-gain": _greedy,
-}
-"""Name -> what makes the policy for a workload. ``optimus-5%`` goes by a table of speeds that are up to 5 % wrong."""

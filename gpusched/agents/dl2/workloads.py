@@ -79,9 +79,22 @@ class Setting(msgspec.Struct, frozen=True):
     arrivals: int = 3
 
 
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy here: a rule, perhaps by speeds that are up to a part ``wrong``; or the agent.
+
+    Of the agent either the weights of its ``score`` where every speed is known, or the ``stage`` of its training.
+    """
+
+    rule: str = ""
+    wrong: float = 0.0
+    score: dict[str, float] = {}
+    stage: str = ""
+
+
 class Dl2(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/dl2.yaml``."""
 
+    policies: dict[str, Rival]
     clusters: dict[str, Setting]
     models: tuple[Kind, ...]
 

@@ -17,6 +17,7 @@ from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
 
 ALONE, UNCOORDINATED, GRAPH = 0, 1, 2
+MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}
 """Who chooses: one for all groups, the best bid first; every agent its best bid; agents joined by the graph."""
 BIDS = 3
 """Bids that an agent considers at once."""

@@ -49,9 +49,27 @@ class Weeks(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 1
 
 
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy here.
+
+    Attributes:
+        rule: One of `rules.RULES`; "": the agents. told: Of speeds: all, or those with what is proportional.
+        trained: Else the agents have their first weights. choose: How they choose together, one of `joint.MODES`.
+        attends: Whether they hear each other.
+    """
+
+    rule: str = ""
+    told: str = "all"
+    trained: bool = True
+    choose: str = "graph"
+    attends: bool = True
+
+
 class Maifs(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/maifs.yaml``."""
 
+    policies: dict[str, Rival]
+    ablations: dict[str, Rival]
     loads: tuple[float, ...]
     traces: dict[str, Weeks]
     models: dict[str, str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,14 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.common.vector import named, read_vector
-from gpusched.agents.maifs import rules
 from gpusched.agents.maifs.engine import alone, play, play_agent
-from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, Kinds, maifs, read_kinds
+from gpusched.agents.maifs.joint import MODES
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, Kinds, Rival, maifs, read_kinds
 from gpusched.agents.maifs.network import SHAPES, untrained
-from gpusched.agents.maifs.rules import Rule
+from gpusched.agents.maifs.rules import RULES, Rule
 from gpusched.agents.maifs.train import Settings, train
 from gpusched.agents.maifs.workloads import Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
-from gpusched.agents.maifs.world import Known, World, told, world_of
+from gpusched.agents.maifs.world import World, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import Played
@@ -28,7 +26,6 @@ from gpusched.study.paper import Advance, Made, Options, played
 QUICK = Settings(generations=1, population=4, tries=2, density=0.1, choose=1)
 weights_of = partial(read_vector, "maifs", SHAPES)
 """What agents have learned, from a file; None: that which comes along."""
-Policy = Callable[[World, Kinds, Floats], Played]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,33 +50,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bound_makespan_s: float
 
 
-def proportional_only(speed: Floats) -> Known:
-    """Every speed with cores and memory in proportion to GPUs, and no other point."""
-    offset = np.arange(speed.shape[1]) % (len(CORES) * len(MEMORY_GB))
-    return told(np.where(offset == PROPORTIONAL, speed, 0.0))
-
-
-def _by(rule: int, known: Callable[[Floats], Known] = told) -> Policy:
-    return lambda world, kinds, learned: play(world, known(kinds.speed), Rule(rule))
-
-
-def _agents(mode: int = GRAPH, attends: bool = True) -> Policy:
-    return lambda world, kinds, learned: play_agent(world, learned, mode, attends)
-
-
-POLICIES: dict[str, Policy] = {
-    "proportional": _by(rules.PROPORTIONAL_RULE),
-    "las": _by(rules.LAS),
-    "optimus": _by(rules.OPTIMUS, proportional_only),
-    "synergy": _by(rules.SYNERGY),
-    "greedy-true": _by(rules.GREEDY),
-    "maifs-untrained": lambda world, kinds, learned: play_agent(world, untrained(0)),
-    "maifs": _agents(),
-    "maifs-no-graph": _agents(mode=UNCOORDINATED),
-    "maifs-no-attention": _agents(attends=False),
-    "maifs-one-chooser": _agents(mode=ALONE),
-}
-"""Name -> what plays a workload with what the agents learned."""
+def result_of(rival: Rival, world: World, kinds: Kinds, learned: Floats) -> Played:
+    """A workload under a policy; ``learned``: the trained agents' weights."""
+    if not rival.rule:
+        return play_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
+    may = np.arange(kinds.speed.shape[1]) % (len(CORES) * len(MEMORY_GB)) == PROPORTIONAL
+    speed = kinds.speed if rival.told == "all" else np.where(may, kinds.speed, 0.0)
+    return play(world, told(speed), Rule(RULES[rival.rule]))
 
 
 def reproduce(options: Options, advance: Advance) -> Made:
@@ -89,7 +66,7 @@ def reproduce(options: Options, advance: Advance) -> Made:
         UsageError: A name or a folder is not what it should be.
         GpuschedError: A file is not what it should be.
     """
-    chosen = maifs().chosen(options.policies)
+    chosen, every = maifs().chosen(options.policies), maifs().policies | maifs().ablations
     kinds = read_kinds(Path(options.speeds) if options.speeds is not None else None)
     if options.workloads is None:
         arrivals = {"drawn": drawn_arrivals()}
@@ -110,7 +87,7 @@ def reproduce(options: Options, advance: Advance) -> Made:
         trace, week, load, seed = at
         workload = draw(arrivals[trace], trace, kinds, kinds.names, week, load, seed, **size)
         bound = alone(world_of(workload, kinds))
-        results = {name: POLICIES[name](world_of(workload, kinds), kinds, learned) for name in chosen}
+        results = {name: result_of(every[name], world_of(workload, kinds), kinds, learned) for name in chosen}
         return [_row(*at, workload, name, result, bound) for name, result in results.items()]
 
     return Made(maifs(), played(drawn, rows, options, advance))

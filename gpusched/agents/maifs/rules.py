@@ -13,6 +13,7 @@ from gpusched.compiled import jit
 from gpusched.sched.state import Ints
 
 PROPORTIONAL_RULE, LAS, OPTIMUS, SYNERGY, GREEDY = 0, 1, 2, 3, 4
+RULES = {"proportional": PROPORTIONAL_RULE, "las": LAS, "optimus": OPTIMUS, "synergy": SYNERGY, "greedy": GREEDY}
 _PER = len(CORES) * len(MEMORY_GB)
 _QUEUE_S = 3600.0
 _TINY = 1e-9

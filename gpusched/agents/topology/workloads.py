@@ -58,7 +58,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Ours(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/topology.yaml``."""
 
-    policies: dict[str, Rival]  # type: ignore[assignment]
+    policies: dict[str, Rival]
     loads: tuple[float, ...]
     clusters: dict[str, Cluster]
     jobs_per_gpu: int
