@@ -336,6 +336,18 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
+def test_in_a_forecast_who_waits_for_the_end_of_a_reservation_is_the_head() -> None:
+    """``long`` would delay it, ``short`` does not."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
+        pending("short", 1, limit=3 * H, submit=2),
+    ]  # fmt: skip
+    snap = snapshot([node("n1"), node("n2")], jobs, backfill="easy")
+    snap = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
+    ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
+    assert ((ahead.run(ahead.by_limits).start - NOW) / H).tolist() == [4.0, 28.0, 0.0]
+
+
 @pytest.mark.parametrize("backfill", ["skip", "conservative"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
