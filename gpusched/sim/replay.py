@@ -109,7 +109,8 @@ def _compile_for(world: World, kind: RunKind) -> None:
     """
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
-    known = kind, agent, is_mapped(world), sim.pace is None, type(estimator_for(world)), sim.ledger is None
+    estimator = type(estimator_for(world))
+    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimator, sim.ledger is None
     if known in _warm:
         return
     _warm.add(known)

@@ -72,13 +72,12 @@ def test_beyond_node_fail_after_jobs_go_elsewhere_and_old_attempts_are_fenced(cl
     old = placed(cluster, job)
     for name in (old, "dgx004"):
         cluster.node(name).freeze()
-    wait_until(lambda: cluster.state_of(job) == "PENDING", 30, "the requeue")
+    waiting = wait_until(lambda: (found := cluster.job(job)) and found.state == "PENDING" and found, 30, "the requeue")
     wait_until(lambda: cluster.state_of(gang) == "PENDING", 30, "the gang's requeue")
     dgx002 = cluster.node("dgx002").run(["podman", "ps", "-q"]).stdout
     assert dgx002 == "", "the gang's living rank ended too"
     cluster.node("dgx004").thaw()
-    waiting = cluster.job(job)
-    assert waiting is not None
+    assert waiting
     assert f"node {old} is down" in waiting.message
     cluster.write_inventory({"tick": "1s"})  # a reload in the middle changes nothing
     again = cluster.wait_state(job, "RUNNING")

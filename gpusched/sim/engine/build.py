@@ -49,6 +49,7 @@ from gpusched.sim.engine.state import (
     WAITING,
     Log,
     Pace,
+    Paired,
     Passes,
     Sim,
     new_log,
@@ -236,7 +237,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
-        sim = sim._replace(pace=sim.pace._replace(kind=kind, lost=lost, speed=speed, equal=False))
+        pairs = Paired(lost, False, np.zeros(1, np.int64))
+        sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed, pairs=pairs))
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
@@ -268,8 +270,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
         slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
-        lost=lost_together(speeds.table) if share == "pairs" else np.zeros((0, 0, 0)),
-        equal=True,
+        pairs=Paired(lost_together(speeds.table), True, np.zeros(1, np.int64)) if share == "pairs" else None,
         links=None,
     )
 

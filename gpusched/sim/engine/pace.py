@@ -18,7 +18,7 @@ from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import Records, Request
 from gpusched.sched.topology.load import speed_of
 from gpusched.sim.engine.links import join_links, quit_links, speed_on_links
-from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Sim
+from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
 from gpusched.sim.result import NODE_FAIL
 
 WHOLE = 1000
@@ -253,8 +253,15 @@ def _leave_mate(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
+    _note_parted(pace.pairs)
     _repace(pace, sim, mate)
     return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
+
+
+@jit
+def _note_parted(pairs: Paired | None) -> None:
+    if pairs is not None:
+        pairs.parted[0] = 1
 
 
 @jit

@@ -42,7 +42,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
-from gpusched.sim.engine.state import Log, Pace, Passes, Sim
+from gpusched.sim.engine.state import Log, Pace, Paired, Passes, Sim
 from gpusched.sim.engine.step import begin, note
 from gpusched.sim.result import PAIRED
 
@@ -71,11 +71,12 @@ def share_gpus(
         return False
     if pace.slots.size == 0:
         return False
-    for job in ordered if pace.lost.size > 0 else ordered[:0]:
+    pairs = _has_pairs(pace.pairs)
+    for job in ordered if pairs else ordered[:0]:
         outcome.code[job] = PRIORITY  # of those who are not asked
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
-    if own != EASY and pace.lost.size == 0:
+    if own != EASY and not pairs:
         passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
     return True
 
@@ -159,12 +160,26 @@ def _fitting_slot(
 # Pairs
 
 
+@inlined
 @jit
 def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints) -> None:
     """Starts beside others whom a queue's own pass left waiting for room; ``outcome``: that pass's."""
     if pace is None:
         return
-    if pace.lost.size == 0:
+    if outcome.total[0] < ordered.size:
+        _pair_up(pace.pairs, pace, sim, log, passes, outcome, ordered)
+
+
+@jit
+def _has_pairs(pairs: Paired | None) -> bool:
+    return pairs is not None
+
+
+@jit
+def _pair_up(
+    pairs: Paired | None, pace: Pace, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints
+) -> None:
+    if pairs is None:
         return
     queue, shares = wait_for_room(outcome, ordered), False
     for job in queue:
@@ -179,11 +194,11 @@ def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outc
             new = mates[count]
             new["owner"], new["column"], new["first"] = other, run["row"], sim.jobs[other]["offset"]
             new["parts"], new["most"] = shape["parts"], shape["gpus"]
-            new["least"] = shape["gpus"] if pace.equal else 1
+            new["least"] = shape["gpus"] if pairs.equal else 1
             count += 1
     if count == 0:
         return
-    pairings = pairings_of(mates[:count], sim.held, pace.lost, pace.kind, pace.runs["row"])
+    pairings = pairings_of(mates[:count], sim.held, pairs.lost, pace.kind, pace.runs["row"])
     before = outcome.total[0]
     pass_beside(state_of(sim, passes, outcome), queue, pairings)
     for at in range(before, outcome.total[0]):
@@ -197,13 +212,22 @@ def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outc
         begin(sim, log, job, with_gpus(request, 0), 0.0)
 
 
+@inlined
 @jit
 def count_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
-    """GPUs that several jobs have are given back by the one that is expected to end last."""
+    """GPUs that two jobs have are given back by the one that is expected to end last, also once a pair has ended."""
     if pace is None:
         return
-    if pace.lost.size == 0:
+    _count_once(pace.pairs, pace, sim, releases)
+
+
+@jit
+def _count_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) -> None:
+    if pairs is None:
         return
+    if pairs.parted[0] == 0:
+        return
+    pairs.parted[0] = 0
     for at in range(releases.used[0]):
         slot = releases.order[at]
         job = releases.owner[slot]

@@ -95,6 +95,20 @@ class Links(NamedTuple):
     found: Ints
 
 
+class Paired(NamedTuple):
+    """Which two jobs may take the same GPUs.
+
+    Attributes:
+        lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
+        equal: Whether both must have equally many.
+        parted: ``int64[1]``: 1: a pair has ended since the last decision.
+    """
+
+    lost: Floats
+    equal: bool
+    parted: Ints
+
+
 class Pace(NamedTuple):
     """How fast jobs go, and who shares GPUs and links.
 
@@ -105,8 +119,7 @@ class Pace(NamedTuple):
         kind: ``int64[nodes]``: GPU type.
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
-        lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`; empty where no two jobs take the same GPUs.
-        equal: Whether two such jobs must have equally many.
+        pairs: Which two jobs may take the same GPUs; None: none, and nothing of it is compiled.
         links: None where placement and neighbours cost nothing: then nothing of it is compiled.
     """
 
@@ -116,8 +129,7 @@ class Pace(NamedTuple):
     slots: Records
     first: Ints
     milli: Ints
-    lost: Floats
-    equal: bool
+    pairs: Paired | None
     links: Links | None
 
 
