@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.dl2.decide import STEP
-from gpusched.agents.dl2.learn import nobody
+from gpusched.agents.dl2.decide import STEP, nobody
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.config.weights import save_model
 from gpusched.model.jobs import ENDED

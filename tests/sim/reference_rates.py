@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from tests.sim.reference import Job, Node, Reference
 
+MOST_PLACES = 4  # that are tried for a job that would outlast the wait of the first
+
 
 @dataclass
 class PacedNode(Node):
@@ -216,13 +218,30 @@ class PacedReference(Reference):
             nodes = self.choose(job, free, used)
             if nodes is not None:
                 self.begin(job, nodes)
-            elif (mate := self.mate(job, head)) is not None:
-                self.begin(job, list(mate.runs_on))
-                job.mate, mate.mate = mate, job
             elif head is None:
                 head = job
                 if self.mode == "easy":
                     shadow, closed = self.reserve_nodes(head)
+
+        if self.share == "pairs":
+            self.pair_up(list(self.queue()))
+
+    def pair_up(self, waiting):
+        """Behind the walk: beside those that run, but so that the first that waits fits no later."""
+        head, shadow, alone = None, math.inf, [j for j in self.jobs if j.running and j.mate is None]
+        for job in waiting:
+            late = head is not None and self.now + job.limit_believed > shadow
+            before = job.start, job.last_start, job.runs_on, job.resumes
+            for mate in self.mates(job, alone)[: MOST_PLACES if late else 1]:
+                self.begin(job, list(mate.runs_on))
+                job.mate, mate.mate = mate, job
+                if not late or self.reserve_nodes(head)[0] <= shadow:
+                    break
+                job.running, job.mate, mate.mate = False, None, None
+                job.start, job.last_start, job.runs_on, job.resumes = before
+            if not job.running and head is None:
+                head = job
+                shadow, _ = self.reserve_nodes(head)
 
     def reserve_nodes(self, head):
         running = [j for j in self.jobs if j.running]
@@ -232,12 +251,15 @@ class PacedReference(Reference):
                 return time, set(nodes)
         return math.inf, set()
 
-    def mate(self, job, head):
-        if self.share != "pairs" or self.part(job) or job.model < 0 or (self.mode == "easy" and head is not None):
-            return None
+    def mates(self, job, alone):
+        """Those of ``alone`` beside whom it may be, the best first."""
+        if self.part(job) or job.model < 0:
+            return []
         free, _ = self.state()
         found = []
         for i, other in enumerate(self.jobs):
+            if not any(other is one for one in alone):
+                continue
             same = other.running and (other.parts, other.gpus) == (job.parts, job.gpus)
             if not same or other.mate is not None or self.part(other) or other.model < 0:
                 continue
@@ -257,7 +279,7 @@ class PacedReference(Reference):
             )
             if both > 1:
                 found.append((-both, i))
-        return self.jobs[min(found)[1]] if found else None
+        return [self.jobs[i] for _, i in sorted(found)]
 
     def begin(self, job, nodes):
         super().begin(job, nodes)

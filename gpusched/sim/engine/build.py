@@ -237,7 +237,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
-        pairs = Paired(lost, False, np.zeros(1, np.int64))
+        pairs = Paired(lost, believed.row, False, np.zeros(1, np.int64))
         sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed, pairs=pairs))
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
@@ -263,6 +263,8 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     limit = np.where(limited, trace.limit, np.inf)
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
+    whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
+    pairs = Paired(lost_together(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     return Pace(
         runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,
@@ -270,7 +272,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
         slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
-        pairs=Paired(lost_together(speeds.table), True, np.zeros(1, np.int64)) if share == "pairs" else None,
+        pairs=pairs,
         links=None,
     )
 

@@ -183,22 +183,22 @@ def _pair_up(
         return
     queue, shares = wait_for_room(outcome, ordered), False
     for job in queue:
-        shares |= pace.runs[job]["row"] >= 0
+        shares |= pairs.row[job] >= 0
     if not shares:
         return
     running = np.sort(sim.ends.item[: sim.ends.size[0]])
     mates, count = np.zeros(running.size, MATE), 0
     for other in running:
         run, shape = pace.runs[other], sim.shapes[sim.jobs[other]["shape"]]
-        if run["mate"] < 0 and run["slot"] < 0 and run["row"] >= 0 and shape["gpus"] > 0:
+        if run["mate"] < 0 and pairs.row[other] >= 0 and shape["gpus"] > 0:
             new = mates[count]
-            new["owner"], new["column"], new["first"] = other, run["row"], sim.jobs[other]["offset"]
+            new["owner"], new["column"], new["first"] = other, pairs.row[other], sim.jobs[other]["offset"]
             new["parts"], new["most"] = shape["parts"], shape["gpus"]
             new["least"] = shape["gpus"] if pairs.equal else 1
             count += 1
     if count == 0:
         return
-    pairings = pairings_of(mates[:count], sim.held, pairs.lost, pace.kind, pace.runs["row"])
+    pairings = pairings_of(mates[:count], sim.held, pairs.lost, pace.kind, pairs.row)
     before = outcome.total[0]
     pass_beside(state_of(sim, passes, outcome), queue, pairings)
     for at in range(before, outcome.total[0]):

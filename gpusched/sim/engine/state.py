@@ -100,11 +100,13 @@ class Paired(NamedTuple):
 
     Attributes:
         lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
+        row: ``int64[jobs]``: of it; -1: it shares with nobody, or parts of GPUs.
         equal: Whether both must have equally many.
         parted: ``int64[1]``: 1: a pair has ended since the last decision.
     """
 
     lost: Floats
+    row: Ints
     equal: bool
     parted: Ints
 
