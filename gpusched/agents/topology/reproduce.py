@@ -20,7 +20,7 @@ from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.network import most_alike, read_pairs
-from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from gpusched.study.paper import Advance, Made, Options, played
@@ -163,11 +163,13 @@ def row_of(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, n
     Raises:
         UsageError: Some of its jobs can never run there.
     """
-    result = run_of(setting, draw(setting, load, seed, jobs), seed, name, numbers)
-    trace = result.trace
-    if len(result.infeasible):
-        gpus = int(trace.gpus[result.infeasible].max())
+    drawn = draw(setting, load, seed, jobs)
+    never = demand_of(drawn[0], setting.pool).shape < 0
+    if never.any():  # before anything is compiled
+        gpus = int(drawn[0].gpus[never].max())
         raise UsageError(f"{setting.name}: no job of {gpus} GPUs can run there", "a cluster of 16 GPUs at the least")
+    result = run_of(setting, drawn, seed, name, numbers)
+    trace = result.trace
     jct = (result.end - trace.submit) / 3600.0
     return Row(
         topology=setting.name, load=load, seed=seed, policy=name, mean_jct_h=float(jct.mean()),
