@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.decide import LIMITS_S, SIZES
 from gpusched.client.context import Client
 from gpusched.client.why import why
@@ -84,11 +86,10 @@ def fill(state: Path, nodes: int, jobs: int, past: int, now: float) -> list[str]
             store.put_jobs([_job(rng, job_id, JobState.PENDING, spec_of(rng), now - rng.random() * 1e5)])
         for i in range(past):
             job = _job(rng, f"p{i:010}", JobState.COMPLETED, spec_of(rng), now - 1e6)
-            store.put_jobs([job])
-            _run(store, job, now - 9e5)
-            store.close_run(
-                job.id, 1, now - 9e5 + rng.betavariate(0.6, 1.6) * job.spec.time_limit_s, JobState.COMPLETED
-            )
+            start, end = now - 9e5, now - 9e5 + rng.betavariate(0.6, 1.6) * job.spec.time_limit_s
+            store.put_jobs([msgspec.structs.replace(job, start_time=start, end_time=end)])
+            _run(store, job, start)
+            store.close_run(job.id, 1, end, JobState.COMPLETED)
         store.set_meta("heartbeat", str(now))
     store.close()
     return waiting
