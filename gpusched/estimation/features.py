@@ -86,16 +86,16 @@ def of_owners(trace: Trace) -> PastRunTimes:
     """Those of each user, or of each group where the trace names no users; jobs without either count as one's."""
     owner = trace.user if (trace.user >= 0).any() else trace.group
     keys = np.where(owner >= 0, owner, owner.max(initial=-1) + 1).reshape(-1, 1)
-    return PastRunTimes(_new_past(keys), keys, limits_of(trace), None, 0.0, np.zeros(0), None, 0)
+    return PastRunTimes(_new_past(keys), keys, time_limits(trace), None, 0.0, np.zeros(0), None, 0)
 
 
 def of_all_keys(trace: Trace, typical: float, forest: Forest | None = None, quantile: int = 0) -> PastRunTimes:
     """Those of all `KEYS`; see `PastRunTimes`."""
     keys, row = keys_of(trace), np.zeros(len(FEATURES))
-    return PastRunTimes(_new_past(keys), keys, limits_of(trace), static_of(trace), typical, row, forest, quantile)
+    return PastRunTimes(_new_past(keys), keys, time_limits(trace), static_of(trace), typical, row, forest, quantile)
 
 
-def limits_of(trace: Trace) -> Floats:
+def time_limits(trace: Trace) -> Floats:
     """``float64[jobs]``: the time limits; infinite: none."""
     return np.where(trace.limit > 0, trace.limit, np.inf)
 

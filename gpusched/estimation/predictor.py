@@ -18,10 +18,10 @@ from gpusched.estimation.features import (
     FEATURES,
     Forest,
     PastRunTimes,
-    limits_of,
     of_all_keys,
     of_owners,
     predict_all,
+    time_limits,
     walk,
 )
 
@@ -139,7 +139,7 @@ class Predictor:
 
     def medians(self, trace: Trace) -> Floats:
         """See `Estimator`."""
-        return np.minimum(self.of(trace)[:, self.quantiles.index(0.5)], limits_of(trace))
+        return np.minimum(self.of(trace)[:, self.quantiles.index(0.5)], time_limits(trace))
 
     def in_replay(self, trace: Trace) -> PastRunTimes:
         """See `Estimator`."""

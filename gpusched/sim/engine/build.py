@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.estimation.features import time_limits
 from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
@@ -211,7 +212,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
     if share == "pairs" and policy.knows == "nothing":  # beside others jobs are put by limits alone
-        knowledge = knowledge._replace(expected=np.where(trace.limit > 0, trace.limit, np.inf))
+        knowledge = knowledge._replace(expected=time_limits(trace))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
@@ -223,12 +224,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         limit, heads = limits_of(trace, timed.duration), policy.backfill == "easy"
         demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
-    jobs = _jobs(timed, policy, knowledge, demand, options.limits)
+    children = _children(trace)
+    jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
     planned = slots + 2 * int(demand.parts.sum()) if policy.backfill == "conservative" else None
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     sim = new_sim(
         jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
-        needs=(trace.depends_on >= 0).astype(np.int64), children=_children(trace), partitions=len(pool.partitions),
+        needs=(trace.depends_on >= 0).astype(np.int64), children=children, partitions=len(pool.partitions),
         changes=_changes(options.failures, options.reservations, len(pool)), runs=min(len(trace), slots),
         half_life_s=options.half_life_s, scratch=scratch, by_free=new_index(demand.resources, demand.gpus_only),
         ledger=ledger,
@@ -259,8 +261,7 @@ def _limited(
 
 def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
     """Speeds and shared GPUs; jobs have their work to do in seconds as recorded, and limits bind the time they run."""
-    limited = np.isfinite(trace.limit) & (trace.limit > 0) & limits
-    limit = np.where(limited, trace.limit, np.inf)
+    limit = time_limits(trace) if limits else np.full(len(trace), np.inf)
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
     whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
@@ -288,11 +289,13 @@ def log_of(world: World) -> Log:
     return new_log(3 * len(world.trace) + len(world.sim.changes) + 64, widest, widest)
 
 
-def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Demand, limits: bool) -> Records:
-    """The jobs, ``JOB[jobs]``."""
+def _jobs(
+    trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Demand, limits: bool, children: Ints
+) -> Records:  # fmt: skip
+    """The jobs, ``JOB[jobs]``; ``children``: those of `_children`."""
     overlong = (trace.duration > trace.limit) & limits
-    after, places = _children(trace), np.arange(len(trace))
-    child, stop = (np.searchsorted(trace.depends_on[after], places, side=side) for side in ("left", "right"))
+    after, places = trace.depends_on[children], np.arange(len(trace))
+    child, stop = (np.searchsorted(after, places, side=side) for side in ("left", "right"))
     return filled(
         JOB,
         len(trace),

@@ -147,7 +147,7 @@ def as_submitted(jobs: list[Job]) -> Trace:
     start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
     for job in jobs:
         if job.state in ENDED and job.start_time is not None and job.end_time is not None:
-            start[job.id], ran[job.id] = job.start_time, max(job.end_time - job.start_time, 1e-3)
+            start[job.id], ran[job.id] = job.start_time, max(job.ran_s, 1e-3)
             ran[job.id] += job.resizes.had_s if job.resizes is not None else 0.0
     return _assembled("queue", jobs, [_submit(job) for job in jobs], list(ran.values()), start, [])
 
