@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import entry, request_of
@@ -118,19 +118,30 @@ def launch(
 ) -> None:
     """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
     outcome.started[outcome.total[0]] = job
-    outcome.offset[job], outcome.shape[job] = outcome.total[1], jobs.shape[job]
+    outcome.offset[job] = outcome.total[1]
+    for part in range(request.parts):
+        take(resources, request, scratch.chosen[part])
+        outcome.nodes[outcome.total[1] + part] = scratch.chosen[part]
+    note_release(resources, releases, request, job, now + jobs.limit[job], late, guarded, scratch)
+    outcome.total[0] += 1
+    outcome.total[1] += request.parts
+    charge(jobs.links, jobs.room, jobs.account, job)
+
+
+@inlined
+@jit
+def note_release(
+    resources: Resources, releases: Releases, request: Request, job: int, end: float, late: bool, guarded: bool,
+    scratch: Scratch,
+) -> None:  # fmt: skip
+    """Notes what a job that has started on ``scratch.chosen`` gives back, and what late jobs may take beside it."""
     for part in range(request.parts):
         node = scratch.chosen[part]
-        take(resources, request, node)
-        add(releases, now + jobs.limit[job], node, request, job)
-        outcome.nodes[outcome.total[1] + part] = node
+        add(releases, end, node, request, job)
         if guarded:
             if late:
                 take(scratch.spare, request, node)
             refresh_late(resources, scratch, node)
-    outcome.total[0] += 1
-    outcome.total[1] += request.parts
-    charge(jobs.links, jobs.room, jobs.account, job)
 
 
 @jit

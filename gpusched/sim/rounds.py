@@ -28,9 +28,8 @@ from gpusched.sim.engine.state import (
     Passes,
     Sim,
     grown,
-    shape_request,
 )
-from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import RESIZED
@@ -222,5 +221,4 @@ def carry_out(sim: Sim, log: Log, progress: Progress) -> None:
         pace.runs[job]["own"] = progress.rate[job]
         if progress.rate[job] > 0.0:
             sim.chosen[0] = 0
-            request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-            occupy(sim, log, job, request, restart if sim.state[job]["restarts"] > 0 else 0.0)
+            start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, restart)

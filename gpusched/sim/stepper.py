@@ -29,7 +29,7 @@ from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
 from gpusched.sim.engine.share import part_fits, place_shared
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
@@ -175,8 +175,7 @@ class Stepper:
         if not self._fit(job, request, sim.resources, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
-        overhead = self.restart_s(job) if sim.state[job]["restarts"] > 0 else 0.0
-        occupy(sim, self._log, job, request, overhead)
+        start_job(sim, self._log, job, sim.chosen, 0, NOTHING_TAKEN, self.restart_s(job))
         del self._waiting[job]
         return True
 
@@ -236,7 +235,7 @@ class Stepper:
         cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
         self._set_size(job, shape, row)
         self._world.sim.chosen[: request.parts] = chosen
-        occupy(self._world.sim, self._log, job, request, overhead)
+        start_job(self._world.sim, self._log, job, self._world.sim.chosen, 0, NOTHING_TAKEN, overhead)
         return True
 
     def rate_at(self, job: int, size: int | Size) -> float:

@@ -28,7 +28,7 @@ from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import leave_started
 from gpusched.sim.engine.sized import _arrive, _ask, _carry_out, _set_size
 from gpusched.sim.engine.state import DECIDE, shape_request
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.policies import of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.resizing import elastic_of, own_speed
@@ -168,7 +168,7 @@ def compiled(snapshot: Snapshot) -> Done:
         for place, part in enumerate(view.allocation.parts):
             sim.chosen[place] = pool.names.index(part.node)
             add(passes.releases, view.expected_end - epoch, sim.chosen[place], request, n)
-        occupy(sim, log, n, request, 0.0)
+        start_job(sim, log, n, sim.chosen, 0, NOTHING_TAKEN, 0.0)
         leave_started(sim, sizer.waiting, sizer.size)
     advance(snapshot.now - epoch)
     for n, job in enumerate(jobs):

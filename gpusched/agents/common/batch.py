@@ -21,7 +21,7 @@ from gpusched.sched.heaps import Heap
 from gpusched.sched.place import next_random, node_fits
 from gpusched.sched.state import Flags, Floats, Ints, Request, Resources, Words
 from gpusched.sim.engine.state import ARRIVED, DONE, FUTURE, OVER, RUNNING, WAITING, Log, Sim, shape_request
-from gpusched.sim.engine.step import advance, occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, advance, start_job
 
 STUBBORN = 8  # so often an empty cluster is asked again before a job is started for the agent
 
@@ -195,7 +195,7 @@ def _act(batch: Batch, rules: Rules, c: int, sim: Sim, log: Log, action: int) ->
     runs = action < batch.kinds.run_s.size * servers
     if runs and node_fits(sim.resources, batch.masks, request, action % servers):
         sim.chosen[0] = action % servers
-        occupy(sim, log, job, request, 0.0)
+        start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
         return 0.0 if rules.waits else utilization(sim, batch.kinds.share, batch.kind[c])
     could = runs or _fits_somewhere(sim.resources, batch.masks, request)
     return -1.0 if could and not rules.waits else 0.0
@@ -233,7 +233,7 @@ def _go_on(sim: Sim, log: Log, masks: Flags, asked: Ints, stubborn: Ints, masked
                 sim.chosen[0] = 0
                 while not node_fits(sim.resources, masks, request, sim.chosen[0]):
                     sim.chosen[0] += 1
-                occupy(sim, log, waiting, request, 0.0)
+                start_job(sim, log, waiting, sim.chosen, 0, NOTHING_TAKEN, 0.0)
         asked[:] = 0
 
 

@@ -21,8 +21,8 @@ from gpusched.sim.engine.build import World
 from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import Network, Placing, append, holds, look_again, wait_on
-from gpusched.sim.engine.state import DECIDE, READY, Links, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.state import DECIDE, READY, Links, Log, Passes, Sim
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.placed import with_ways
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
@@ -184,7 +184,7 @@ def _act(
         passes.jobs.shape[job] = shape
         parts = sim.shapes[shape]["parts"]
         sim.chosen[:parts] = of.search.best[:parts]
-        occupy(sim, log, job, shape_request(sim.shapes, shape), 0.0)
+        start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
         return _STARTS, -1
     if best.way >= 0 or to >= 0:
         of.wake[0] = min(of.wake[0], now + max(_LOOK_AGAIN_S, _LATER * waited))

@@ -63,15 +63,15 @@ def interrupt(pace: Pace | None, sim: Sim, job: int, kind: int) -> None:
 
 
 @jit
-def claim(pace: Pace | None, sim: Sim, job: int, request: Request) -> Request:
-    """The request with the whole GPUs that a starting job takes of ``sim.chosen``."""
+def claim(pace: Pace | None, sim: Sim, job: int, request: Request, node: int) -> Request:
+    """The request with the whole GPUs that a starting job takes of each of its nodes, the first of which is given."""
     if pace is None:
         return request
     if pace.runs[job]["mate"] >= 0:
         return with_gpus(request, 0)
     milli = pace.milli[sim.jobs[job]["shape"]]
     if pace.slots.size > 0 and milli < WHOLE:
-        return _enter_slot(pace, sim, job, request, sim.chosen[0], milli)
+        return _enter_slot(pace, sim, job, request, node, milli)
     return request
 
 

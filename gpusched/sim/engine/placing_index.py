@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import protect, reserve
+from gpusched.sched.backfill import note_release, protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, RACK, Ints, Resources
@@ -37,8 +37,7 @@ from gpusched.sim.engine.placing import (
     ways_now,
 )
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.static import note_release
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 
 
 @jit
@@ -136,11 +135,10 @@ def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, wa
     shape, queue, end = of.ways.shape[way], of.queues[of.classes[c]["queue"]], now + sim.jobs[job]["expected"]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
-    request = shape_request(sim.shapes, shape)
-    occupy(sim, log, job, request, 0.0)
+    start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
     if of.backfill == EASY:
-        guarded, late = queue["first"] >= 0, queue["first"] >= 0 and end > queue["shadow"]
-        note_release(sim, passes, request, job, end, guarded, late)
+        request, guarded, late = shape_request(sim.shapes, shape), queue["first"] >= 0, end > queue["shadow"]
+        note_release(sim.resources, passes.releases, request, job, end, late, guarded, passes.scratch)
         of.at[MOVES] = max(of.at[MOVES], int(late or of.rule == CHEAPEST))
 
 

@@ -34,7 +34,7 @@ from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
@@ -205,7 +205,4 @@ def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: Floats) -> None:
     shares = plan.shares
     for i in range(shares.used[0]):
         job = shares.order[i]
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        for part in range(request.parts):
-            sim.chosen[part] = shares.nodes[shares.offset[job] + part]
-        occupy(sim, log, job, request, restart_s[job] if sim.state[job]["restarts"] > 0 else 0.0)
+        start_job(sim, log, job, shares.nodes, shares.offset[job], NOTHING_TAKEN, restart_s[job])

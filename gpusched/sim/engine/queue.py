@@ -6,8 +6,8 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import ClusterState, Floats, Ints, Outcome
-from gpusched.sim.engine.state import RUNNING, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import begin
+from gpusched.sim.engine.state import RUNNING, Log, Passes, Sim
+from gpusched.sim.engine.step import start_job
 
 
 @jit
@@ -48,19 +48,15 @@ def begin_started(sim: Sim, log: Log, outcome: Outcome, restart_s: Floats | None
     ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
     """
     for i in range(outcome.total[0]):
-        job = outcome.started[i]
-        sim.jobs[job]["shape"] = outcome.shape[job]
-        request = shape_request(sim.shapes, outcome.shape[job])
-        for part in range(request.parts):
-            sim.held[sim.jobs[job]["offset"] + part] = outcome.nodes[outcome.offset[job] + part]
-        begin(sim, log, job, request, _overhead(restart_s, sim, job))
+        job, shape = outcome.started[i], outcome.shape[outcome.started[i]]
+        sim.jobs[job]["shape"] = shape
+        gpus = sim.shapes[shape]["gpus"]
+        start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, _restart_s(restart_s, job))
 
 
 @jit
-def _overhead(restart_s: Floats | None, sim: Sim, job: int) -> float:
-    if restart_s is None:
-        return 0.0
-    return float(restart_s[job]) if sim.state[job]["restarts"] > 0 else 0.0
+def _restart_s(restart_s: Floats | None, job: int) -> float:
+    return 0.0 if restart_s is None else float(restart_s[job])
 
 
 @jit

@@ -43,7 +43,7 @@ from gpusched.sched.state import (
 from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
 from gpusched.sim.engine.state import Log, Pace, Paired, Passes, Sim
-from gpusched.sim.engine.step import begin, note
+from gpusched.sim.engine.step import note, start_job
 from gpusched.sim.result import PAIRED
 
 
@@ -97,15 +97,13 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -
 
 @jit
 def _taken(state: ClusterState, job: int, request: Request, of: Shared) -> Request:
-    return claim(of.pace, of.sim, job, request)
+    return claim(of.pace, of.sim, job, request, state.scratch.chosen[0])
 
 
 @jit
 def _started(state: ClusterState, job: int, request: Request, of: Shared) -> None:
     """At once, as those behind it may share with it."""
-    for part in range(request.parts):
-        of.sim.held[of.sim.jobs[job]["offset"] + part] = state.scratch.chosen[part]
-    begin(of.sim, of.log, job, request, 0.0)
+    start_job(of.sim, of.log, job, state.scratch.chosen, 0, request.gpus, 0.0)
 
 
 @jit
@@ -205,11 +203,8 @@ def _pair_up(
         job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
         pace.runs[job]["mate"] = mate
         pace.runs[mate]["mate"] = job
-        request, offset = request_of(passes.requests, passes.jobs.shape[job]), sim.jobs[job]["offset"]
-        for part in range(request.parts):
-            sim.held[offset + part] = outcome.nodes[outcome.offset[job] + part]
         note(sim, log, PAIRED, mate)
-        begin(sim, log, job, with_gpus(request, 0), 0.0)
+        start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, 0.0)
 
 
 @inlined

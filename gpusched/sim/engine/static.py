@@ -12,15 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt, protect, refresh_late, reserve, take
+from gpusched.sched.backfill import attempt, note_release, protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
-from gpusched.sched.releases import add
 from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, Records, Request
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.nodeindex import enough, pick
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import occupy
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.engine.waitlist import Waitlist, following, set_leaf
 
 _ANY = sys.float_info.max
@@ -55,7 +54,7 @@ def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
         request = shape_request(sim.shapes, shape)
         if _try(sim, passes, request, shape, fixed.rule, False):
             pop(heads)
-            occupy(sim, log, job, request, 0.0)
+            start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
         else:
             blocked = job
     last["head"] = blocked
@@ -151,9 +150,9 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
         if _try(sim, passes, request, shape, rule, late):
             waitlist.waiting[shape] -= 1
             set_leaf(waitlist, shape, job, np.inf)
-            occupy(sim, log, job, request, 0.0)
+            start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
             if backfill == EASY:
-                note_release(sim, passes, request, job, now + expected, reserved, late)
+                note_release(sim.resources, passes.releases, request, job, now + expected, late, reserved, scratch)
                 moves = moves or (late and rule != FIRST_FIT)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
@@ -183,18 +182,6 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
         else:
             push(shapes, float(rank), shape)
     return head
-
-
-@jit
-def note_release(sim: Sim, passes: Passes, request: Request, job: int, end: float, guarded: bool, late: bool) -> None:
-    """Notes what a started job will give back, and what late jobs may still take beside it."""
-    for part in range(request.parts):
-        node = sim.chosen[part]
-        add(passes.releases, end, node, request, job)
-        if guarded:
-            if late:
-                take(passes.scratch.spare, request, node)
-            refresh_late(sim.resources, passes.scratch, node)
 
 
 @jit

@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
-from gpusched.sched.state import Request
+from gpusched.sched.state import Ints
 from gpusched.sim.engine.ledger import charge_limits, give_back_limits, next_hour, turn_hours
 from gpusched.sim.engine.nodeindex import move
 from gpusched.sim.engine.pace import claim, ends_killed, interrupt, more_events, release, set_out
@@ -45,6 +45,8 @@ from gpusched.sim.engine.state import (
     shape_request,
 )
 from gpusched.sim.result import END, KILLED, NODE_DOWN, NODE_DRAIN, NODE_FAIL, NODE_UP, START
+
+NOTHING_TAKEN = -1
 
 
 @jit
@@ -147,15 +149,15 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
     sim.state[job]["status"] = DONE
     sim.state[job]["end"] = sim.clock[0]
     note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
-    _leave(sim, job)
+    end_job(sim, job)
     sim.counter[IN_SYSTEM] -= 1
     if sim.jobs[job]["child"] < sim.jobs[job]["child_begun"]:
         _release_children(sim, sim.jobs[job]["child"], sim.jobs[job]["child_begun"])
 
 
 @jit
-def _leave(sim: Sim, job: int) -> None:
-    """Gives the nodes of a running job back, and what it took of limits."""
+def end_job(sim: Sim, job: int) -> None:
+    """Give back all that a running job has, whether it is done or is cut; it must be noted in the log already."""
     give_back_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
     request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
@@ -177,33 +179,34 @@ def _leave(sim: Sim, job: int) -> None:
 
 
 @jit
-def occupy(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
-    """Starts ``job`` on ``sim.chosen[:parts]``; ``overhead`` seconds pass before its work goes on."""
-    offset = sim.jobs[job]["offset"]
-    request = claim(sim.pace, sim, job, request)
-    for part in range(request.parts):
-        node = sim.chosen[part]
-        sim.held[offset + part] = node
-        if sim.by_free.many.size:
-            move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - request.gpus)
-        take(sim.resources, request, node)
-    charge_limits(sim.ledger, job)
-    begin(sim, log, job, request, overhead)
+def start_job(sim: Sim, log: Log, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
+    """Start ``job``, whoever decided that: with its request, on ``nodes[first:]``.
 
-
-@jit
-def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
-    """The part of a start that is left when its nodes are in ``sim.held`` and it is charged for all that it takes."""
+    ``taken``: a pass has taken so many whole GPUs of each node (`backfill.launch`), and all else that the start takes;
+    NOTHING_TAKEN: it is taken here. ``restart_s`` pass before work goes on, if the job has run before.
+    """
     state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    gpus = taken
+    if taken == NOTHING_TAKEN:
+        request = claim(sim.pace, sim, job, request, nodes[first])
+        charge_limits(sim.ledger, job)
+        gpus = request.gpus
     for part in range(request.parts):
-        sim.node[sim.held[offset + part]]["free"] -= request.gpus
+        node = nodes[first + part]
+        sim.held[offset + part] = node
+        sim.node[node]["free"] -= gpus
+        if taken == NOTHING_TAKEN:
+            if sim.by_free.many.size:
+                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - gpus)
+            take(sim.resources, request, node)
     state["status"] = RUNNING
     if np.isnan(state["first"]):
         state["first"] = now
         if sim.jobs[job]["child_begun"] < sim.jobs[job]["child_stop"]:
             _release_children(sim, sim.jobs[job]["child_begun"], sim.jobs[job]["child_stop"])
     state["start"], state["until"] = now, now + sim.jobs[job]["expected"]
-    set_out(sim.pace, sim, job, now + overhead)
+    set_out(sim.pace, sim, job, now + (restart_s if state["restarts"] > 0 else 0.0))
     push(sim.ends, state["due"], job)
     sim.counter[PARTS] += request.parts
     sim.counter[RUNS] += 1
@@ -227,7 +230,7 @@ def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
     remove(sim.ends, job)
     note(sim, log, kind, job)
     interrupt(sim.pace, sim, job, kind)
-    _leave(sim, job)
+    end_job(sim, job)
     sim.state[job]["left"] = left
     sim.state[job]["restarts"] += 1
     sim.state[job]["status"] = WAITING
