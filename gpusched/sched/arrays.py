@@ -15,7 +15,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.accounts import accounts_of
 from gpusched.sched.order import Keys, queue_order
-from gpusched.sched.reservations.calendar import Reserved, calendar_of, grouped, reserved_of, turn
+from gpusched.sched.reservations.calendar import Reserved, grouped, reserved_masks, reserved_of
 from gpusched.sched.state import (
     Calendar,
     Flags,
@@ -32,7 +32,9 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.spread import Ask, asks, waits_until
 
-# nodelist, exclude, excluded nodes, GPU types, size of whole nodes, reservation it is of (-1), alike to reservations
+# nodelist, exclude, excluded nodes, GPU types, size of whole nodes
+AllowedKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+# the same, reservation it is of (-1), alike to reservations
 MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...], int, float]
 _NO_RESERVATIONS = -1.0
 Column = Iterable[Any]
@@ -333,27 +335,18 @@ def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world
     ``limits``: of those that are alike, the limit of one, or about that of all.
     """
     if not world.reserved or not keys:
-        return _allowed(keys, world), no_calendar()
-    without = list(dict.fromkeys((*key[:6], _NO_RESERVATIONS) for key in keys))
-    place = {key: len(keys) + 1 + i for i, key in enumerate(without)}
-    masks = np.zeros((len(keys) + 1 + len(without), len(world.nodes)), np.uint8)
-    masks[len(keys) + 1 :] = _allowed(without, world)
-    base, own = ints([place[*key[:6], _NO_RESERVATIONS] for key in keys]), ints([key[5] for key in keys])
-    limit = np.array([limits[key[5], key[6]] for key in keys], np.float64)
-    calendar = calendar_of(world.reserved, masks, base, own, limit)
-    for row in range(len(keys)):
-        turn(calendar, masks, row, world.reserved.now)
-    return masks, calendar
+        return _allowed([key[:5] for key in keys], world), no_calendar()
+    place: dict[AllowedKey, int] = {}
+    base = ints([place.setdefault(key[:5], len(place)) for key in keys])
+    limit = np.array([limits[key[5:]] for key in keys], np.float64)
+    return reserved_masks(world.reserved, _allowed(list(place), world), base, ints([key[5] for key in keys]), limit)
 
 
-def _allowed(keys: list[MaskKey], world: NodeArrays) -> Flags:
-    """Nodes that may be used, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types.
-
-    Where jobs are of a reservation, of its nodes.
-    """
+def _allowed(keys: list[AllowedKey], world: NodeArrays) -> Flags:
+    """Return the nodes that may be used, ``uint8[masks, nodes]``: of the nodelist (empty: all), not excluded, alike."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]
-    for i, (nodelist, exclude, failed, accepted, whole, own, _) in enumerate(keys):
+    for i, (nodelist, exclude, failed, accepted, whole) in enumerate(keys):
         masks[i] = not nodelist
         for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
             masks[i, [world.row[n] for n in names if n in world.row]] = allowed
@@ -361,8 +354,4 @@ def _allowed(keys: list[MaskKey], world: NodeArrays) -> Flags:
             masks[i] &= np.array([name in accepted for name in types], np.uint8)
         if whole:
             masks[i] &= np.array([(len(n.gpus), n.cores, n.memory_mib) == whole for n in world.nodes], np.uint8)
-        if own >= 0:
-            inside = np.zeros(len(types), np.uint8)
-            inside[world.reserved.node[world.reserved.of == own]] = 1
-            masks[i] &= inside
     return masks

@@ -12,12 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import inlined, jit
-from gpusched.model.reservations import OVERRUN_S
 from gpusched.sched.bounds import charge
-from gpusched.sched.fit import entry, request_of
+from gpusched.sched.fit import entry, request_of, with_mask
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
-from gpusched.sched.reservations.calendar import concerns
+from gpusched.sched.reservations.calendar import concerns, open_times
 from gpusched.sched.state import (
     BACKFILL,
     FIRST_FIT,
@@ -184,6 +183,7 @@ def reserve_any(
     return best, first
 
 
+@inlined
 @jit
 def reserve(
     resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, limit: float,
@@ -196,120 +196,84 @@ def reserve(
     Sets ``scratch.future`` to the resources at that time, and ``scratch.chosen`` to the nodes by the placement rule
     (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
-    if entries(scratch.calendar) > 0:
-        return _reserve_between(scratch.calendar, resources, releases, masks, request, rule, now, limit, scratch)
-    future = scratch.future
+    return earliest(scratch.calendar, resources, releases, masks, request, rule, now, limit, scratch)
+
+
+@jit
+def earliest(
+    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int,
+    now: float, limit: float, scratch: Scratch,
+) -> float:  # fmt: skip
+    """`reserve` with this calendar; None: nothing is reserved, whatever `Scratch.calendar` says.
+
+    Where nodes are reserved not only what ends brings room, also the end of a reservation. And nodes go as time passes:
+    one that is reserved next is only for who ends before. What a job may use changes in the masks' row for that
+    (`Calendar.work`), so that all else goes by it.
+    """
+    future, ask, between, opens, closes, shut, opened = scratch.future, request, False, -np.inf, np.inf, 0, 0
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays
-    fitting, within = 0, by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; within: of one rack
-    for node in range(request.lo, request.hi):
+    if calendar is not None:
+        between = calendar.node.size > 0
+        if between:
+            opens, closes = open_times(calendar, request.mask)
+            ask = with_mask(request, calendar.work)
+            for node in range(ask.lo, ask.hi):
+                calendar.closed[node], masks[ask.mask, node] = 0, masks[calendar.base[request.mask], node]
+    fitting, within = 0, not between and by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; of one rack
+    for node in range(ask.lo, ask.hi):
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
-        fitting += _holds(gpus[node], cores[node], memory[node], masks, request, node)
+        fitting += _holds(gpus[node], cores[node], memory[node], masks, ask, node)
     if within:
         fitting = most_in_rack(scratch.racks, resources, masks, request)
     settle(releases)
-    time = now
-    at, used = 0, releases.used[0]
-    ends, order, where = releases.end, releases.order, releases.node
+    ends, order, where, at, used = releases.end, releases.order, releases.node, 0, releases.used[0]
     freed_gpus, freed_cores, freed_memory = releases.gpus, releases.cores, releases.memory
-    while fitting < request.parts and at < used:
-        time = max(now, ends[order[at]])
-        while at < used and ends[order[at]] <= time:
+    time = max(now, opens)
+    until = time if between else -np.inf  # without reservations what is free now may do, whoever is overdue
+    while time < np.inf and not time + limit > closes:
+        while at < used and ends[order[at]] <= until:
             slot = order[at]
             at += 1
             node = where[slot]
-            if node < request.lo or node >= request.hi or gpus[node] < 0:
+            if node < ask.lo or node >= ask.hi or gpus[node] < 0:
                 continue
-            before = _holds(gpus[node], cores[node], memory[node], masks, request, node)
+            before = _holds(gpus[node], cores[node], memory[node], masks, ask, node)
             gpus[node] += freed_gpus[slot]
             cores[node] += freed_cores[slot]
             memory[node] += freed_memory[slot]
-            if before or not _holds(gpus[node], cores[node], memory[node], masks, request, node):
+            if before or not _holds(gpus[node], cores[node], memory[node], masks, ask, node):
                 continue
             if within:
                 fitting = max(fitting, one_more(scratch.racks, node))
             else:
                 fitting += 1
-    if fitting < request.parts:
-        return np.inf
-    choose(future, masks, request, undrawn(rule), scratch)
-    return time
-
-
-@jit
-def entries(calendar: Calendar | None) -> int:
-    """How many there are."""
-    return 0 if calendar is None else calendar.node.size
-
-
-@jit
-def _reserve_between(
-    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int,
-    now: float, limit: float, scratch: Scratch,
-) -> float:  # fmt: skip
-    """`reserve` where nodes are reserved: not only what ends brings room, also the end of a reservation.
-
-    And nodes go as time passes: one that is reserved next is only for who ends before. What a job may use changes in
-    the masks' row for that (`Calendar.work`), so that all else goes by it.
-    """
-    if calendar is None:
-        return np.inf
-    future, closed, row = scratch.future, calendar.closed, calendar.work
-    ask = Request(
-        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, row, request.spread
-    )
-    begin, end, where, base = calendar.begin, calendar.end, calendar.node, calendar.base[request.mask]
-    own, over, begun = calendar.own[request.mask], np.inf, -np.inf
-    fitting = 0
-    for node in range(request.lo, request.hi):
-        future.gpus[node], future.cores[node] = resources.gpus[node], resources.cores[node]
-        future.memory[node], closed[node] = resources.memory[node], 0
-        masks[row, node] = masks[base, node]
-        fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
-    for e in range(where.size):
-        if own >= 0 and calendar.number[e] == own:
-            begun, over = begin[e], end[e] + OVERRUN_S
-    settle(releases)
-    time, at, shut, opened = max(now, begun), 0, 0, 0
-    while time < np.inf and time + limit <= over:
-        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
-            slot = releases.order[at]
-            at += 1
-            node = releases.node[slot]
-            if node < request.lo or node >= request.hi or future.gpus[node] < 0:
-                continue
-            fitting -= _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
-            future.gpus[node] += releases.gpus[slot]
-            future.cores[node] += releases.cores[slot]
-            future.memory[node] += releases.memory[slot]
-            fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
-        while shut < where.size and begin[shut] < time + limit:
-            fitting += _turned(calendar, shut, 1, masks, ask, base, request.mask, future)
-            shut += 1
-        while opened < where.size and end[calendar.by_end[opened]] <= time:
-            fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, base, request.mask, future)
-            opened += 1
+        following = ends[order[at]] if at < used else np.inf
+        if calendar is not None:
+            while shut < calendar.node.size and calendar.begin[shut] < time + limit:
+                fitting += _turned(calendar, shut, 1, masks, ask, request.mask, future)
+                shut += 1
+            while opened < calendar.node.size and calendar.end[calendar.by_end[opened]] <= time:
+                fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, request.mask, future)
+                opened += 1
+            if opened < calendar.node.size:
+                following = min(following, calendar.end[calendar.by_end[opened]])
         if fitting >= request.parts and choose(future, masks, ask, undrawn(rule), scratch):
             return float(time)
-        following = np.inf
-        if at < releases.used[0]:
-            following = releases.end[releases.order[at]]
-        if opened < where.size:
-            following = min(following, end[calendar.by_end[opened]])
-        time = following
+        time = until = max(now, following)
     return np.inf
 
 
 @jit
 def _turned(
-    calendar: Calendar, entry: int, by: int, masks: Flags, ask: Request, base: int, row: int, future: Resources
-) -> int:
+    calendar: Calendar, entry: int, by: int, masks: Flags, ask: Request, row: int, future: Resources
+) -> int:  # fmt: skip
     """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
     node = calendar.node[entry]
     if node < ask.lo or node >= ask.hi or not concerns(calendar, entry, row):
         return 0
     before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     calendar.closed[node] += by
-    masks[ask.mask, node] = masks[base, node] if calendar.closed[node] == 0 else 0
+    masks[ask.mask, node] = masks[calendar.base[row], node] if calendar.closed[node] == 0 else 0
     after = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     return int(after) - int(before)
 

@@ -19,7 +19,7 @@ from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
-from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
+from gpusched.sched.gpus import Links, picked
 from gpusched.sched.keeping import Kept, kept_clear
 from gpusched.sched.reasons import Block, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
@@ -259,7 +259,7 @@ def _staged(context: Context) -> tuple[list[int], Block]:
 
 def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
-    matrices: dict[int, Links] = {}
+    matrices: dict[str, Links] = {}
     actions, requests = [], waiting.requests
     nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()
     for j in outcome.started[: outcome.total[0]].tolist():
@@ -269,26 +269,13 @@ def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]
             NodeAllocation(
                 rank=rank,
                 node=world.nodes[row].name,
-                gpus=_pick(world, matrices, row, int(given.gpus)),
+                gpus=picked(world.nodes[row], world.free[row], int(given.gpus), matrices),
                 cores=int(given.cores),
                 memory_mib=int(given.memory),
             )
             for rank, row in enumerate(rows)
         )
+        for row, part in zip(rows, parts, strict=True):
+            world.free[row] = [gpu for gpu in world.free[row] if gpu not in part.gpus]
         actions.append(Start(job.id, Allocation(job.id, parts)))
     return actions
-
-
-def _pick(world: NodeArrays, matrices: dict[int, Links], row: int, count: int) -> tuple[int, ...]:
-    """Takes GPUs off a node; ``matrices``: of the nodes' links, each built once."""
-    free, node = world.free[row], world.nodes[row]
-    if not node.links or count >= len(free) or count == 0:
-        chosen = tuple(free[:count])
-        del free[:count]
-        return chosen
-    gpus = sorted(node.gpus)
-    if row not in matrices:
-        matrices[row] = links_matrix(gpus, node.links)
-    chosen = tuple(gpus[i] for i in nearest_gpus(matrices[row], tuple(gpus.index(g) for g in free), count))
-    world.free[row] = [g for g in free if g not in chosen]
-    return chosen

@@ -52,6 +52,14 @@ def with_gpus(request: Request, gpus: int) -> Request:
 
 
 @jit
+def with_mask(request: Request, mask: int) -> Request:
+    """The same request for nodes of another row of the masks."""
+    return Request(
+        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
+    )
+
+
+@jit
 def set_feasibility(
     total: Resources, usable: Resources, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
 ) -> None:
@@ -88,14 +96,9 @@ def may_head(calendar: Calendar | None, mask: int) -> bool:
 @jit
 def unreserved(calendar: Calendar | None, request: Request) -> Request:
     """The request as if nothing were reserved for others."""
-    if calendar is None:
+    if calendar is None or request.mask < 0 or calendar.base.size == 0:
         return request
-    mask = request.mask
-    if mask >= 0 and calendar.base.size > 0:
-        mask = calendar.base[mask]
-    return Request(
-        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
-    )
+    return with_mask(request, calendar.base[request.mask])
 
 
 @jit

@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
+from gpusched.model.snapshot import NodeView
+
 Links = tuple[tuple[int, ...], ...]
 _EXACT = 2000
 
@@ -24,6 +26,16 @@ def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) ->
     if matrix == mirrored:
         return matrix
     return tuple(tuple(map(min, row, column)) for row, column in zip(matrix, mirrored, strict=True))
+
+
+def picked(node: NodeView, free: Sequence[int], count: int, matrices: dict[str, Links]) -> tuple[int, ...]:
+    """Return so many of a node's ``free`` GPUs, the nearest to each other; ``matrices``: of links, each built once."""
+    free = sorted(free)
+    if not node.links or count >= len(free):
+        return tuple(free[:count])
+    gpus = sorted(node.gpus)
+    matrix = matrices.get(node.name) or matrices.setdefault(node.name, links_matrix(gpus, node.links))
+    return tuple(gpus[i] for i in nearest_gpus(matrix, tuple(gpus.index(gpu) for gpu in free), count))
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,7 @@ from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, Model
 from gpusched.sched.topology.tree import Tree, new_use, tree_of
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import World, most_parts_running
 from gpusched.sim.engine.placing import (
     ALIGNED,
     BALANCED,
@@ -174,8 +174,7 @@ def _releases(world: World, most: Ints) -> Releases | None:
     """Room for all parts that can run at once; ``most: int64[jobs]``: of each. None: nobody asks when they end."""
     if world.policy.backfill != "easy":
         return None
-    gpuless = int(most[world.trace.gpus == 0].sum())
-    return new_releases(min(int(most.sum()), int(world.pool.total_gpus) + gpuless) + 1)
+    return new_releases(most_parts_running(world.demand, int(most.sum())) + 1)
 
 
 def _uses(world: World, tree: Tree) -> int:
@@ -274,7 +273,7 @@ def walked(world: World, of: Placing) -> tuple[World, Walk]:
     )  # fmt: skip
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
-        new_outcome(jobs, len(sim.held)), BACKFILLS[world.policy.backfill],
+        new_outcome(jobs, len(sim.held)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.model.reservations import Reservation
-from gpusched.sched.reservations.calendar import calendar_of, grouped, reserved_of, turn
+from gpusched.sched.reservations.calendar import grouped, reserved_masks, reserved_of
 from gpusched.sched.state import Calendar, Floats, Ints, Requests
 from gpusched.sim.pool import Demand, Pool
 from gpusched.traces.trace import Trace
@@ -65,20 +65,9 @@ def with_reservations(
     keys = np.column_stack((mask, own[asks], grouped(limit[asks])))
     rows, row = np.unique(keys, axis=0, return_inverse=True)
     shapes, shape = np.unique(np.column_stack((demand.shape[asks], row.reshape(-1))), axis=0, return_inverse=True)
-    bases, base = np.unique(rows[:, :2], axis=0, return_inverse=True)
-    masks = np.ones((len(rows) + 1 + len(bases), len(pool)), np.uint8)
-    for at, (old, number) in enumerate(bases.astype(np.int64).tolist(), start=len(rows) + 1):
-        if old >= 0:
-            masks[at] = demand.masks[old]
-        if number >= 0:
-            inside = np.zeros(len(pool), np.uint8)
-            inside[reserved.node[reserved.of == number]] = 1
-            masks[at] &= inside
-    of_rows = base.reshape(-1).astype(np.int64) + len(rows) + 1
-    calendar = calendar_of(reserved, masks, of_rows, rows[:, 1].astype(np.int64), rows[:, 2].astype(np.float64))
-    calendar = calendar._replace(heads=int(heads))
-    for i in range(len(rows)):
-        calendar.turns[i] = turn(calendar, masks, i, -np.inf)
+    allowed = np.concatenate((demand.masks, np.ones((1, len(pool)), np.uint8)))  # -1, the last: any node
+    base, own, limits = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2].astype(np.float64)
+    masks, calendar = reserved_masks(reserved, allowed, base, own, limits, heads)
     before, new_shape = shapes[:, 0].astype(np.int64), np.full(len(trace), -1, np.int64)
     new_shape[asks] = shape.reshape(-1)
     requests = Requests(*(None if c is None else c[before] for c in demand.requests))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
-from gpusched.sim.engine.build import Elastic, World
+from gpusched.sim.engine.build import Elastic, World, most_parts_running
 from gpusched.sim.engine.ledger import planned
 from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import Log
@@ -45,7 +45,7 @@ def with_sizes(world: World) -> tuple[World, Sizer]:
     jobs, most = len(world.trace), menus.sizes.shape[1]
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
     world.sim.jobs["offset"] = np.cumsum(parts) - parts
-    slots = _slots(world, int(parts.sum()))
+    slots = most_parts_running(world.demand, int(parts.sum()))
     passes, shapes = world.passes, len(world.sim.shapes)
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
     plan = passes.scratch.plan and new_plan(len(world.pool), shapes, 0, slots + 2 * int(parts.sum()))
@@ -119,14 +119,6 @@ def _own_speeds(world: World, menus: Menus, menu: Ints) -> Floats:
         for job, sizes in enumerate(menus.sizes[menu].tolist()):
             speeds[job] = [own_speed(world.trace, job, gpus) if gpus > 0 else 1.0 for gpus in sizes]
     return speeds
-
-
-def _slots(world: World, parts: int) -> int:
-    """The most parts that can run at once: one per GPU, and all those of jobs without GPUs."""
-    requests = world.demand.requests
-    shape = world.demand.shape[world.demand.shape >= 0]
-    gpuless = requests.parts[shape][requests.gpus[shape] == 0].sum() if shape.size else 0
-    return int(min(parts, world.pool.total_gpus + gpuless))
 
 
 def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:

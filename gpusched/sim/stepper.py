@@ -188,8 +188,7 @@ class Stepper:
         sim, state = self._world.sim, self._world.sim.state[job]
         if state["status"] != RUNNING or state["start"] == self.now:
             raise UsageError(f"job {job} cannot be preempted: it does not run, or has only just started")
-        overhead = self.restart_s(job) if state["restarts"] > 0 else 0.0
-        cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, overhead))
+        cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, self.restart_s(job)))
         self._waiting[job] = None
 
     def restart_s(self, job: int) -> float:

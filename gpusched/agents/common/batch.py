@@ -1,8 +1,8 @@
 """Thousands of small clusters side by side, each a replay of its own, all advanced to their next decision at once.
 
 Every cluster is the replay engine's own state (`gpusched.sim.engine.state.Sim`), a row of arrays that hold all of them,
-and goes on by the engine's own passes `advance` and `occupy`; so its schedule is the replay's for the same choices. At
-every instant each waiting job is asked for once, largest first: which server, or the queue. Observations, masks,
+and goes on by the engine's own passes `advance` and `start_job`; so its schedule is the replay's for the same choices.
+At every instant each waiting job is asked for once, largest first: which server, or the queue. Observations, masks,
 rewards and ends are written into arrays made once.
 
 For episodes of few jobs that fit one server each: finding the next job to ask for looks at all jobs of the cluster.

@@ -12,10 +12,10 @@ from gpusched.agents.common.nets import Net, forward, work_for
 from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
 from gpusched.compiled import jit
 from gpusched.estimation.odds import Odds, expected
-from gpusched.sched.backfill import take
+from gpusched.sched.backfill import earliest, take
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
-from gpusched.sched.place import choose, node_fits
+from gpusched.sched.place import choose
 from gpusched.sched.state import (
     FIRST_FIT,
     NONE,
@@ -249,28 +249,9 @@ def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floa
 
     A node of ``resources`` with less than 0 GPUs is nobody's, whatever comes back there.
     """
-    releases, masks, future, fitting = state.releases, state.jobs.masks, state.scratch.future, 0
-    for node in range(request.lo, request.hi):
-        future.gpus[node] = resources.gpus[node]
-        future.cores[node] = resources.cores[node]
-        future.memory[node] = resources.memory[node]
-        fitting += node_fits(future, masks, request, node)
-    time = state.now
-    for slot in slots:
-        if fitting >= request.parts and due[slot] > time:  # all of one moment come back together
-            break
-        node = releases.node[slot]
-        if node < request.lo or node >= request.hi or future.gpus[node] < 0:
-            continue
-        before = node_fits(future, masks, request, node)
-        future.gpus[node] += releases.gpus[slot]
-        future.cores[node] += releases.cores[slot]
-        future.memory[node] += releases.memory[slot]
-        fitting += not before and node_fits(future, masks, request, node)
-        time = due[slot]
-    if fitting < request.parts:
-        return np.inf
-    return time if choose(future, masks, request, FIRST_FIT, state.scratch) else np.inf
+    of, used = state.releases, np.full(2, slots.size)
+    back = Releases(due, of.node, of.gpus, of.cores, of.memory, of.owner, slots, used)
+    return earliest(None, resources, back, state.jobs.masks, request, FIRST_FIT, state.now, 0.0, state.scratch)
 
 
 class Holding(NamedTuple):

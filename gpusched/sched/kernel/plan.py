@@ -12,11 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.reservations import OVERRUN_S
-from gpusched.sched.fit import entry, request_of
+from gpusched.sched.fit import entry, request_of, with_mask
 from gpusched.sched.place import choose
 from gpusched.sched.releases import settle
-from gpusched.sched.reservations.calendar import concerns
+from gpusched.sched.reservations.calendar import concerns, open_times
 from gpusched.sched.state import (
     BACKFILL,
     FIRST_FIT,
@@ -166,9 +165,9 @@ def _earliest(plan: Plan, state: ClusterState, shape: int, lasts: float, rule: i
     asked, first = request_of(state.requests, shape), state.now
     if known["stamp"] == stamp and lasts >= known["at_least"]:
         first = known["not_before"]  # one like it, no longer than it, found nothing sooner in a plan that was less full
-    lo, hi, parts, gpus, cores, memory, row, spread = asked
-    request = Request(lo, hi, parts, gpus, cores, memory, -1, spread)  # whether a node will do is in its ``begin``
-    opens, closes = _open(scratch.calendar, row)
+    lo, hi, parts, row = asked.lo, asked.hi, asked.parts, asked.mask
+    request = with_mask(asked, -1)  # whether a node will do is in its ``begin``
+    opens, closes = open_times(scratch.calendar, row)
     first, found = max(first, opens), False
     for node in range(lo, hi):
         nodes[node]["begin"] = -np.inf
@@ -258,19 +257,6 @@ def _free_from(
         at = after
     least.gpus[node], least.cores[node], least.memory[node] = gpus, cores, memory
     return float(begin)
-
-
-@jit
-def _open(calendar: Calendar | None, row: int) -> tuple[float, float]:
-    """Between which times jobs of a row of the masks may run: of a reservation, in it, or little longer."""
-    opens, closes = -np.inf, np.inf
-    if calendar is None or row < 0 or calendar.base.size == 0:
-        return opens, closes
-    own = calendar.own[row]
-    for e in range(calendar.node.size if own >= 0 else 0):
-        if calendar.number[e] == own:
-            opens, closes = calendar.begin[e], calendar.end[e] + OVERRUN_S
-    return opens, closes
 
 
 @jit

@@ -53,16 +53,30 @@ def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Re
     )  # fmt: skip
 
 
-def calendar_of(reserved: Reserved, masks: Flags, base: Ints, own: Ints, limit: Floats) -> Calendar:
-    """``base``, ``own``, ``limit``: of the first rows of the masks; the row after them is for looking ahead."""
+def reserved_masks(
+    reserved: Reserved, allowed: Flags, base: Ints, own: Ints, limit: Floats, heads: bool = False
+) -> tuple[Flags, Calendar]:
+    """Return the masks as reservations leave them at the snapshot's time, and when that changes; live and in replays.
+
+    A row for each of ``base``, the row of ``allowed`` that says what its jobs may use if nothing is reserved, ``own``,
+    the number of the reservation that they are of (-1: none), and ``limit``; one for looking ahead; then what of
+    ``allowed`` is theirs. ``heads``: See `Calendar`.
+    """
+    rows, (bases, of) = len(base), np.unique(np.column_stack((base, own)), axis=0, return_inverse=True)
+    theirs = allowed[bases[:, 0]]
+    for at in np.flatnonzero(bases[:, 1] >= 0).tolist():
+        theirs[at] &= np.isin(np.arange(allowed.shape[1]), reserved.node[reserved.of == bases[at, 1]])
+    masks = np.concatenate((np.zeros((rows + 1, allowed.shape[1]), np.uint8), theirs))
     begin = np.array([one.begin for one in reserved.all], np.float64)[reserved.of]
     end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
-    by_end = np.argsort(end, kind="stable").astype(np.int64)
-    guarded, closed = np.zeros(len(base), np.int64), np.zeros(masks.shape[1], np.int64)
-    turns = np.full(len(base), -np.inf)
-    return Calendar(
-        reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, turns, closed, len(base), 0
-    )
+    calendar = Calendar(
+        reserved.node, reserved.of, begin, end, np.argsort(end, kind="stable").astype(np.int64),
+        base=of.reshape(-1).astype(np.int64) + rows + 1, own=own, limit=limit, guarded=np.zeros(rows, np.int64),
+        turns=np.full(rows, -np.inf), closed=np.zeros(allowed.shape[1], np.int64), work=rows, heads=int(heads),
+    )  # fmt: skip
+    for row in range(rows):
+        calendar.turns[row] = turn(calendar, masks, row, reserved.now)
+    return masks, calendar
 
 
 def grouped(limits: Floats) -> Floats:
@@ -78,6 +92,19 @@ def concerns(calendar: Calendar, entry: int, row: int) -> bool:
     """Whether jobs of a row of the masks have to keep clear of an entry."""
     number = calendar.number[entry]
     return bool(calendar.guarded[row] != 0 if number == KEPT else number != calendar.own[row])
+
+
+@jit
+def open_times(calendar: Calendar | None, row: int) -> tuple[float, float]:
+    """Return between which times jobs of a row of the masks may run: of a reservation, in it, or little longer."""
+    opens, closes = -np.inf, np.inf
+    if calendar is None or row < 0 or calendar.base.size == 0:
+        return opens, closes
+    own = calendar.own[row]
+    for e in range(calendar.node.size if own >= 0 else 0):
+        if calendar.number[e] == own:
+            opens, closes = calendar.begin[e], calendar.end[e] + OVERRUN_S
+    return opens, closes
 
 
 @jit

@@ -24,7 +24,7 @@ from gpusched.model.resources import Sharing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_memory
 from gpusched.sched.arrays import Waiting, node_arrays_of, releases_of, scratch_for
-from gpusched.sched.gpus import links_matrix, nearest_gpus
+from gpusched.sched.gpus import picked
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
@@ -170,7 +170,7 @@ class Pairs:
                 row[at] = rows.setdefault(one, len(rows))
         parties = [_party(one.user, one.name, one.memory_mib) for one in self._sharers]
         mates = filled(
-            MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
+            MATE, len(owners), rank=range(len(owners)), owner=owners, parts=1, first=range(len(owners)), least=1,
             column=[columns.setdefault(one, len(columns)) for one in parties],
             most=[len(self._well(one)) for one in self._sharers], taken=[one.partner != "" for one in self._sharers],
         )  # fmt: skip
@@ -197,7 +197,7 @@ class Pairs:
     def _part(self, job: PendingView, other: Sharer) -> NodeAllocation:
         """What a job has beside another one."""
         spec, node = job.spec, self._nodes[other.node]
-        gpus = _chosen(node, self._well(other), spec.gpus_per_node)
+        gpus = picked(node, self._well(other), spec.gpus_per_node, {})
         return NodeAllocation(
             rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
         )
@@ -262,12 +262,3 @@ def _running(job: PendingView, allocation: Allocation, now: float) -> RunningVie
         id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
         array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
     )  # fmt: skip
-
-
-def _chosen(node: NodeView, gpus: list[int], count: int) -> tuple[int, ...]:
-    """So many of these GPUs, the nearest to each other."""
-    if count >= len(gpus) or not node.links:
-        return tuple(sorted(gpus))[:count]
-    known = sorted(node.gpus)
-    at = tuple(sorted(known.index(gpu) for gpu in gpus))
-    return tuple(known[i] for i in nearest_gpus(links_matrix(known, node.links), at, count))

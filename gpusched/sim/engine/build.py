@@ -223,10 +223,11 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     if options.reservations:
         limit, heads = limits_of(trace, timed.duration), policy.backfill == "easy"
         demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
-    slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
+    parts = int(demand.parts.sum())
+    slots = most_parts_running(demand, parts) if share == "no" else parts
     children = _children(trace)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
-    planned = slots + 2 * int(demand.parts.sum()) if policy.backfill == "conservative" else None
+    planned = slots + 2 * parts if policy.backfill == "conservative" else None
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     sim = new_sim(
         jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
@@ -354,11 +355,11 @@ def _passes(
     return passes
 
 
-def _slots(demand: Demand) -> int:
-    """The most parts that can run at once: one per GPU, and all those of jobs without GPUs."""
+def most_parts_running(demand: Demand, parts: int) -> int:
+    """Return how many of the parts of jobs can run at once: one on each GPU, and all those of jobs without GPUs."""
     runs = np.flatnonzero(demand.shape >= 0)
     gpuless = runs[demand.requests.gpus[demand.shape[runs]] == 0] if len(runs) else runs
-    return int(min(demand.parts.sum(), demand.resources.gpus.sum() + demand.parts[gpuless].sum()))
+    return int(min(parts, demand.resources.gpus.sum() + demand.parts[gpuless].sum()))
 
 
 def result_of(world: World, log: Log, seconds: float) -> Result:

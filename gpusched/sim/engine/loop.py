@@ -23,8 +23,8 @@ Decide = Callable[[Sim, Log, Passes, State], int]
 def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
     """The replay that asks ``decide`` at every instant at which something happened.
 
-    That starts and stops jobs (`step.occupy`, `step.cut`), given what it keeps between decisions, and returns DECIDE to
-    go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
+    That starts and stops jobs (`step.start_job`, `step.cut`), given what it keeps between decisions, and returns DECIDE
+    to go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
 
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.

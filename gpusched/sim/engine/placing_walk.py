@@ -15,7 +15,7 @@ from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
 from gpusched.sched.state import OK, POLICY, SKIP, Ints, Outcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, Placing, look_again, wait_on
+from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, Placing, holds, look_again, wait_on
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, Log, Passes, Sim
 
@@ -29,7 +29,6 @@ class Walk(NamedTuple):
         alone: ``int64[ways]``: the request of a way without the looser ones behind it.
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         outcome: Where the pass writes.
-        backfill: SKIP or EASY.
     """
 
     placing: Placing
@@ -38,7 +37,6 @@ class Walk(NamedTuple):
     waiting: Ints
     size: Ints
     outcome: Outcome
-    backfill: int
 
 
 @jit
@@ -78,10 +76,10 @@ def _decide(sim: Sim, log: Log, passes: Passes, walk: Walk, queue: int) -> None:
     for i in range(waiting.size):
         job = waiting[i]
         rank = sim.jobs[job]["rank"]
-        holds = rank == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s
-        walk.costs.wait_s[job] = 0.0 if holds else of.most_wait_s
+        first = holds(sim, of, of.of[job], job, now)
+        walk.costs.wait_s[job] = 0.0 if first else of.most_wait_s
         passes.jobs.shape[job] = _asks(sim, passes, walk, job)
-        if (holds or rank == of.queues[queue]["held"]) and walk.backfill == SKIP:
+        if (first or rank == of.queues[queue]["held"]) and of.backfill == SKIP:
             held = i
     _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
     rest, count = waiting[held + 1 :], 0
@@ -92,7 +90,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, walk: Walk, queue: int) -> None:
                 rest[count] = job
                 count += 1
         rest = rest[:count]
-    _pass(sim, log, passes, walk, rest, walk.backfill)
+    _pass(sim, log, passes, walk, rest, of.backfill)
 
 
 @jit

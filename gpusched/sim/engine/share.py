@@ -184,13 +184,15 @@ def _pair_up(
         shares |= pairs.row[job] >= 0
     if not shares:
         return
-    running = np.sort(sim.ends.item[: sim.ends.size[0]])
-    mates, count = np.zeros(running.size, MATE), 0
-    for other in running:
+    running = sim.ends.size[0]
+    mates, count = np.zeros(running, MATE), 0
+    for at in range(running):
+        other = sim.ends.item[at]
         run, shape = pace.runs[other], sim.shapes[sim.jobs[other]["shape"]]
         if run["mate"] < 0 and pairs.row[other] >= 0 and shape["gpus"] > 0:
             new = mates[count]
-            new["owner"], new["column"], new["first"] = other, pairs.row[other], sim.jobs[other]["offset"]
+            new["rank"], new["owner"], new["column"] = other, other, pairs.row[other]
+            new["first"] = sim.jobs[other]["offset"]
             new["parts"], new["most"] = shape["parts"], shape["gpus"]
             new["least"] = shape["gpus"] if pairs.equal else 1
             count += 1
