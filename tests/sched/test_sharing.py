@@ -318,7 +318,7 @@ def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, 
     [
         (Has("w", "ann", "busy", 10, (0,)), "; a allows 5 %"),
         (Has("w", "ann", "calm", 30, (0,)), "with job r it needs 50M of GPU memory; GPU 0 of a has 40M for both"),
-        (Has("w", "ann", "calm", 10, (0,), cores=6), "node a of job r has 5 cores and 98M of memory free"),
+        (Has("w", "ann", "calm", 10, (0,), cores=6), "node a of job r: 5 of 6 cores free, needs 6 (1 held by jobs)"),
         (
             Has("w", "ann", "strange", 10, (0,)),
             "GPU 0 of a with job r (about 11 % slower, that one 11 %; estimated); a allows 5 %",

@@ -22,14 +22,14 @@ from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.plan import Action, Start
 from gpusched.model.resources import Sharing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import count_of, format_memory
+from gpusched.model.units import count_of
 from gpusched.sched.arrays import Waiting, node_arrays_of, releases_of, scratch_for
 from gpusched.sched.gpus import picked
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.state import ClusterState, Floats, Outcome, filled, ints, new_outcome
-from gpusched.sched.tally import shut
+from gpusched.sched.tally import covers, need, shortfall_of, shut
 
 Party = tuple[str, str, int]
 """What matters of a job that shares: its user, its kind, and the MiB that it takes of each GPU."""
@@ -238,9 +238,8 @@ class Pairs:
             has = count_of(well, "GPU")
             return 5, 0.0, lambda: f"job {other.id} has {has} to share; it requests {spec.gpus_per_node}"
         _, cores, memory = (int(column[self._row[node.name]]) for column in self._state.resources)
-        if cores < spec.cores_per_node or memory < spec.memory_mib_per_node:
-            free = f"{count_of(max(0, cores), 'core')} and {format_memory(max(0, memory))} of memory"
-            return 2, 0.0, lambda: f"node {node.name} of job {other.id} has {free} free"
+        if not covers(free := (spec.gpus_per_node, cores, memory), need(spec)):  # the GPUs are the other one's
+            return 2, 0.0, lambda: f"node {node.name} of job {other.id}: {shortfall_of(node, free, need(spec))[1]}"
         own = sharer_of_start(job.id, job.user, spec, (found.part,))
         assert own is not None
         if refused := cannot_share(node, own, other):
