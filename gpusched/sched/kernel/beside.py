@@ -36,10 +36,9 @@ from gpusched.sched.state import (
 MOST_IN_VAIN = 16  # different jobs of a pass: each costs a look at all who run
 MOST_PLACES = 4  # that are tried for a job: each costs a look at all nodes
 
-# A job that runs and shares. rank: of equally good ones the least is taken. owner: as in `Releases`. column: of
-# `Pairings.cost`. parts, first: its nodes, in `Pairings.nodes`. least, most: how many GPUs on each of them a newcomer
-# may have. taken: 1: it has a partner.
-MATE = np.dtype([(n, np.int64) for n in ("rank", "owner", "column", "parts", "first", "least", "most", "taken")])
+# A job that runs and shares. owner: as in `Releases`. column: of `Pairings.cost`. parts, first: its nodes, in
+# `Pairings.nodes`. least, most: how many GPUs on each of them a newcomer may have. taken: 1: it has a partner.
+MATE = np.dtype([(n, np.int64) for n in ("owner", "column", "parts", "first", "least", "most", "taken")])
 # A job for which nothing was found: what is asked for, and how long it would run at least, seconds.
 VAIN = np.dtype([("row", np.int64), ("shape", np.int64), ("limit", np.float64)])
 
@@ -48,7 +47,7 @@ class Pairings(NamedTuple):
     """Who may have GPUs of whom.
 
     Attributes:
-        mates: ``MATE[n]``. nodes: ``int64[...]``: theirs.
+        mates: ``MATE[n]``; of equally good ones the first is taken. nodes: ``int64[...]``: theirs.
         cost: ``float64[kinds, rows, columns]``: what is lost by such a pair on a kind of nodes: the pair that loses
             least is made; infinite: they may not be together.
         kind: ``int64[nodes]``. row: ``int64[jobs]``; -1: it shares nothing.
@@ -130,9 +129,7 @@ def _next(state: ClusterState, of: Pairings, row: int, request: Request, lost: f
         cost, first, column = -np.inf, mate["first"], mate["column"]
         for part in range(request.parts):
             cost = max(cost, of.cost[of.kind[of.nodes[first + part]], row, column])
-        if cost < lost or (cost == lost and mate["rank"] <= of.mates[before]["rank"]):
-            continue
-        if cost > least or (cost == least and (best < 0 or mate["rank"] > of.mates[best]["rank"])):
+        if cost >= least or cost < lost or (cost == lost and at <= before):
             continue
         if _has_room(state, of, request, first):
             best, least = at, cost

@@ -170,7 +170,7 @@ class Pairs:
                 row[at] = rows.setdefault(one, len(rows))
         parties = [_party(one.user, one.name, one.memory_mib) for one in self._sharers]
         mates = filled(
-            MATE, len(owners), rank=range(len(owners)), owner=owners, parts=1, first=range(len(owners)), least=1,
+            MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
             column=[columns.setdefault(one, len(columns)) for one in parties],
             most=[len(self._well(one)) for one in self._sharers], taken=[one.partner != "" for one in self._sharers],
         )  # fmt: skip

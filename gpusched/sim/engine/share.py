@@ -184,15 +184,13 @@ def _pair_up(
         shares |= pairs.row[job] >= 0
     if not shares:
         return
-    running = sim.ends.size[0]
-    mates, count = np.zeros(running, MATE), 0
-    for at in range(running):
-        other = sim.ends.item[at]
+    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    mates, count = np.zeros(running.size, MATE), 0
+    for other in running:
         run, shape = pace.runs[other], sim.shapes[sim.jobs[other]["shape"]]
         if run["mate"] < 0 and pairs.row[other] >= 0 and shape["gpus"] > 0:
             new = mates[count]
-            new["rank"], new["owner"], new["column"] = other, other, pairs.row[other]
-            new["first"] = sim.jobs[other]["offset"]
+            new["owner"], new["column"], new["first"] = other, pairs.row[other], sim.jobs[other]["offset"]
             new["parts"], new["most"] = shape["parts"], shape["gpus"]
             new["least"] = shape["gpus"] if pairs.equal else 1
             count += 1
