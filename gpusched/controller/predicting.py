@@ -109,7 +109,7 @@ class StartPredictor:
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = LimitUse(self._store.ended_runs())
+        habits = LimitUse(self._store.run_times())
         return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
     def _write(self, batch: _Batch) -> None:

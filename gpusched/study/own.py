@@ -8,8 +8,6 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.resources import Inventory
@@ -18,7 +16,7 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.quotas import QuotaSet, Use
 from gpusched.sim.reserving import bookings_of
-from gpusched.sim.sharing import Believed
+from gpusched.sim.sharing import Believed, believed_between
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -127,17 +125,9 @@ def with_own_sharing(scenario: Scenario, inventory: Inventory, reader: Reader | 
 
 def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]) -> Believed:
     """Which jobs may share GPUs on these nodes, and how fast they go then, by what is believed now."""
-    from gpusched.model.interference import kind_of
-    from gpusched.sched.sharing.pairs import Losses, Party, Place, place_of, table_of
+    from gpusched.sched.sharing.pairs import party
 
-    rows, places, losses = dict[Party, int](), dict[Place, int](), Losses(beliefs)
-    kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
-    row = np.full(len(trace), -1)
     assert trace.share_mib is not None
-    for job in np.flatnonzero(trace.share_mib >= 0).tolist():
-        user, name = trace.users[trace.user[job]], trace.models[trace.model[job]]
-        row[job] = rows.setdefault((user, kind_of(user, name), int(trace.share_mib[job])), len(rows))
-    slower = np.array([[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows])
-    speed = np.ones((len(places), len(rows), len(rows) + 1))
-    speed[:, :, 1:] = 1.0 / (1.0 + slower)
-    return Believed(row, np.array(kind), table_of(list(rows), list(rows), list(places), losses), speed)
+    jobs = zip(trace.user.tolist(), trace.model.tolist(), trace.share_mib.tolist(), strict=True)
+    parties = [None if mib < 0 else party(trace.users[user], trace.models[model], mib) for user, model, mib in jobs]
+    return believed_between(parties, nodes, beliefs)
