@@ -333,7 +333,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
     if _anybody(line, passes.jobs, passes.requests, partition):
         state = state_of(sim, passes, outcome)
         outcome.total[:] = 0
-        line.counter[ASKED] = -1
+        line.counter[ASKED], line.clock[SHADOW] = -1, np.inf
         if of["backfill"] == CONSERVATIVE:
             _plan_all(state, line, partition, passes.rng)
         else:
@@ -519,14 +519,16 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead
 
 @jit
 def _keep(state: ClusterState, job: int, code: int, more: Ahead) -> float:
-    """For the head; notes what the others fit on that outlast its wait."""
+    """For the head; notes what the others fit on that outlast its wait. Without EASY nobody behind it asks."""
     line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
+    if more.backfill != EASY:
+        return np.inf
     shadow, known = keep_for(state, job, more.place), line.late.room
     for node in range(state.requests.lo[shape], state.requests.hi[shape]):
         gpus, cores, memory = late.gpus[node], late.cores[node], late.memory[node]
         if gpus != known.gpus[node] or cores != known.cores[node] or memory != known.memory[node]:
             _note_late(line.late, late, state.requests, state.jobs.masks, node)
-    line.clock[SHADOW] = shadow if more.backfill == EASY else np.inf
+    line.clock[SHADOW] = shadow
     return shadow
 
 
@@ -543,7 +545,8 @@ def _started(state: ClusterState, job: int, request: Request, more: Ahead) -> No
     for part in range(request.parts):
         node = state.scratch.chosen[part]
         fit_anew(line.fit, line.fits, state.resources, state.requests, masks, node)
-        _note_late(line.late, state.scratch.late, state.requests, masks, node)
+        if more.backfill == EASY:  # nobody else is asked what is left behind the head
+            _note_late(line.late, state.scratch.late, state.requests, masks, node)
 
 
 pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
