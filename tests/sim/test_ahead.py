@@ -277,7 +277,7 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
         job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(st.sampled_from([50, 100, 500])))
         share = draw(st.sampled_from(["", "pairs", "pairs"]))
         spec = msgspec.structs.replace(
-            job.spec, name=f"j{i}", cores_per_node=draw(st.integers(1, 2)), share=share,
+            job.spec, name=chr(ord("a") + i), cores_per_node=draw(st.integers(1, 2)), share=share,
             gpu_memory_mib=draw(st.sampled_from([10, 20, 30])) if share else None,
         )  # fmt: skip
         jobs.append(msgspec.structs.replace(job, spec=spec))
