@@ -39,7 +39,7 @@ def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explan
     from gpusched.forecast.start_times import StartForecast
 
     view = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = LimitUse(client.reader.ended_runs() if client.reader else [])
+    habits = LimitUse(client.reader.run_times() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, view, explanation)
     settings = client.inventory.settings
     foresight = StartForecast(

@@ -20,12 +20,13 @@ from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.run import run_forward
 from gpusched.forecast.start_times import draws_of, quantiles
+from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
+from gpusched.sched.decide import small_snapshot, with_sharing
 
 BUDGET_S = 0.1  # of one pause between two cycles
 PAUSE_S = 30.0  # between two batches at least; and
@@ -36,10 +37,12 @@ _WORK = 2_000_000  # queue entries of one run: some hundredths of a second
 _TRY_AGAIN_S = 600.0
 
 
-def warm_up() -> None:
-    """Run nothing ahead, so that all passes are compiled (or loaded)."""
-    ahead = QueueForecast(Snapshot(now=0.0, nodes=(), running=(), pending=(), policies={}), half_life_s=1.0, tick_s=1.0)
-    ahead.run(ahead.by_limits)
+def warm_up(shares: bool = False) -> None:
+    """Run something small ahead, so that all passes are compiled (or loaded); ``shares``: nodes share GPUs."""
+    small = small_snapshot(PolicySpec(name="warm-up"))
+    for snapshot in (small, with_sharing(small))[: 1 + shares]:
+        ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
+        ahead.run(ahead.by_limits)
 
 
 class _Batch(NamedTuple):
@@ -66,7 +69,7 @@ class StartPredictor:
 
         A run that has begun is not broken off; it is short.
         """
-        if not self._compiled():
+        if not self._compiled(any(node.sharing for node in inventory.nodes)):
             return
         begin = self._clock()
         if self._batch is None and begin >= self._next:
@@ -81,12 +84,13 @@ class StartPredictor:
             self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
             self._spent = 0.0
 
-    def _compiled(self) -> bool:
+    def _compiled(self, shares: bool) -> bool:
         """Whether the passes are there; else they are compiled by another process: the cluster does not wait for it."""
-        if not hasattr(run_forward, "signatures") or run_forward.signatures or kept_on_disk(run_forward):
+        known = getattr(run_forward, "signatures", None)
+        if known is None or len(known) > shares or kept_on_disk(run_forward, 1 + shares):
             return self._compiler is None or self._compiler.poll() is not None
         if self._compiler is None:
-            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up()"
+            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up({shares})"
             null = subprocess.DEVNULL
             self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=null, stderr=null)
         self._compiler.poll()
@@ -109,7 +113,7 @@ class StartPredictor:
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = LimitUse(self._store.ended_runs())
+        habits = LimitUse(self._store.run_times())
         return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
     def _write(self, batch: _Batch) -> None:

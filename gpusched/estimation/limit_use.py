@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from gpusched.compiled.arrays import Floats
-from gpusched.model.jobs import Job
 
 ENOUGH_OF_ONE_USER = 5
 _LEAST_S = 1.0
@@ -16,13 +15,13 @@ _LEAST_S = 1.0
 class LimitUse:
     """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
 
-    Made from jobs that ended. ``count``: how many of them there are.
+    Made from the user, the seconds and the time limit of jobs that ended. ``count``: how many of them there are.
     """
 
-    def __init__(self, past: Iterable[Job]) -> None:
+    def __init__(self, past: Iterable[tuple[str, float, int]]) -> None:
         by_user: dict[str, list[float]] = {}
-        for job in past:
-            by_user.setdefault(job.user, []).append(min(1.0, max(job.ran_s, 0.0) / max(job.spec.time_limit_s, 1)))
+        for user, ran_s, limit_s in past:
+            by_user.setdefault(user, []).append(min(1.0, max(ran_s, 0.0) / max(limit_s, 1)))
         self._all: Floats = np.sort([r for ratios in by_user.values() for r in ratios])
         self._own = {u: np.sort(r) for u, r in by_user.items() if len(r) >= ENOUGH_OF_ONE_USER}
         self.count = len(self._all)

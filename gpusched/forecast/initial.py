@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER
+from gpusched.forecast.sharing import pace_of, sharers_of
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import WEEK_S, leaf_of, split_leaf
@@ -20,6 +21,7 @@ from gpusched.sched.arrays import NodeArrays, Waiting, releases_of, scratch_for,
 from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import Tree, tree_of
 from gpusched.sched.fit import set_feasibility
+from gpusched.sched.sharing.rules import Sharer
 from gpusched.sched.state import (
     BACKFILLS,
     BEST_FIT,
@@ -134,7 +136,8 @@ def initial_state_of(
     """
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
     waiting, settles, gives_up = waiting_and_settling(views, world, snapshot)
-    held = np.array(_held(running, world), np.int64).reshape(-1, 5)
+    sharers = sharers_of(snapshot, views)
+    held = np.array(_held(running, world, sharers or {}), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
     first = np.searchsorted(owner, np.arange(len(running)))
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
@@ -158,6 +161,7 @@ def initial_state_of(
     engine = filled(JOB, len(jobs), submit=np.inf)
     engine["expected"][:count], engine["shape"][:count] = waiting.jobs.limit, waiting.jobs.shape
     engine["shape"][count:] = len(shapes) + np.arange(len(held))
+    engine["expected"][count:] = np.array([r.expected_end for r in running], np.float64)[owner] - snapshot.now
     needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
     passes = _passes(snapshot, world, waiting, first, len(held))
     eligible = np.array([max(_eligible(view), later.get(job, -np.inf)) for job, view in enumerate(views)], np.float64)
@@ -170,6 +174,8 @@ def initial_state_of(
     state, known = sim.state[count:], row[row >= 0]
     state["until"] = np.array([r.expected_end for r in running], np.float64)[owner]
     state["status"], state["start"] = RUNNING, snapshot.now  # from when on it counts for limits
+    if sharers is not None:
+        sim = sim._replace(pace=pace_of(snapshot, views, world, sharers, engine, count + first))
     sim.held[len(sim.held) - len(known) :] = known
     sim.counter[ARRIVED], sim.counter[RUNS], sim.counter[PARTS] = len(jobs), len(held), len(known)
     tree = tree_of(snapshot.groups, [*map(split_leaf, names)])
@@ -312,12 +318,18 @@ def _partitions(
     return _ints(found)
 
 
-def _held(running: Sequence[RunningView], world: NodeArrays) -> list[tuple[int, int, int, int, int]]:
-    """What running jobs hold: (job, node, GPUs, cores, MiB); blocked GPUs do not come back. Node -1: on none known."""
+def _held(
+    running: Sequence[RunningView], world: NodeArrays, sharers: Mapping[str, Sharer]
+) -> list[tuple[int, int, int, int, int]]:
+    """What running jobs hold: (job, node, GPUs, cores, MiB); blocked GPUs do not come back. Node -1: on none known.
+
+    GPUs that two have are of both here: `engine.pace` gives them back once.
+    """
     found = []
     for at, job in enumerate(running):
+        both = sharers[job.id].gpus if job.id in sharers and job.partner in sharers else None
         own = [
-            (at, row, len(set(part.gpus).difference(world.nodes[row].blocked)), part.cores, part.memory_mib)
+            (at, row, len(set(both or part.gpus).difference(world.nodes[row].blocked)), part.cores, part.memory_mib)
             for part in job.allocation.parts
             if (row := world.row.get(part.node, -1)) >= 0
         ]

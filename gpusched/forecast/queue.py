@@ -81,7 +81,7 @@ class QueueForecast:
         self._waiting, self._sim, self._passes, self._owner = initial[:4]
         self._line = self._line_of(initial, tick_s)
         size = len(self._sim.jobs)
-        self._log = new_log(5 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
+        self._log = new_log(6 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
         self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._line))]
 
     def _line_of(self, initial: InitialState, tick_s: float) -> QueueArrays:
@@ -171,6 +171,8 @@ class QueueForecast:
             array[:] = fresh
         sim, jobs, due = self._sim, len(self.views), times.ends[self._owner]
         sim.state["left"][:jobs], sim.state["due"][jobs:] = times.lasts * self._one_after_the_other, due
+        if sim.pace is not None:
+            sim.state["left"][jobs:] = (due - self.snapshot.now) * sim.pace.runs["rate"][jobs:]
         order = np.argsort(due, kind="stable")  # a sorted array is a heap
         sim.ends.key[: len(due)], sim.ends.item[: len(due)], sim.ends.size[0] = due[order], order + jobs, len(due)
 

@@ -26,6 +26,7 @@ from gpusched.sched.state import (
     NONE,
     OK,
     POLICY,
+    PRIORITY,
     RESERVED,
     STARTED,
     Calendar,
@@ -43,7 +44,21 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import begin_started, state_of
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, JOB_SETTLES, MOVED, READY, WAITING, Log, Passes, Sim
+from gpusched.sim.engine.share import count_once, pair_up
+from gpusched.sim.engine.state import (
+    CHANGED,
+    DECIDE,
+    ENDED,
+    JOB_SETTLES,
+    MOVED,
+    READY,
+    WAITING,
+    Log,
+    Pace,
+    Paired,
+    Passes,
+    Sim,
+)
 
 _I8, _F8 = np.int64, np.float64
 
@@ -314,20 +329,64 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
     line.counter[WORK] += _PASS_WORK
     if of["fair"] != 0:
         _place_users(sim, line)
-    if not _anybody(line, passes.jobs, passes.requests, partition):
+    count_once(sim.pace, sim, passes.releases)
+    if _anybody(line, passes.jobs, passes.requests, partition):
+        state = state_of(sim, passes, outcome)
+        outcome.total[:] = 0
+        line.counter[ASKED], line.clock[SHADOW] = -1, np.inf
+        if of["backfill"] == CONSERVATIVE:
+            _plan_all(state, line, partition, passes.rng)
+        else:
+            more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
+            pass_ahead(state, line.open, of["backfill"], more)
+        _leave_started(sim, line)
+        begin_started(sim, log, outcome, None)
+    _pair_up(sim.pace, sim, log, passes, line, partition)
+
+
+@jit
+def _leave_started(sim: Sim, line: QueueArrays) -> None:
+    """Takes what has started out of the queue, and counts it for its users."""
+    for i in range(line.outcome.total[0]):
+        _hold(sim, line, line.outcome.started[i], 1)
+        _leave(line, line.outcome.started[i])
+
+
+@jit
+def _pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: int) -> None:
+    """Starts beside others whom the partition's own pass left waiting."""
+    if pace is None:
         return
-    state = state_of(sim, passes, outcome)
+    outcome = line.outcome
+    queue, place = _who_pair(pace.pairs, sim, passes, line, partition)
+    if queue.size == 0:
+        return
     outcome.total[:] = 0
-    line.counter[ASKED] = -1
-    if of["backfill"] == CONSERVATIVE:
-        _plan_all(state, line, partition, passes.rng)
-    else:
-        more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
-        pass_ahead(state, line.open, of["backfill"], more)
-    for i in range(outcome.total[0]):
-        _hold(sim, line, outcome.started[i], 1)
-        _leave(line, outcome.started[i])
-    begin_started(sim, log, outcome, None)
+    pair_up(pace, sim, log, passes, outcome, queue[np.argsort(place)])
+    _leave_started(sim, line)
+    for part in range(outcome.total[1]):
+        fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, outcome.nodes[part])
+
+
+@jit
+def _who_pair(
+    pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays, partition: int
+) -> tuple[Ints, Floats]:
+    """Who waits and may share, and the first of each kind, of whom one is the head; with their places in the order."""
+    of, count = line.queues[partition], 0
+    queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
+    if pairs is None:
+        return queue[:0], place[:0]
+    for kind in range(of["kind"], of["kind_stop"]):
+        job = first = line.kinds[kind]["first"]
+        while job >= 0:
+            if job == first or pairs.row[job] >= 0:
+                queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
+                line.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
+                count += 1
+            job = line.jobs[job]["next"]
+    line.counter[WORK] += of["waiting"]
+    return queue[:count], place[:count]
 
 
 @jit
@@ -460,14 +519,16 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead
 
 @jit
 def _keep(state: ClusterState, job: int, code: int, more: Ahead) -> float:
-    """For the head; notes what the others fit on that outlast its wait."""
+    """For the head; notes what the others fit on that outlast its wait. Without EASY nobody behind it asks."""
     line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
+    if more.backfill != EASY:
+        return np.inf
     shadow, known = keep_for(state, job, more.place), line.late.room
     for node in range(state.requests.lo[shape], state.requests.hi[shape]):
         gpus, cores, memory = late.gpus[node], late.cores[node], late.memory[node]
         if gpus != known.gpus[node] or cores != known.cores[node] or memory != known.memory[node]:
             _note_late(line.late, late, state.requests, state.jobs.masks, node)
-    line.clock[SHADOW] = shadow if more.backfill == EASY else np.inf
+    line.clock[SHADOW] = shadow
     return shadow
 
 
@@ -484,7 +545,8 @@ def _started(state: ClusterState, job: int, request: Request, more: Ahead) -> No
     for part in range(request.parts):
         node = state.scratch.chosen[part]
         fit_anew(line.fit, line.fits, state.resources, state.requests, masks, node)
-        _note_late(line.late, state.scratch.late, state.requests, masks, node)
+        if more.backfill == EASY:  # nobody else is asked what is left behind the head
+            _note_late(line.late, state.scratch.late, state.requests, masks, node)
 
 
 pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)

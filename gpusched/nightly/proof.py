@@ -19,7 +19,7 @@ from gpusched.sim.engine.build import Options
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
-from gpusched.study.own import with_own_quotas, with_own_reservations, with_own_sharing
+from gpusched.study.own import as_it_ran
 from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
@@ -92,14 +92,11 @@ def scenario_for(
 ) -> Scenario:
     """The trace on the partition's nodes, with these notes besides its own.
 
-    ``reader``: of the store whose jobs these are: they ran under the inventory's limits, beside what was reserved, and
-    share GPUs as they agreed to.
+    ``reader``: of the store whose jobs these are, see `as_it_ran`.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    scenario = scenario._replace(notes=(*scenario.notes, *notes))
-    scenario = with_own_sharing(scenario, inventory, reader)
-    return with_own_reservations(with_own_quotas(scenario, inventory, reader), reader)
+    return as_it_ran(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
 
 
 def judge(

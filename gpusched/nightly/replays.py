@@ -22,7 +22,7 @@ from gpusched.config.weights import ModelError
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model.policy import PolicySpec
-from gpusched.model.resources import Inventory, Partition
+from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
@@ -152,7 +152,9 @@ def nightly(
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
-        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor, reader)
+        scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
+        runs = [Run(scenario, p, Options(restart_s=p.restart_s, predictor=predictor)) for p in policies]
+        outcomes = list(carry_out(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -201,15 +203,6 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
             with contextlib.suppress(ModelError):
                 found.append(of_spec(spec, None, partition))
     return found
-
-
-def _replays(
-    inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
-    notes: list[str], predictor: Predictor | None, reader: Reader,
-) -> list[Outcome]:  # fmt: skip
-    scenario = scenario_for(trace, inventory, partition, notes, reader)._replace(carried=carried)
-    runs = [Run(scenario, p, Options(restart_s=p.restart_s, predictor=predictor)) for p in policies]
-    return list(carry_out(runs, workers=workers))
 
 
 def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:

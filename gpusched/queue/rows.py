@@ -30,12 +30,24 @@ class _Bare(Job, frozen=True, kw_only=True, omit_defaults=True):
     spec: int = 0  # type: ignore[assignment]
 
 
+class _Limit(msgspec.Struct, frozen=True):
+    time_limit_s: int = 0
+
+
+class _RunTime(msgspec.Struct):
+    """What forecasts need of a job that ran; its spec where it is not apart."""
+
+    start_time: float
+    spec: _Limit = _Limit()
+
+
 _FIELDS = tuple(name for name in Job.__struct_fields__ if name != "spec")
 BARE = msgspec.json.Decoder(_Bare)
 WHOLE = msgspec.json.Decoder(Job)
 SPEC = msgspec.json.Decoder(JobSpec)
+RUN = msgspec.json.Decoder(_RunTime)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
-_BEGUN = b'"start_time":'  # in texts quotes are escaped
+BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes are escaped
 
 
 class JobReads:
@@ -111,7 +123,7 @@ class JobReads:
             of_state = "WHERE array_id = ? AND state = ?"
             found += self._jobs_of(f"{of_state} LIMIT 1", (job_id, state))
             if state in _MAY_NOT_HAVE_BEGUN:
-                found += self._jobs_of(f"{of_state} AND instr(data, ?) = 0 LIMIT 1", (job_id, state, _BEGUN))
+                found += self._jobs_of(f"{of_state} AND instr(data, ?) = 0 LIMIT 1", (job_id, state, BEGUN))
         return found
 
     def ended_well(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:

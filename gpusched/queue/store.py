@@ -36,7 +36,7 @@ from gpusched.queue.promotions import Fallback, PolicyReads, PolicyWrites
 from gpusched.queue.quotas import QuotaReads
 from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
-from gpusched.queue.rows import JobWrites
+from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
 
@@ -213,6 +213,10 @@ class UsageSum(NamedTuple):
     idle_s: float
 
 
+_ENDED_RUNS = (
+    "WHERE end_time <= ? AND state NOT IN ('NODE_FAIL', 'PREEMPTED') AND instr(data, ?) > 0 AND instr(data, ?) = 0 "
+    "ORDER BY end_time DESC LIMIT ?"
+)
 _USAGE = UsageRow.__struct_fields__
 _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
@@ -378,9 +382,17 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
         Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
         """
-        cut = "state NOT IN ('NODE_FAIL', 'PREEMPTED')"
-        found = self._jobs_of(f"WHERE end_time <= ? AND {cut} ORDER BY end_time DESC LIMIT ?", (until, limit))
-        return [job for job in found[::-1] if job.start_time is not None]
+        return self._jobs_of(_ENDED_RUNS, (until, BEGUN, NEVER_BEGUN, limit))[::-1]
+
+    def run_times(self) -> list[tuple[str, float, int]]:
+        """Return of `ended_runs` the user, the seconds and the time limit, which forecasts draw from."""
+        query = f"SELECT user, end_time, data, {self._spec_column()} FROM jobs {_ENDED_RUNS}"
+        rows = self._db.execute(query, (math.inf, BEGUN, NEVER_BEGUN, REMEMBERED)).fetchall()
+        specs = self._specs({digest for *_, digest in rows if digest is not None})
+        return [
+            (user, end - (run := RUN.decode(data)).start_time, (specs[digest] if digest else run.spec).time_limit_s)
+            for user, end, data, digest in rows
+        ]
 
     def has_unended(self, job_id: str) -> bool:
         """Whether the job, or any task of the array, has not ended."""

@@ -30,7 +30,7 @@ from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import waits_now
 
-__all__ = ["Answer", "ask", "decide", "starts", "warm_up", "warm_up_agent"]
+__all__ = ["Answer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
 
 
 def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
@@ -160,15 +160,15 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     """
     asked = list(policies)
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
-        decide(_small_snapshot(policy))
+        decide(small_snapshot(policy))
     for backfill in BACKFILLS:
         for place in PLACES:
-            decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
-    decide(_reserved(_small_snapshot(PolicySpec(name="warm-up"))))
+            decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))
     if shares:
-        decide(_shared(_small_snapshot(PolicySpec(name="warm-up"))))
+        decide(with_sharing(small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
-        small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
+        small = _with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
         world = node_arrays_of(small)
         waiting = waiting_of(list(small.pending), world, {}, small)
@@ -179,7 +179,7 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
-    decide(_with_beliefs(_small_snapshot(policy)) if policy.by_beliefs else _small_snapshot(policy), {"p": model})
+    decide(_with_beliefs(small_snapshot(policy)) if policy.by_beliefs else small_snapshot(policy), {"p": model})
 
 
 def _reserved(snapshot: Snapshot) -> Snapshot:
@@ -187,7 +187,8 @@ def _reserved(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
 
 
-def _shared(snapshot: Snapshot) -> Snapshot:
+def with_sharing(snapshot: Snapshot) -> Snapshot:
+    """Return it with jobs that may share the GPUs of its one node."""
     spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
     asked = [replace(job, spec=spec) for job in snapshot.pending]
     node = replace(snapshot.nodes[0], sharing=Sharing(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
@@ -198,7 +199,8 @@ def _with_beliefs(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, beliefs={"u/j": KindBelief(kind="u/j")})
 
 
-def _small_snapshot(policy: PolicySpec) -> Snapshot:
+def small_snapshot(policy: PolicySpec) -> Snapshot:
+    """Return something small to decide, for which all passes of a policy are compiled."""
     def spec(gpus: int) -> JobSpec:
         elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1)
         return JobSpec(

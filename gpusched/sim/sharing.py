@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED
 from gpusched.model.units import count_of
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Floats, Ints, ints
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from gpusched.model.interference import KindBelief
+    from gpusched.model.snapshot import NodeView
+    from gpusched.sched.sharing.pairs import Party, Place
 
 Share = Literal["no", "fractions", "pairs"]
 Sharing = Literal["auto", "no", "fractions", "pairs"]
 
 
 class Believed(NamedTuple):
-    """Who of a trace agreed to share GPUs, and what their installation believes that they lose by it.
+    """Which jobs agreed to share GPUs, and what their installation believes that they lose by it.
 
     Attributes:
         row: ``int64[jobs]``: index into the others; -1: it shares nothing. kind: ``int64[nodes]``, likewise.
@@ -30,6 +36,21 @@ class Believed(NamedTuple):
     kind: Ints
     lost: Floats
     speed: Floats
+
+
+def believed_between(
+    parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]
+) -> Believed:
+    """Return who may share GPUs on these nodes, and how fast then; ``parties``: of jobs; None: shares nothing."""
+    from gpusched.sched.sharing.pairs import Losses, place_of, table_of  # replays start faster without it
+
+    losses, rows, places = Losses(beliefs), dict["Party", int](), dict["Place", int]()
+    kind = ints([places.setdefault(place_of(node), len(places)) for node in nodes])
+    row = ints([-1 if one is None else rows.setdefault(one, len(rows)) for one in parties])
+    slower = [[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows]
+    speed = np.ones((len(places), len(rows), len(rows) + 1))
+    speed[:, :, 1:] = 1.0 / (1.0 + np.array(slower).reshape(len(rows), len(rows)))
+    return Believed(row, kind, table_of(list(rows), list(rows), list(places), losses), speed)
 
 
 def share_for(asked: str, trace: Trace) -> Share:

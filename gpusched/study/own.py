@@ -8,8 +8,6 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gpusched.config.paths import state_folder
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.resources import Inventory
@@ -18,7 +16,7 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.quotas import QuotaSet, Use
 from gpusched.sim.reserving import bookings_of
-from gpusched.sim.sharing import Believed
+from gpusched.sim.sharing import Believed, believed_between
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -79,65 +77,59 @@ def limited(inventory: Inventory | None) -> bool:
     return inventory is not None and bool(inventory.quotas) and inventory.engine != "slurm"
 
 
-def with_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None = None) -> Scenario:
-    """Return the scenario under the inventory's limits.
+def as_it_ran(
+    scenario: Scenario, inventory: Inventory | None, reader: Reader | None, *, reserved: bool = True,
+    shares: bool = True, quotas: bool | None = None,
+) -> Scenario:  # fmt: skip
+    """Return the scenario with what its jobs ran beside and under.
 
-    ``reader``: of the store whose jobs these are: what it says was used in the week before counts for GPU hours.
+    ``reader``: of the store whose jobs these are, on their own nodes: with what was reserved then, and with those
+    sharing GPUs that agreed to; what it says was used in the week before counts for GPU hours. None: they are others'.
+    ``quotas``: whether the inventory's limits apply; None: to jobs that ran under them.
     """
-    quotas, epoch, used = inventory.quotas, scenario.trace.epoch, list[Use]()
-    if reader is not None and epoch is not None and quotas.by_hours:
-        used = [
-            Use(user, group, qos, gpus, start - epoch, min(end - epoch, 0.0))
-            for user, group, qos, gpus, start, end in reader.runs_of_week(epoch)
-        ]
-    alone = len(inventory.partitions) > 1 and len(scenario.pool.partitions) == 1
-    note = APPLIED + (ALONE if alone else "")
-    return scenario._replace(quotas=QuotaSet(quotas, tuple(used)), notes=(*scenario.notes, note))
+    trace, epoch, notes = scenario.trace, scenario.trace.epoch, list(scenario.notes)
+    if reader is not None and reserved and epoch is not None and (there := reader.reservations(epoch)):
+        found = bookings_of(there, reader.jobs_of_reservations(), trace, scenario.pool)
+        scenario = scenario._replace(reserved=found or scenario.reserved)
+        notes += [RESERVED.format(len(found))] if found else []
+    if reader is not None and shares and inventory is not None and trace.share_mib is not None:
+        scenario = scenario._replace(believed=_believed(scenario, inventory, reader))
+    if inventory is not None and (quotas or (reader is not None and limited(inventory))):
+        alone = len(inventory.partitions) > 1 and len(scenario.pool.partitions) == 1
+        notes.append(WITHOUT if quotas is False else APPLIED + (ALONE if alone else ""))
+        if quotas is not False:
+            used = _used_before(epoch, reader) if inventory.quotas.by_hours else ()
+            scenario = scenario._replace(quotas=QuotaSet(inventory.quotas, used))
+    return scenario._replace(notes=tuple(notes))
 
 
-def with_own_quotas(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
-    """Return the scenario, of jobs of this inventory's store, under the limits under which they ran."""
-    return with_quotas(scenario, inventory, reader) if reader is not None and limited(inventory) else scenario
+def _used_before(epoch: float | None, reader: Reader | None) -> tuple[Use, ...]:
+    """What was used in the week before a trace of this store begins."""
+    if reader is None or epoch is None:
+        return ()
+    return tuple(
+        Use(user, group, qos, gpus, start - epoch, min(end - epoch, 0.0))
+        for user, group, qos, gpus, start, end in reader.runs_of_week(epoch)
+    )
 
 
-def with_own_reservations(scenario: Scenario, reader: Reader | None) -> Scenario:
-    """The scenario, of jobs of this store on their own nodes, with what was reserved then."""
-    epoch = scenario.trace.epoch
-    if reader is None or epoch is None or not (there := reader.reservations(epoch)):
-        return scenario
-    found = bookings_of(there, reader.jobs_of_reservations(), scenario.trace, scenario.pool)
-    if not found:
-        return scenario
-    return scenario._replace(reserved=found, notes=(*scenario.notes, RESERVED.format(len(found))))
-
-
-def with_own_sharing(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
-    """The scenario, of jobs of this store on their own nodes, with those sharing GPUs that agreed to."""
-    if reader is None or scenario.trace.share_mib is None or not any(node.sharing for node in inventory.nodes):
-        return scenario
+def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> Believed | None:
+    """Who may share GPUs of the inventory's nodes; None: they are shared nowhere, or the replay is on others."""
+    if not any(node.sharing for node in inventory.nodes):
+        return None
     from gpusched.queue.snapshots import snapshot_of_store
 
     snapshot = snapshot_of_store(reader, inventory, {}, time.time(), active=[], pending=[])
     known = {node.name: node for node in snapshot.nodes}
     nodes = [known[name] for name in scenario.pool.names if name in known]
-    if len(nodes) < len(scenario.pool):
-        return scenario
-    return scenario._replace(believed=believed_of(scenario.trace, nodes, reader.beliefs()))
+    return believed_of(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
 
 
 def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]) -> Believed:
     """Which jobs may share GPUs on these nodes, and how fast they go then, by what is believed now."""
-    from gpusched.model.interference import kind_of
-    from gpusched.sched.sharing.pairs import Losses, Party, Place, place_of, table_of
+    from gpusched.sched.sharing.pairs import party
 
-    rows, places, losses = dict[Party, int](), dict[Place, int](), Losses(beliefs)
-    kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
-    row = np.full(len(trace), -1)
     assert trace.share_mib is not None
-    for job in np.flatnonzero(trace.share_mib >= 0).tolist():
-        user, name = trace.users[trace.user[job]], trace.models[trace.model[job]]
-        row[job] = rows.setdefault((user, kind_of(user, name), int(trace.share_mib[job])), len(rows))
-    slower = np.array([[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows])
-    speed = np.ones((len(places), len(rows), len(rows) + 1))
-    speed[:, :, 1:] = 1.0 / (1.0 + slower)
-    return Believed(row, np.array(kind), table_of(list(rows), list(rows), list(places), losses), speed)
+    jobs = zip(trace.user.tolist(), trace.model.tolist(), trace.share_mib.tolist(), strict=True)
+    parties = [None if mib < 0 else party(trace.users[user], trace.models[model], mib) for user, model, mib in jobs]
+    return believed_between(parties, nodes, beliefs)

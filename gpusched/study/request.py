@@ -35,15 +35,7 @@ from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import (
-    WITHOUT,
-    limited,
-    own_history,
-    own_inventory,
-    with_own_reservations,
-    with_own_sharing,
-    with_quotas,
-)
+from gpusched.study.own import as_it_ran, own_history, own_inventory
 from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Outcome, Run, Scenario, carry_out, scenario_of, workers_for
 from gpusched.traces.load import load
 from gpusched.traces.slicing import slice_trace
@@ -292,16 +284,26 @@ def _scenarios(request: Request, topology: Topology | None, rates: Rates | None)
     seeds = tuple(dict.fromkeys(request.seeds)) or (0,)
     inventory = load_inventory(request.inventory) if request.inventory is not None else None
     limits_of = inventory or (own_inventory() if request.is_own or request.quotas else None)
-    reader = Reader.open(state_folder()) if request.is_own else None
+    if request.quotas and (limits_of is None or not limits_of.quotas):
+        raise UsageError(
+            f"--quotas: {request.inventory or 'the inventory'} has no limits of users, groups or classes",
+            "name one that has: --inventory FILE",
+        )
+    reader, stretched = Reader.open(state_folder()) if request.is_own else None, request.load is not None
+    shares = request.share == "auto" and rates is None and not stretched
     with nullcontext() if reader is None else closing(reader):
         traces = _traces(request, seeds, limits_of, reader)
         on_nodes = _nodes(request, inventory, limits_of, topology)
         found = []
         for trace, of in traces:
-            scenario = _reserved(request, on_nodes(trace), reader)
-            if limits_of is not None and request.share == "auto" and rates is None and request.load is None:
-                scenario = with_own_sharing(scenario, limits_of, reader)
-            found += _with_models(request, rates, _limited(request, scenario, limits_of, reader), of)
+            scenario = on_nodes(trace)
+            if request.reservations is not None:
+                scenario = scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
+            reserved = request.reservations is None and not stretched
+            scenario = as_it_ran(
+                scenario, limits_of, reader, reserved=reserved, shares=shares, quotas=request.quotas
+            )  # fmt: skip
+            found += _with_models(request, rates, scenario, of)
         return found
 
 
@@ -342,31 +344,6 @@ def _nodes(
         scenario_of, nodes=request.nodes, gpus_per_node=size, inventory=inventory, load=request.load, gpu_type=gpu_type,
         listed=listed, power=partial(power_model, inventory=inventory, types=types, nodes=nodes),
     )  # fmt: skip
-
-
-def _reserved(request: Request, scenario: Scenario, reader: Reader | None) -> Scenario:
-    """With what was reserved while the own history happened, or what the file says."""
-    if request.reservations is not None:
-        return scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
-    return scenario if request.load is not None else with_own_reservations(scenario, reader)
-
-
-def _limited(request: Request, scenario: Scenario, inventory: Inventory | None, reader: Reader | None) -> Scenario:
-    """Under the limits of the inventory: where they are asked for, and where the own history was made under them.
-
-    Raises:
-        UsageError: They are asked for, and there are none.
-    """
-    if request.quotas and (inventory is None or not inventory.quotas):
-        raise UsageError(
-            f"--quotas: {request.inventory or 'the inventory'} has no limits of users, groups or classes",
-            "name one that has: --inventory FILE",
-        )
-    if inventory is None or not (request.quotas or (request.is_own and limited(inventory))):
-        return scenario
-    if request.quotas is False:
-        return scenario._replace(notes=(*scenario.notes, WITHOUT))
-    return with_quotas(scenario, inventory, reader)
 
 
 def _with_models(

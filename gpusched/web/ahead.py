@@ -37,7 +37,7 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
         return {"now": round(now), "jobs": {}, "ends": {}}
     settings = inventory.settings
     ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-    draws = draws_of(ahead, LimitUse(reader.ended_runs()), _DRAWS)
+    draws = draws_of(ahead, LimitUse(reader.run_times()), _DRAWS)
     starts = np.array([ahead.run(times, seed=i, work=_WORK).start for i, times in enumerate(draws)])
     usual = RunTimes(
         np.median([times.lasts for times in draws], axis=0), np.median([times.ends for times in draws], axis=0)

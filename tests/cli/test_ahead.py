@@ -46,7 +46,9 @@ class Cluster:
         """All nodes have answered and are well; those named are drained."""
         store = Store.create_or_open(self.site.state)
         for node in load_inventory(self.site.inventory).nodes:
-            gpus = tuple(Gpu(index=i, uuid=f"{node.name}-{i}") for i in node.indices())
+            gpus = tuple(
+                Gpu(index=i, uuid=f"{node.name}-{i}", memory_total_mib=40_000) for i in node.indices()
+            )  # fmt: skip
             reading = NodeReading(node=node.name, time=time.time(), source="nvml", gpus=gpus, containers=())
             state, reason = (NodeState.DRAINED, "fan") if node.name in away else (NodeState.IDLE, "")
             store.put_nodes([NodeRecord(name=node.name, state=state, reason=reason, last_seen=1.0, reading=reading)])
@@ -320,3 +322,31 @@ def test_a_job_that_may_be_spread_is_told_of_one_server_too(racks: Cluster) -> N
     assert racks.why(racks.wait(8))["spreads"] == []
     held = racks.why(racks.wait(16, "1h", "--hold"))
     assert held["spreads"] == []
+
+
+SHARED = """\
+settings: {tick: 5s}
+defaults: {runtime: process, gpus: 8, cores: 64, memory: 512G}
+partitions:
+  A100:
+    policy: easy
+    nodes: [{name: a1, sharing: {mode: time-slicing, slowdown: 2}}]
+    flavors: {all: {gpus: 8, cores: 64, memory: 512G, time: 72h}}
+"""
+
+
+@pytest.mark.parametrize(("mib", "hours"), [("9G", 2.0), ("30G", 7.0)])
+def test_a_job_that_shares_is_expected_beside_the_one_that_starts_before_it(
+    cluster: Cluster, mib: str, hours: float
+) -> None:
+    """Where both fit into the memory of the GPUs; ``why`` and ``--dry-run`` say the same."""
+    cluster.site.inventory.write_text(SHARED)
+    cluster.well()
+    cluster.run("a1", 8, 1.0, "3h")
+    half = ("--cpus", "8", "--mem", "64G")
+    cluster.wait(8, "5h", "--share", "pairs", "--gpu-mem", mib, *half)
+    asked = ("-p", "A100", "--gpus", "8", "-t", "1h", "--share", "pairs", "--gpu-mem", mib, *half)
+    dry = cluster.site.call("submit", "--dry-run", "--json", *asked, "--", "x").ok().json
+    assert round(hours_from_now(dry["expected_start"]["median"]), 1) == hours
+    expected = cluster.why(cluster.wait(8, "1h", *asked[6:]))["expected_start"]
+    assert round(hours_from_now(expected["median"]), 1) == hours

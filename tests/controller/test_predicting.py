@@ -161,7 +161,7 @@ def test_a_long_queue_is_left_alone(
 
 
 def test_who_compiles_for_it_ends_with_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "kept_on_disk", lambda _: False)
+    monkeypatch.setattr(predicting, "kept_on_disk", lambda *_: False)
     monkeypatch.setattr(predicting, "run_forward", SimpleNamespace(signatures=[]))
     teller = StartPredictor(site.store)
     teller.step(inventory(), site.world.now)

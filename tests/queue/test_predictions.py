@@ -48,11 +48,14 @@ def test_ended_jobs_tell_how_long_they_ran_unless_a_node_or_the_scheduler_cut_th
         end = None if state is JobState.RUNNING else NOW + 100 + n
         times = {"submit_time": NOW - n, "start_time": NOW + 10, "end_time": end}
         store.put_jobs([job(f"j{n}", state, spec=wide, attempt=2, **times)])
-    store.put_jobs([job("never", JobState.FAILED, start_time=None, end_time=NOW + 50)])
+    for n in range(3):  # of the latest that ended, so that they would crowd out those that ran
+        store.put_jobs([job(f"never{n}", JobState.CANCELLED, start_time=None, end_time=NOW + 500 + n)])
     assert finished_lately(store, {"p": PolicySpec(name="x")}) == ()
     found = finished_lately(store, {"q": PolicySpec(name="y"), "p": PolicySpec(name="x", agent="rltune")})
     times = {(NOW - n, NOW + 100 + n, 90.0 + n) for n in range(5)}
     assert [j.ran_s for j in store.ended_runs(3)] == [92.0, 93.0, 94.0]
+    limit = wide.time_limit_s
+    assert [(r, s) for _, r, s in store.run_times()] == [(r, limit) for r in (94.0, 93.0, 92.0, 91.0, 90.0)]
     assert {(f.submit_time, f.end_time, f.ran_s) for f in found} == times
     sizes = {(f.nodes, f.gpus, f.cores, f.memory_mib, f.partition, f.attempt) for f in found}
     assert sizes == {(3, 6, 15, 210, "p", 2)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 import msgspec
 import numpy as np
@@ -16,10 +17,12 @@ from gpusched.client.alternatives import spreads_of
 from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
-from gpusched.model.jobs import Dependency, DependencyKind
+from gpusched.model.interference import KindBelief, Sway
+from gpusched.model.jobs import Allocation, Dependency, DependencyKind, JobState
 from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
-from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.model.resources import Sharing
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot, held_once
 from gpusched.sched.alone import Alone, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
@@ -224,6 +227,94 @@ def test_limits_hold_and_let_go_ahead_as_they_do_live(
     ).run()
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+
+
+class Paired(Plain):
+    """With jobs that share GPUs: who has which is kept, and each GPU that two have is shown at one of them."""
+
+    def __init__(self, snap: Snapshot, lasts: dict[str, float], ends: dict[str, float]) -> None:
+        super().__init__(snap, lasts, ends)
+        self.full = {job.id: job.shares or job.allocation.parts[0].gpus for job in snap.running}
+
+    def limits_now(self) -> None:
+        self.snap = shown_once(self.snap, self.full)
+
+    def begin(self, touched: set[str]) -> None:
+        super().begin(touched)
+        for job in self.snap.running:
+            self.full.setdefault(job.id, job.allocation.parts[0].gpus)
+
+
+def shown_once(snap: Snapshot, full: dict[str, tuple[int, ...]]) -> Snapshot:
+    """The snapshot as the controller makes it of running jobs with all these GPUs."""
+    found = {}
+    for job in snap.running:
+        part = msgspec.structs.replace(job.allocation.parts[0], gpus=full[job.id])
+        shares = full[job.id] if job.spec is not None and job.spec.share else ()
+        found[job.id] = msgspec.structs.replace(
+            job, allocation=Allocation(job.id, (part,)), shares=shares, partner="", state=JobState.RUNNING
+        )
+    for one, other in combinations([job for job in found.values() if job.shares], 2):
+        here = one.allocation.parts[0].node == other.allocation.parts[0].node
+        if here and set(one.shares) & set(other.shares):
+            for job, mate in zip(held_once(one, other), (other, one), strict=True):
+                found[job.id] = msgspec.structs.replace(job, partner=mate.id)
+    return msgspec.structs.replace(snap, running=tuple(found.values()))
+
+
+@st.composite
+def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, float]]:
+    """Nodes whose GPUs are shared, some by two jobs already; how long jobs last. What each loses is next to nothing."""
+    nodes = [
+        msgspec.structs.replace(
+            node(f"n{i}", 3, cores=draw(st.integers(4, 8))), sharing=Sharing(mode="time-slicing"),
+            shareable=dict.fromkeys(range(3), 40),
+        )
+        for i in range(draw(st.integers(1, 2)))
+    ]  # fmt: skip
+    jobs = []
+    for i in range(draw(st.integers(1, 9))):
+        job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(st.sampled_from([50, 100, 500])))
+        share = draw(st.sampled_from(["", "pairs", "pairs"]))
+        spec = msgspec.structs.replace(
+            job.spec, name=chr(ord("a") + i), cores_per_node=draw(st.integers(1, 2)), share=share,
+            gpu_memory_mib=draw(st.sampled_from([10, 20, 30])) if share else None,
+        )  # fmt: skip
+        jobs.append(msgspec.structs.replace(job, spec=spec))
+    believed = {
+        f"{job.user}/{job.spec.name}": KindBelief(
+            kind=f"{job.user}/{job.spec.name}",
+            links=(Sway(link="gpu", sensitivity=-12 - i / 7, pressure=-12, cov=(0, 0, 0), count=9),),
+        )
+        for i, job in enumerate(jobs)
+    }
+    backfill = draw(st.sampled_from(["none", "skip", "easy", "conservative"]))
+    order = draw(st.sampled_from(["fifo", "sjf", "fairshare"]))
+    snap = snapshot(nodes, jobs, backfill=backfill, order=order, beliefs=believed)
+    lasts = {  # no two end at once, for what sharing costs, little as it is, would part them
+        job.id: job.spec.time_limit_s * draw(st.sampled_from([0.01, 0.3, 0.5, 0.77, 0.99])) * (1 - i / 97)
+        for i, job in enumerate(jobs)
+    }
+    plain = Paired(snap, lasts, {})
+    for _ in range(draw(st.integers(0, 3))):  # some run already
+        plain.begin({"p"})
+        if not plain.ends:
+            break
+        plain.move_to(min(plain.ends.values()) if draw(st.booleans()) else plain.snap.now + 1)
+        plain.end_jobs()
+        plain.limits_now()
+    return plain.snap, lasts, dict(plain.ends)
+
+
+@settings(max_examples=200, deadline=None)
+@given(world=pairing())
+def test_jobs_share_gpus_ahead_as_they_do_live(world: tuple[Snapshot, dict[str, float], dict[str, float]]) -> None:
+    snap, lasts, ends = world
+    ahead = ahead_of(snap)
+    times = RunTimes(np.array([lasts[job.id] for job in ahead.views]), np.array([ends[job.id] for job in snap.running]))
+    expected = Paired(snap, lasts, dict(ends)).run()
+    assert starts(ahead, times) == pytest.approx(expected)
+    assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
 
 
 def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:

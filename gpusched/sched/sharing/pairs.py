@@ -165,10 +165,10 @@ class Pairs:
         row = np.full(len(self._waiting.views), -1)
         for at in (at for queue in self._queues.values() for at in queue.tolist()):
             job = self._waiting.views[at]
-            one = _party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+            one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
             if job.spec.share and job.spec.nodes == 1 and (one in rows or len(rows) < MOST_PARTIES):
                 row[at] = rows.setdefault(one, len(rows))
-        parties = [_party(one.user, one.name, one.memory_mib) for one in self._sharers]
+        parties = [party(one.user, one.name, one.memory_mib) for one in self._sharers]
         mates = filled(
             MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
             column=[columns.setdefault(one, len(columns)) for one in parties],
@@ -251,7 +251,8 @@ class Pairs:
         return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
 
 
-def _party(user: str, name: str, memory_mib: int | None) -> Party:
+def party(user: str, name: str, memory_mib: int | None) -> Party:
+    """Return what matters of such a job."""
     return user, kind_of(user, name), memory_mib or 0
 
 

@@ -1,0 +1,55 @@
+"""Which jobs of a snapshot may share GPUs while it is run forward, and which do: `engine.pace`, by the live table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.arrays import NodeArrays
+from gpusched.sched.sharing.pairs import MOST_PARTIES, Party, party
+from gpusched.sched.sharing.rules import Sharer, sharer_of_running
+from gpusched.sched.state import Ints, Records, filled
+from gpusched.sim.engine.state import RUN, SLOT, Pace, Paired
+from gpusched.sim.sharing import believed_between
+
+
+def sharers_of(snapshot: Snapshot, views: Sequence[PendingView]) -> dict[str, Sharer] | None:
+    """Return the running jobs that share their GPUs, by id; None: nobody shares, nor may."""
+    names = {node.name for node in snapshot.nodes if node.sharing}
+    if not names or not (any(v.spec.share for v in views) or any(job.partner for job in snapshot.running)):
+        return None
+    found = {job.id: sharer_of_running(job) for job in snapshot.running}
+    return {name: one for name, one in found.items() if one is not None and one.node in names}
+
+
+def pace_of(
+    snapshot: Snapshot, views: Sequence[PendingView], world: NodeArrays, sharers: Mapping[str, Sharer], jobs: Records,
+    running: Ints,
+) -> Pace:  # fmt: skip
+    """Return how fast jobs go beside others; ``running``: where each running job is in ``jobs``, behind the views.
+
+    Limits bind the time that jobs run, as live.
+    """
+    parties: list[Party | None] = [None] * len(jobs)
+    known = dict[Party, int]()
+    for at, view in enumerate(views):
+        one = party(view.user, view.spec.name, view.spec.gpu_memory_mib)
+        if view.spec.share and view.spec.nodes == 1 and (one in known or len(known) < MOST_PARTIES):
+            parties[at] = one
+            known[one] = at
+    places = {job.id: at for at, job in zip(running.tolist(), snapshot.running, strict=True) if job.id in sharers}
+    for name, at in places.items():
+        parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
+    row, kind, lost, speed = believed_between(parties, world.nodes, snapshot.beliefs)
+    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, row=row, slot=-1, next=-1, mate=-1)
+    runs["limit"], runs["since"] = jobs["expected"], snapshot.now
+    runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])
+    for name, at in places.items():
+        mate = places.get(sharers[name].partner, -1)
+        if mate >= 0:
+            runs[at]["mate"], place = mate, kind[world.row[sharers[name].node]]
+            runs[at]["rate"] = speed[place, row[at], 1 + row[mate]]
+    pairs, none = Paired(lost, row, False, np.zeros(1, np.int64)), np.zeros(0, np.int64)
+    return Pace(runs, speed, kind, np.zeros(0, SLOT), none, none, pairs, None)
