@@ -9,8 +9,8 @@ import argparse
 import time
 
 from gpusched.agents.gist import dqn, expectimax
+from gpusched.agents.gist.dqn import decisions_per_s
 from gpusched.agents.gist.setting import paper
-from gpusched.agents.gist.speed import decisions_per_s
 
 MARK = 0.99
 

@@ -6,7 +6,6 @@ module        offers                                                 called by
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.by_agent`, at a live decision
 ``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
-``describe``  `Describe`: what_decides                               `what_decides` below: tables, cards
 ============  =====================================================  ==================================================
 
 An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and in
@@ -15,8 +14,9 @@ replays, and no ``replay``: the stages of its policy's file do the rest. One tha
 
 What the weights can is the type of what ``prepare`` makes of them, once, when they are loaded: RLTune's stop running
 jobs (`Model.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in ``decide``.
-A new agent is a folder, an entry in `REGISTRY` and one each in `model.policy.Agent` and `AGENTS`, a policy file in
-``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is none yet.
+A new agent is a folder, an entry in `REGISTRY`, and one each in `describe`, `model.policy.Agent` and `AGENTS`, a policy
+file in ``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is
+none yet.
 """
 
 from __future__ import annotations
@@ -93,13 +93,6 @@ class Train(Protocol):
         """One partition's agent."""
 
 
-class Describe(Protocol):
-    """Tells people what weights are."""
-
-    def what_decides(self, model: Model) -> str:
-        """One phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
-
-
 @dataclass(frozen=True)
 class AgentParts:
     """An agent's parts, each imported when it is asked for: what lists policies imports none. None: not offered."""
@@ -108,7 +101,6 @@ class AgentParts:
     sizes: Callable[[], Sizes[Any]] | None = None
     replay: Callable[[], Replay[Any]] | None = None
     train: Callable[[], Train] | None = None
-    describe: Callable[[], Describe] | None = None
 
 
 def _gist_live() -> Live[GistWeights]:
@@ -129,12 +121,6 @@ def _gist_train() -> Train:
     return train
 
 
-def _gist_describe() -> Describe:
-    from gpusched.agents.gist import describe
-
-    return describe
-
-
 def _rltune_live() -> Live[RltuneWeights | RltuneRanks]:
     from gpusched.agents.rltune import live
 
@@ -153,12 +139,6 @@ def _rltune_train() -> Train:
     return train
 
 
-def _rltune_describe() -> Describe:
-    from gpusched.agents.rltune import describe
-
-    return describe
-
-
 def _dl2_sizes() -> Sizes[Dl2Weights]:
     from gpusched.agents.dl2 import live
 
@@ -169,12 +149,6 @@ def _dl2_train() -> Train:
     from gpusched.agents.dl2 import train
 
     return train
-
-
-def _dl2_describe() -> Describe:
-    from gpusched.agents.dl2 import describe
-
-    return describe
 
 
 def _maifs_sizes() -> Sizes[MaifsWeights]:
@@ -189,12 +163,6 @@ def _maifs_train() -> Train:
     return train
 
 
-def _maifs_describe() -> Describe:
-    from gpusched.agents.maifs import describe
-
-    return describe
-
-
 def _topology_live() -> Live[TopologyWeights]:
     from gpusched.agents.topology import live
 
@@ -207,23 +175,10 @@ def _topology_replay() -> Replay[TopologyWeights]:
     return replay
 
 
-def _topology_describe() -> Describe:
-    from gpusched.agents.topology import describe
-
-    return describe
-
-
 REGISTRY: dict[str, AgentParts] = {
-    "gist": AgentParts(live=_gist_live, replay=_gist_replay, train=_gist_train, describe=_gist_describe),
-    "rltune": AgentParts(live=_rltune_live, replay=_rltune_replay, train=_rltune_train, describe=_rltune_describe),
-    "dl2": AgentParts(sizes=_dl2_sizes, train=_dl2_train, describe=_dl2_describe),
-    "maifs": AgentParts(sizes=_maifs_sizes, train=_maifs_train, describe=_maifs_describe),
-    "topology": AgentParts(live=_topology_live, replay=_topology_replay, describe=_topology_describe),
+    "gist": AgentParts(live=_gist_live, replay=_gist_replay, train=_gist_train),
+    "rltune": AgentParts(live=_rltune_live, replay=_rltune_replay, train=_rltune_train),
+    "dl2": AgentParts(sizes=_dl2_sizes, train=_dl2_train),
+    "maifs": AgentParts(sizes=_maifs_sizes, train=_maifs_train),
+    "topology": AgentParts(live=_topology_live, replay=_topology_replay),
 }
-
-
-def what_decides(model: Model) -> str:
-    """What decides in trained weights, in a phrase read off the weights: a linear rule, or a neural network too."""
-    describe = REGISTRY[model.agent].describe
-    assert describe is not None
-    return describe().what_decides(model)

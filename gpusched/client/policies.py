@@ -139,7 +139,7 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
     """Partition -> what decides in its weights, in words, or why they cannot be used."""
     if spec.agent is None or not (partitions := trained_for(spec)):
         return {}
-    from gpusched.agents.base import what_decides
+    from gpusched.agents.describe import what_decides
 
     found = {}
     for name in partitions:

@@ -14,8 +14,8 @@ from gpusched.views.common import plain_table
 
 if TYPE_CHECKING:
     from gpusched.agents.gist.reproduce import Reproduction
+    from gpusched.agents.gist.section6 import Case
     from gpusched.agents.gist.setting import Gist
-    from gpusched.agents.gist.worked_example import Case
 
 TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
 

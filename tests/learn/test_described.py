@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.base import what_decides
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import UNTRAINED
+from gpusched.agents.describe import what_decides
 from gpusched.agents.gist.networks import STARTS, start
 from gpusched.agents.gist.scale import policy_of
 from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.resized import Log, Workload, by_drf, run
+from gpusched.agents.describe import what_decides
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
-from gpusched.agents.dl2.cluster import Partition
 from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, nobody
-from gpusched.agents.dl2.describe import what_decides
 from gpusched.agents.dl2.learn import Public, Recipe
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
-from gpusched.agents.dl2.observed import Observed, kinds_of
+from gpusched.agents.dl2.observed import all_told, new_observed
 from gpusched.agents.dl2.slots import Change, play
+from gpusched.agents.dl2.train import Partition
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import draw
 from gpusched.config.weights import Model, load_file
+from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
 from gpusched.sim.profiles.dl2 import read_speeds
@@ -36,8 +37,6 @@ from tests.learn.test_dl2 import run as reproduce
 from tests.sched.test_sizing_rules import One, cases, claims_of, power
 from tests.sim.worlds import trace_of
 from tests.traces.samples import real
-
-SHAPE = (17, 17)
 
 
 def ranked(**weights: float) -> Actor:
@@ -52,9 +51,9 @@ GREEDY = ranked(time_left=-0.25, no_larger_size_is_faster=-100.0, done=-30.0)
 GREEDY.linear[0] = 1.0
 
 
-def all_known() -> Observed:
+def all_known() -> SpeedLearner:
     speeds = read_speeds(None, 16)
-    return Observed(SHAPE, list(speeds), np.maximum(list(speeds.values()), 1e-9))  # 0 is what nobody told
+    return all_told(list(speeds), np.array(list(speeds.values())))
 
 
 # What it may do
@@ -68,50 +67,70 @@ def test_no_slot_gives_more_than_there_is(actor: Actor) -> None:
 
 def test_it_knows_a_speed_only_when_a_job_told_it() -> None:
     one = prepare(draw("24 nodes", 1), read_speeds(None, 16))
-    observed = Observed(SHAPE)
+    observed = new_observed(16)
     play(one.jobs, Player(read_actors(None)["warm"], observed, one))
     truth = {name: one.jobs.rate[k] * one.scale[k] for k, name in enumerate(one.names)}
     for row, name in enumerate(observed.names):
-        told = observed.speeds[row] > 1e-9
+        told = observed.speeds.times[row].reshape(16, 16) > 0
         assert 0 < told.sum() < 128  # by far not all of them: 256
-        np.testing.assert_allclose(observed.speeds[row][told], truth[name][told], rtol=1e-12)
+        trained = told & (truth[name][1:, 1:] > 0)
+        np.testing.assert_allclose(observed.expected(row)[trained], truth[name][1:, 1:][trained], rtol=1e-9)
 
 
 def test_what_was_never_told_is_guessed_by_what_was_and_by_other_kinds() -> None:
-    other = np.zeros((1, *SHAPE))
-    other[0, 1:, 1:] = np.sqrt(np.arange(1, 17))[:, None] * np.ones(16)
-    observed = Observed(SHAPE, ["a"], other)
-    assert np.array_equal(observed.expected(0), other[0])
-    assert observed.expected(observed.row("b")) == pytest.approx(
-        other[0] / 4.0
-    )  # as the other one, relative to its best
-    observed.told(1, (1, 1), 6.0)
-    assert observed.expected(1)[1, 1] == 6.0
-    assert observed.expected(1)[4, 9] == pytest.approx(12.0)  # the likeness, at the level that it told
-    observed.told(1, (4, 9), 3.0)
-    assert observed.expected(1)[4, 9] == 3.0
-    assert 3.0 < observed.expected(1)[2, 3] < 6.0 * math.sqrt(2)  # between the two
+    other = np.sqrt(np.arange(1, 17))[:, None] * np.ones(16)
+    observed = new_observed(16)
+    for at, speed in np.ndenumerate(other):
+        observed.told(observed.row("a"), at, float(speed))
+    assert observed.expected(0) == pytest.approx(other)
+    # As the other one, relative to its best.
+    assert observed.expected(observed.row("b")) == pytest.approx(other / 4.0, rel=0.02)
+    observed.told(1, (0, 0), 6.0)
+    assert observed.expected(1)[0, 0] == pytest.approx(6.0)
+    assert observed.expected(1)[3, 8] == pytest.approx(12.0, rel=0.05)  # the likeness, at the level that it told
+    observed.told(1, (3, 8), 3.0)
+    assert observed.expected(1)[3, 8] == pytest.approx(3.0)
+    assert 3.0 < observed.expected(1)[1, 2] < 6.0 * math.sqrt(2)  # between the two
+
+
+def test_what_one_learner_was_told_another_takes_up_where_it_knows_nothing() -> None:
+    one, other = new_observed(4), new_observed(4)
+    one.told(one.row("a"), (0, 0), 2.0)
+    other.told(other.row("b"), (1, 1), 5.0)
+    for at, speed in (((0, 0), 1.9), ((3, 3), 8.0)):
+        other.told(other.row("a"), at, speed)
+    copy = one.copy()
+    one.join(other)
+    assert (one.names, copy.names) == (["a", "b"], ["a"])
+    assert [one.expected(0)[at] for at in ((0, 0), (3, 3))] == pytest.approx([2.0, 8.0])
+    assert one.expected(1)[1, 1] == pytest.approx(5.0)
+    assert copy.speeds.times.sum() == 1
 
 
 def test_a_kind_that_goes_at_half_its_speed_does_so_at_every_size_at_once() -> None:
     observed = all_known()
     row = observed.names.index("vgg-16")
     before = observed.expected(row).copy()
-    assert observed.told(row, (14, 1), before[14, 1] / 2)
+    assert observed.told(row, (13, 0), before[13, 0] / 2)
     np.testing.assert_allclose(observed.expected(row), before / 2, rtol=1e-12)
-    assert observed.told(row, (14, 1), before[14, 1] / 2 * 1.1)  # a little: only this size, and by half
-    assert observed.expected(row)[14, 1] == pytest.approx(before[14, 1] / 2 * 1.05)
-    assert observed.expected(row)[5, 1] == before[5, 1] / 2
-    assert not observed.told(row, (5, 1), before[5, 1] / 2)
+    assert observed.told(row, (13, 0), before[13, 0] / 2 * 1.1)  # a little: only this size, and by half
+    assert observed.expected(row)[13, 0] == pytest.approx(before[13, 0] / 2 * math.sqrt(1.1))
+    assert observed.told(row, (13, 0), before[13, 0] / 2)  # what was told last counts for half however often it was
+    assert observed.expected(row)[13, 0] == pytest.approx(before[13, 0] / 2 * 1.1**0.25)
+    assert observed.expected(row)[4, 0] == pytest.approx(before[4, 0] / 2, rel=1e-12)
+    assert not observed.told(row, (4, 0), before[4, 0] / 2)
 
 
 def test_a_size_at_which_nothing_is_trained_is_known_as_such() -> None:
-    observed = Observed(SHAPE, ["a"])
-    observed.told(0, (16, 16), 0.0)
-    observed.told(0, (1, 1), 2.0)
-    assert observed.expected(0)[16, 16] < 1e-6
-    kinds = kinds_of(observed.expected(0)[None], np.ones((1, *SHAPE, 2), np.int64))
-    assert kinds.relative[0, 1, 1] == 1.0
+    observed = new_observed(16)
+    row = observed.row("a")
+    observed.told(row, (15, 15), 0.0)
+    observed.told(row, (0, 0), 2.0)
+    assert observed.expected(row)[15, 15] < 1e-6
+    assert observed.expected(row)[14, 15] == pytest.approx(2.0, rel=0.05)  # and says nothing of others
+    assert observed.told(row, (15, 15), 1.0)
+    assert observed.expected(row)[15, 15] == pytest.approx(1.0)
+    assert observed.expected(row)[0, 0] == pytest.approx(2.0)
 
 
 # The setting, with restarts and changes
@@ -182,8 +201,8 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
         nonlocal calls
         told = np.full(len(course.speed), np.nan)
         if calls == 20:
-            truth.speeds[truth.names.index("resnet-50")] *= 0.5
-            truth._filled, is_told._kinds = {}, None
+            truth.speeds.total[truth.names.index("resnet-50")] += math.log(0.5)
+            is_told._kinds = None
         is_told(jobs, course._replace(speed=told), there)
         known = course.sizes.copy()
         course.sizes[:] = 0
@@ -284,13 +303,13 @@ class Dying(Partition):
 
     def __init__(self, log: Log, workloads: int) -> None:
         super().__init__(log)
-        self.left = workloads
+        self.left, self.draw = workloads, self._draw
 
-    def draw(self, rng: np.random.Generator) -> Workload:
+    def _draw(self, rng: np.random.Generator) -> Workload:
         self.left -= 1
         if self.left < 0:
             raise Killed
-        return super().draw(rng)
+        return self._log.draw(rng)
 
 
 def test_after_a_kill_it_goes_on_and_ends_where_it_would_have_ended(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpusched.agents.gist import expectimax, naive
+from gpusched.agents.gist.section6 import cases
 from gpusched.agents.gist.setting import paper
-from gpusched.agents.gist.worked_example import cases
 
 
 @pytest.mark.parametrize(

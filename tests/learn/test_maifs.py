@@ -13,18 +13,19 @@ import pytest
 
 from gpusched.agents.common.vector import joined, named, size_of
 from gpusched.agents.maifs import live, rules
-from gpusched.agents.maifs.beliefs import learn, new_beliefs, refresh, watch
+from gpusched.agents.maifs.beliefs import new_beliefs, refresh, watch
 from gpusched.agents.maifs.engine import Play, alone, apply, plan_of, play, serve
 from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, maifs, read_kinds
+from gpusched.agents.maifs.learn import learn as learn_weights
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import Rule, decide
-from gpusched.agents.maifs.train import train
 from gpusched.agents.maifs.workloads import WEEK_S, Jobs, draw, read_arrivals
 from gpusched.agents.maifs.world import World, new_run, told, world_of
 from gpusched.config.weights import Model
+from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import Question, new_claims, question_of
 from tests import commands
 from tests.traces.samples import real
@@ -222,13 +223,13 @@ def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
     assert np.array_equal(beliefs.known.speed, other.known.speed)  # only what is possible is told
     before = beliefs.known.speed.copy()
     row, here, more, far = truth[0], point(0, 2, 1), point(0, 3, 1), point(1, 2, 1)
-    assert learn(beliefs, 0, here, float(np.log(row[here])))
+    assert learn(beliefs.speeds, 0, here, float(np.log(row[here])), 0.0)
     refresh(beliefs, 0, 0.0)
     speed = beliefs.known.speed
     assert speed[0, here] == pytest.approx(row[here])
     assert speed[0, far] == pytest.approx(row[here] * 2**0.8, rel=0.05)  # by the prior, from what is known now
     assert np.array_equal(speed[1:], before[1:])  # other models tell nothing of it
-    learn(beliefs, 0, more, float(np.log(row[more])))
+    learn(beliefs.speeds, 0, more, float(np.log(row[more])), 0.0)
     refresh(beliefs, 0, 0.0)
     assert speed[0, more] == pytest.approx(row[more])
     # What was learned of cores on one GPU holds on two.
@@ -244,7 +245,7 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
         plan = decide(world, course, told(world.truth), run.there, Rule(rules.PROPORTIONAL_RULE))
         apply(world, course, plan)
         watch(world, course, beliefs, run.there, 0.0)
-        assert beliefs.times.sum() == times
+        assert beliefs.speeds.times.sum() == times
     assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
 
 
@@ -258,7 +259,7 @@ def test_weights_are_kept_whole() -> None:
 def test_training_is_the_same_every_time_and_never_keeps_what_is_worse_than_the_start() -> None:
     kinds = measured()
     arrivals = {trace: read_arrivals(real(FILES[trace]).parent, trace) for trace in FILES}
-    one, two = (train(arrivals, kinds, QUICK, 3, threads, lambda done, total: None) for threads in (1, 2))
+    one, two = (learn_weights(arrivals, kinds, QUICK, 3, threads, lambda done, total: None) for threads in (1, 2))
     assert np.array_equal(one.numbers, two.numbers)
     assert one.course == two.course
     assert min(cost for _, cost in one.course) <= one.course[0][1]

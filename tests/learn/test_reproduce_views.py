@@ -16,8 +16,8 @@ from rich.console import Console
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
+from gpusched.agents.gist.section6 import Case
 from gpusched.agents.gist.setting import gist as paper_of
-from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
 from gpusched.agents.rltune.reproduce import Line
 from gpusched.study.paper import Paper

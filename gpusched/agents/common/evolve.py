@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
 import numpy as np
 
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
+
+Candidate = TypeVar("Candidate")
+Try = TypeVar("Try")
 
 
 class Evolution:
@@ -96,13 +103,22 @@ class Evolution:
         self._sigma = self._sigma * np.exp(min(grown, 1.0))
 
     def state(self) -> Arrays:
-        """Everything that changes."""
+        """Everything that changes, for a checkpoint."""
         return {
-            "mean": self._mean, "sigma": self._sigma, "covariance": self._covariance, "path": self._path,
-            "shape_path": self._shape_path, "generation": self._generation,
+            "search.mean": self._mean, "search.sigma": self._sigma, "search.covariance": self._covariance,
+            "search.path": self._path, "search.shape_path": self._shape_path, "search.generation": self._generation,
         }  # fmt: skip
 
     def restore(self, state: Arrays) -> None:
         """Goes on where `state` was taken."""
         for name in self.state():
-            setattr(self, f"_{name}", np.array(state[name]))
+            setattr(self, name.replace("search.", "_"), np.array(state[name]))
+
+
+def mean_costs(
+    pool: Executor, cost: Callable[[Candidate, Try], float], candidates: Sequence[Candidate], tries: Sequence[Try]
+) -> Floats:  # fmt: skip
+    """Return each candidate's mean cost over the tries, ``float64[candidates]``; all are looked at side by side."""
+    found = pool.map(lambda pair: cost(*pair), [(candidate, one) for candidate in candidates for one in tries])
+    means: Floats = np.array(list(found)).reshape(len(candidates), len(tries)).mean(1)
+    return means

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape, nobody
-from gpusched.agents.dl2.observed import Kinds, Observed, kinds_of
+from gpusched.agents.dl2.observed import Kinds, kinds_of, new_observed
 from gpusched.agents.dl2.slots import Course, Jobs, Policy, jobs_of, kinds_in, play
 from gpusched.agents.dl2.workloads import SLOTS, Setting, Workload, dl2, draw
+from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.state import Floats, Ints
 
 _KEPT = 0.02  # of the steps, for learning
@@ -56,7 +57,7 @@ class Player:
     def __init__(
         self,
         actor: Actor,
-        observed: Observed,
+        observed: SpeedLearner,
         one: Prepared,
         tape: Tape | None = None,
         explore: float = 0.0,
@@ -101,11 +102,13 @@ class Player:
         news = self._kinds is None
         for job in np.flatnonzero(~np.isnan(course.speed)):
             kind = jobs.kind[job]
-            size = int(course.before[job, 0]), int(course.before[job, 1])
+            size = int(course.before[job, 0]) - 1, int(course.before[job, 1]) - 1
             news |= self._observed.told(self._rows[kind], size, float(course.speed[job] * self._scale[kind]))
         course.speed[:] = np.nan
         if news or self._kinds is None:
-            speeds = np.array([self._observed.expected(r) / s for r, s in zip(self._rows, self._scale, strict=True)])
+            speeds = np.zeros(jobs.rate.shape)
+            for kind, row in enumerate(self._rows):
+                speeds[kind, 1:, 1:] = self._observed.expected(row) / self._scale[kind]
             self._kinds = kinds_of(speeds, jobs.need)
         return self._kinds
 
@@ -120,7 +123,7 @@ class Player:
                 free -= need
 
 
-def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads: int = 20) -> Observed:
+def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads: int = 20) -> SpeedLearner:
     """Speeds as jobs told them in workloads in which many sizes were tried: what an agent saw before it is judged.
 
     Args:
@@ -129,7 +132,7 @@ def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads:
         seed: Of the draws.
         workloads: How many.
     """
-    observed = Observed((most + 1, most + 1), sorted(speeds))
+    observed = new_observed(most)
     rng = np.random.default_rng(seed)
     if {kind.model for kind in dl2().models} <= set(speeds):
         for _ in range(workloads):

@@ -18,12 +18,13 @@ import numpy as np
 from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
 from gpusched.agents.dl2.agent import Player, Prepared, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
-from gpusched.agents.dl2.observed import Observed
+from gpusched.agents.dl2.observed import new_observed
 from gpusched.agents.dl2.rules import drf
 from gpusched.agents.dl2.slots import play
 from gpusched.agents.dl2.workloads import MOST_TASKS, Setting, draw
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
+from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Public:
 
     def __init__(self, recipe: Recipe, speeds: Mapping[str, Floats]) -> None:
         self._nodes, self._speeds = recipe.nodes, speeds
-        self._observed = Observed((MOST_TASKS + 1, MOST_TASKS + 1), sorted(speeds))
-        self._seen: list[Observed] = []
+        self._observed = new_observed(MOST_TASKS)
+        self._seen: list[SpeedLearner] = []
 
     def draw(self, rng: np.random.Generator) -> Prepared:
         """Other nodes, more or fewer jobs, denser or thinner, each time."""
@@ -359,10 +360,6 @@ class _Networks:
         hidden = (rows @ own + (shared @ common)[:, None] + bias).relu()
         score = rows @ linear + hidden @ out + rows[..., DONE_ROW] * (shared @ done)[:, None]
         return score.masked_fill(~there, -1e9)
-
-
-def _named(prefix: str, actor: Actor) -> Arrays:
-    return {prefix + name: array for name, array in actor._asdict().items()}
 
 
 def _actor_of(arrays: Mapping[str, Any], prefix: str) -> Actor:

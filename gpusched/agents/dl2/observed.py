@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.estimation.speeds import NOTHING, SpeedLearner, SpeedPrior
 from gpusched.sched.state import Floats, Ints
 
-_OTHER_LEVEL = 0.25  # a speed further from what was known (as a logarithm) means that the whole kind changed
-_NOTHING = 1e-9  # told of a size at which it does not get on
-_WEIGHT = 0.5  # of what was told last
+_LEVEL, _FAR = 10.0, 4.0  # deviation of a kind's level, of logarithms; how far sizes are alike, in doublings
+_LATEST = 0.5  # of what was told last
 
 
 class Kinds(NamedTuple):
@@ -33,97 +34,29 @@ class Kinds(NamedTuple):
     points: Ints
 
 
-class Observed:
-    """Speeds by kind of job and size, as told.
-
-    Args:
-        shape: Sizes: (servers + 1, workers + 1).
-        names: Kinds that something is known of.
-        speeds: ``float64[kinds, *shape]``: as told last, averaged; 0: that size was never had.
-    """
-
-    def __init__(self, shape: tuple[int, int], names: Sequence[str] = (), speeds: Floats | None = None) -> None:
-        self.shape = shape
-        self.names = list(names)
-        self.speeds: Floats = np.zeros((len(self.names), *shape)) if speeds is None else speeds.copy()
-        self._prior: Floats | None = None
-        self._filled: dict[int, Floats] = {}
-
-    def copy(self) -> Observed:
-        """Another one that begins with the same."""
-        return Observed(self.shape, self.names, self.speeds)
-
-    def join(self, other: Observed) -> None:
-        """What another one of the same kinds saw, and this one did not."""
-        new = (self.speeds == 0.0) & (other.speeds > 0.0)
-        self.speeds[new] = other.speeds[new]
-        self._prior = None
-        self._filled = {}
-
-    def row(self, name: str) -> int:
-        """Of a kind; one that is new has an empty one."""
-        if name not in self.names:
-            self.names.append(name)
-            self.speeds = np.concatenate((self.speeds, np.zeros((1, *self.shape))))
-        return self.names.index(name)
-
-    def told(self, row: int, size: tuple[int, int], speed: float) -> bool:
-        """A job of this kind was that fast; whether that changes anything."""
-        table = self.speeds[row]
-        known = table[size]
-        speed = max(speed, _NOTHING)
-        if known == speed:
-            return False
-        self._filled.pop(row, None)
-        if min(known, speed) <= _NOTHING:
-            table[size] = speed
-            return True
-        factor = speed / known
-        if abs(np.log(factor)) > _OTHER_LEVEL:
-            table *= factor
-        else:
-            table[size] += _WEIGHT * (speed - known)
-        return bool(abs(factor - 1.0) > 1e-9)
-
-    def expected(self, row: int) -> Floats:
-        """Speed of a kind at every size: as told, and between that by the likeness to what other kinds show."""
-        if row not in self._filled:
-            self._filled[row] = np.zeros(self.shape)
-            _fill(self.speeds[row], self.prior(), self._filled[row])
-        return self._filled[row]
-
-    def prior(self) -> Floats:
-        """How speed goes with size where nothing is known of a kind: the kinds' geometric mean; 1 without any."""
-        if self._prior is None:
-            complete = [t / t.max() for t in self.speeds if (t > 0).sum() > 0.9 * t[1:, 1:].size]
-            self._prior = np.ones(self.shape)
-            if complete:
-                self._prior = np.exp(np.mean([np.log(np.maximum(t, 0.05)) for t in complete], axis=0))
-            self._prior[0] = 0.0
-            self._prior[:, 0] = 0.0
-        return self._prior
+@cache
+def _prior(most: int) -> SpeedPrior:
+    """A size is its kind's level and a term of its own, like those of sizes near by (as factors)."""
+    at = np.log2(np.stack(np.divmod(np.arange(most * most), most), 1) + 1.0)
+    apart = np.sqrt(((at[:, None] - at) ** 2).sum(-1))
+    cov = np.zeros((len(at) + 1, len(at) + 1))
+    cov[0, 0], cov[1:, 1:] = _LEVEL**2, np.exp(-apart / _FAR)
+    term = np.arange(1, len(cov))
+    return SpeedPrior(np.zeros(len(cov)), cov, np.stack((0 * term, term), 1))
 
 
-@jit
-def _fill(table: Floats, prior: Floats, filled: Floats) -> None:
-    """``filled``: told speeds, and elsewhere the prior, scaled as the told ones near by differ from it."""
-    rows, columns = table.shape
-    for a in range(rows):
-        for b in range(columns):
-            if prior[a, b] <= 0.0:
-                continue
-            if table[a, b] > 0.0:
-                filled[a, b] = table[a, b]
-                continue
-            weights, total = 0.0, 0.0
-            for c in range(rows):
-                for d in range(columns):
-                    if table[c, d] > 0.0 and prior[c, d] > 0.0:
-                        x, y = np.log2((a + 1) / (c + 1)), np.log2((b + 1) / (d + 1))
-                        weight = 1.0 / (x * x + y * y) ** 2
-                        weights += weight
-                        total += weight * np.log(table[c, d] / prior[c, d])
-            filled[a, b] = prior[a, b] * (np.exp(total / weights) if weights > 0.0 else 1.0)
+def new_observed(most: int) -> SpeedLearner:
+    """Return the learner of speeds with one to so many servers, and workers, to which nothing was told."""
+    return SpeedLearner(_prior(most), (most, most), _LATEST)
+
+
+def all_told(names: Sequence[str], speeds: Floats) -> SpeedLearner:
+    """Return one to which every speed was told: ``float64[kinds, most + 1, most + 1]``."""
+    most = speeds.shape[1] - 1
+    found = SpeedLearner(_prior(most), (most, most), _LATEST, tuple(names))
+    found.speeds.total[:] = np.log(np.maximum(speeds[:, 1:, 1:].reshape(len(names), -1), np.exp(NOTHING)))
+    found.speeds.times[:] = 1.0
+    return found
 
 
 @jit

@@ -9,14 +9,12 @@ import numpy as np
 
 from gpusched.agents.dl2.agent import Player, Prepared
 from gpusched.agents.dl2.decide import STEP, nobody
-from gpusched.agents.dl2.observed import Observed
+from gpusched.agents.dl2.observed import all_told
 from gpusched.agents.dl2.slots import Course, Jobs, Policy
 from gpusched.agents.dl2.workloads import SLOTS, Rival
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
-
-_TINY = 1e-9  # no speed at all would be one that nobody told
 
 
 class Cluster(NamedTuple):
@@ -138,5 +136,4 @@ def _by_score(score: Mapping[str, float], jobs: Jobs) -> Policy:
     actor, names = nobody(), tuple(str(kind) for kind in range(len(jobs.rate)))
     for name, weight in score.items():
         actor.linear[STEP.index(name)] = weight
-    known = Observed(jobs.rate.shape[1:], names, np.maximum(jobs.rate, _TINY))
-    return Player(actor, known, Prepared(jobs, names, np.ones(len(names))))
+    return Player(actor, all_told(names, jobs.rate), Prepared(jobs, names, np.ones(len(names))))

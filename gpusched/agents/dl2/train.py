@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
-from gpusched.agents.common.resized import Range, log_of
-from gpusched.agents.dl2.cluster import Partition
+from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
+from gpusched.agents.dl2.decide import Actor, Tape
 from gpusched.agents.dl2.learn import Recipe, learn
+from gpusched.agents.dl2.live import NO_TEACHER, Learning, Prepared, choose
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.errors import UsageError
+from gpusched.sched.sizing.question import Claims
+from gpusched.sched.state import Ints
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,42 @@ class Hyper(Range):
     hidden: int = 32
     rounds: int = 60
     batch: int = 10
+
+
+class Partition:
+    """A `learn.World` of the jobs of a log: a partition of our own."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self.draw, self.choice = log, log.draw, log.choice
+
+    def take(self, actor: Actor, one: Workload, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
+        """See `learn.World`."""
+        slots: list[int] = []
+        prepared = Prepared(actor, 1.0)
+
+        def policy(claims: Claims, coming: int) -> Ints:
+            slots.append(int(tape.number[0]))
+            teacher = by_drf(claims) if taught else NO_TEACHER
+            chosen = choose(prepared, claims, Learning(tape, explore, teacher, float(coming), self._log.restart))
+            assert chosen is not None
+            return chosen
+
+        run(one, policy, self._log.restart)
+        return np.array(slots)
+
+    def join(self) -> None:
+        """See `learn.World`: what jobs told ends with them."""
+
+    def jct(self, actor: Actor | None, one: Workload) -> float:
+        """See `learn.World`; in slots."""
+        prepared = Prepared(actor, 1.0) if actor is not None else None
+
+        def policy(claims: Claims, coming: int) -> Ints:
+            chosen = choose(prepared, claims, None) if prepared is not None else by_drf(claims)
+            assert chosen is not None
+            return chosen
+
+        return float((run(one, policy, self._log.restart) - one.submit).mean())
 
 
 def train_agent(job: TrainJob, report: Report) -> Trained:

@@ -337,3 +337,35 @@ def _settled(course: list[Point], patience: int) -> bool:
         return False
     best = max(point.utilization for point in course[:-patience])
     return max(point.utilization for point in course[-patience:]) < best + 1e-4
+
+
+def decisions_per_s(
+    setting: Setting, variant: str = "masked", clusters: int = 4096, seconds: float = 2.0
+) -> tuple[float, float]:  # fmt: skip
+    """Decisions per second of wall time, and per second of CPU time of all threads, by an untrained network.
+
+    Compiling is left out, and the best of some rounds counts (``seconds``: of all of them together): what else runs on
+    the machine only ever takes away.
+    """
+    torch_.begin(0)
+    torch = torch_.need("torch")
+    hyper = Hyper()
+    many = Clusters(setting, variant, clusters, 0)
+    batch = many.begin()
+    net = network(batch.observation.shape[1], many.actions, hyper)
+    seen = torch.from_numpy(batch.observation)  # the same memory: what the clusters write, the network reads
+
+    def step() -> None:
+        with torch.inference_mode():
+            q = q_of(net, seen, hyper).numpy()
+        many.step(np.where(batch.mask > 0, q, -np.inf).argmax(axis=1))
+
+    step()
+    rounds = []
+    for _ in range(10):
+        done, wall, cpu = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - wall < seconds / 10:
+            step()
+            done += clusters
+        rounds.append((done / (time.perf_counter() - wall), done / (time.process_time() - cpu)))
+    return max(wall for wall, _ in rounds), max(cpu for _, cpu in rounds)

@@ -12,11 +12,9 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.gist import dqn, expectimax, naive
-from gpusched.agents.gist.section6 import replayed
+from gpusched.agents.gist.section6 import Case, cases, replayed
 from gpusched.agents.gist.setting import Figure, gist, paper
-from gpusched.agents.gist.speed import decisions_per_s
 from gpusched.agents.gist.train import first_fit
-from gpusched.agents.gist.worked_example import Case, cases
 from gpusched.study.paper import Advance, Options
 
 MARK = 0.99
@@ -117,7 +115,7 @@ def reproduce(asked: Options, advance: Advance) -> Reproduction:
         tasks += [Task("A100", gap, "wait", seed) for gap in (24.0, 1.0)]
         tasks += [Task("A100", gap, variant, seed) for gap in of.gaps_h.values() for variant in ("masked", "paper")]
     tasks.sort(key=lambda task: task.variant != "wait")  # the long ones first
-    speed, _ = decisions_per_s(paper("A100"), seconds=options.speed_s)  # first: it compiles what workers only load
+    speed, _ = dqn.decisions_per_s(paper("A100"), seconds=options.speed_s)  # first: it compiles what workers only load
     learned: dict[Task, dqn.Learned] = {}
     advance(0, len(tasks))
     for task, result in _trained(tasks, options):

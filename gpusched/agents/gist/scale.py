@@ -133,7 +133,7 @@ class Search:
         begun, best, since = cost, template.values, 0
         if (saved := self._job.checkpoint.load()) is not None:
             arrays, state = saved
-            search.restore({n.removeprefix("search."): a for n, a in arrays.items() if n.startswith("search.")})
+            search.restore(arrays)
             best, cost, since = np.asarray(arrays["best"], np.float64), state["cost"], state["since"]
         while search.generation < settings.generations and since < settings.give_up:
             found = self._generation(search, template)
@@ -141,8 +141,7 @@ class Search:
                 now = self._cost(template.arrays(search.mean), self._validation)
                 best, cost, since = (search.mean, now, 0) if now < cost else (best, cost, since + 1)
             if self._job.checkpoint.due():
-                kept = {f"search.{n}": a for n, a in search.state().items()}
-                self._job.checkpoint.save({**kept, "best": best}, {"cost": cost, "since": since})
+                self._job.checkpoint.save({**search.state(), "best": best}, {"cost": cost, "since": since})
             self._report.step(search.generation, settings.generations, -found)
         note = (
             f"began as {name}, at {-begun:.4f}; after {search.generation} generations it is at {-cost:.4f} on "

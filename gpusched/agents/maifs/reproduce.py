@@ -13,9 +13,9 @@ from gpusched.agents.common.vector import named, read_vector
 from gpusched.agents.maifs.engine import alone, play, play_agent
 from gpusched.agents.maifs.joint import MODES
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, Kinds, Rival, maifs, read_kinds
+from gpusched.agents.maifs.learn import Settings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import RULES, Rule
-from gpusched.agents.maifs.train import Settings, train
 from gpusched.agents.maifs.workloads import Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import World, told, world_of
 from gpusched.config.weights import save_model
@@ -95,7 +95,7 @@ def reproduce(options: Options, advance: Advance) -> Made:
 
 def _trained(arrivals: dict[str, Arrivals], kinds: Kinds, options: Options, advance: Advance) -> Floats:
     settings, seed = QUICK if options.quick else Settings(), maifs().drawn_with(options)[0]
-    learned = train(arrivals, kinds, settings, seed, options.jobs, advance)
+    learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
     about = {
         "seed": str(seed), "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",

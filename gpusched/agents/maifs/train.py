@@ -1,154 +1,106 @@
-"""Learning by evolution: CMA-ES on the agents' weights, each tried on whole replays of drawn days."""
+"""A partition's own agent: the linear rule of a job's inputs, found by CMA-ES on recorded jobs made resizable.
+
+Live there are no groups: neither prices nor the graph decide anything, and only the rule is searched for.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.request import Report, Trained, TrainJob
-from gpusched.agents.common.vector import rounded
-from gpusched.agents.maifs import cluster
-from gpusched.agents.maifs.engine import play, play_agent
-from gpusched.agents.maifs.kinds import Kinds, maifs
-from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
-from gpusched.agents.maifs.rules import GREEDY, Rule
-from gpusched.agents.maifs.workloads import Arrivals, draw
-from gpusched.agents.maifs.world import World, told, world_of
-from gpusched.sched.state import Floats
+from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
+from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
+from gpusched.agents.common.vector import named, rounded
+from gpusched.agents.maifs.live import choose_sizes
+from gpusched.agents.maifs.network import JOB, SHAPES, Agent, agent_of, untrained
+from gpusched.errors import UsageError
+from gpusched.sched.sizing.question import Claims, question_of
+from gpusched.sched.state import Floats, Ints
 
-_PARTS = (0.6, 1.0)
-_NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
-_CHOOSE = 500_000  # seeds to choose checkpoints with; those to learn from count up from 1
-_STEP = {"job.skip": 0.3, "bold": 0.2}  # how far first steps go; 0.1 of all others
+_RULE = slice(0, 2 * JOB)  # of the numbers: ``job.skip``, which comes first
+_STEP = 0.3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Hyper-parameters.
+@dataclass(frozen=True)
+class Hyper(Range):
+    """The ``train`` section of its policy's file.
 
     Attributes:
-        generations, population: Of the search.
-        tries: Workloads a generation, the same for all of its candidates; their weeks, loads and traces in turn.
-        density, days: Of a workload, see `workloads.draw`.
-        choose_every: Generations between looks at the weeks kept for choosing. choose: Workloads of each trace and load
-            that are looked at.
+        generations, population: Of the search. tries: Workloads of a generation.
+        choose_every: Generations between looks at the workloads drawn for the choice of weights.
     """
 
-    generations: int = 100
-    population: int = 16
+    generations: int = 40
+    population: int = 12
     tries: int = 6
-    density: float = 0.3
-    days: float = 2.0
-    choose_every: int = 4
-    choose: int = 1
-
-
-class Try(NamedTuple):
-    """A workload and what greedy-true makes of it: its mean JCT in seconds, and how many decisions it takes."""
-
-    world: World
-    greedy_s: float
-    decisions: int
-
-
-class Learned(NamedTuple):
-    """What came of it.
-
-    Attributes:
-        numbers: ``float64[numbers]``: what did best where checkpoints are chosen, in steps of float32.
-        course: (generation, cost where checkpoints are chosen): cost is the mean log of JCT by greedy-true's.
-    """
-
-    numbers: Floats
-    course: tuple[tuple[int, float], ...]
-
-
-def train(
-    arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings, seed: int, jobs: int,
-    advance: Callable[[int, int], None],
-) -> Learned:  # fmt: skip
-    """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
-    start = untrained(seed)
-    scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
-    search = Evolution(start, scale, settings.population, seed)
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        n = settings.choose * len(arrivals) * len(maifs().loads)
-        held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
-        best, course = rounded(start), [(0, float(_costs(pool, [rounded(start)], held_out)[0]))]
-        for generation in range(settings.generations):
-            first = 1 + (seed * settings.generations + generation) * settings.tries
-            seeds = range(first, first + settings.tries)
-            tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
-            search.tell(_costs(pool, list(search.ask()), tries))
-            if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = rounded(search.mean)
-                cost = float(_costs(pool, [now], held_out)[0])
-                if cost < min(found for _, found in course):
-                    best = now
-                course.append((generation + 1, cost))
-            advance(generation + 1, settings.generations)
-        best = _pruned(pool, best, start, arrivals, kinds, settings)
-    return Learned(best, tuple(course))
-
-
-def _pruned(
-    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings
-) -> Floats:  # fmt: skip
-    """The whole way from the start or a part of it, with the jobs' hidden layer or without.
-
-    Whichever is best where checkpoints are chosen, with all jobs: on the larger clusters that this makes, what was
-    learned on small ones may move jobs about too much.
-    """
-    ways = [(part, hidden) for part in _PARTS for hidden in (True, False)]
-    linear = agent_of(best.copy())
-    linear.job_out[:] = 0.0
-    ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
-    candidates = [rounded(start + part * (ends[hidden] - start)) for part, hidden in ways]
-    n = settings.choose * len(arrivals) * len(maifs().loads)
-    large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
-    tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))
-    return candidates[int(_costs(pool, candidates, tries).argmin())]
-
-
-def _try(
-    arrivals: dict[str, Arrivals], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
-) -> Try:  # fmt: skip
-    """Traces, loads and weeks in turn."""
-    trace, loads = list(arrivals)[turn % len(arrivals)], maifs().loads
-    turn, load = turn // len(arrivals) // len(loads), loads[turn // len(arrivals) % len(loads)]
-    weeks: tuple[int, ...] = getattr(maifs().traces[trace], purpose)
-    models = tuple(name for name in kinds.names if name not in maifs().absent)
-    jobs = draw(
-        arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
-    )  # fmt: skip
-    world = world_of(jobs, kinds)
-    played = play(world, told(kinds.speed), Rule(GREEDY))
-    return Try(world, float(played.jct.mean()), played.decisions)
-
-
-def _costs(pool: Executor, candidates: list[Floats], tries: list[Try]) -> Floats:
-    """``float64[candidates]``: the mean log of JCT by that of greedy-true."""
-    pairs = [(numbers, one) for numbers in candidates for one in tries]
-    means: Floats = np.array(list(pool.map(_cost, pairs))).reshape(len(candidates), len(tries)).mean(1)
-    return means
-
-
-def _cost(pair: tuple[Floats, Try]) -> float:
-    numbers, one = pair
-    jct = play_agent(one.world, numbers, most=one.decisions * 5 // 4).jct
-    return float(np.log(jct.mean() / one.greedy_s)) if np.isfinite(jct).all() else _NEVER
+    choose_every: int = 5
 
 
 def train_agent(job: TrainJob, report: Report) -> Trained:
-    """One partition's agent; see `cluster`.
+    """One partition's agent; goes on after a kill.
 
     Raises:
         UsageError: A hyper-parameter that cannot be, or too few jobs.
     """
-    return cluster.train(job, report)
+    hyper = settings_of(Hyper(), job.spec.settings)
+    if min(hyper.generations, hyper.population - 3, hyper.tries, hyper.choose_every) < 1:
+        raise UsageError(f"train: {asdict(hyper)} is no recipe", "a population of 4, all else at least 1")
+    log, about = log_of(job, hyper)
+    start = untrained(job.seed)
+    search = Evolution(start[_RULE].copy(), np.full(2 * JOB, _STEP), hyper.population, job.seed)
+    choice = _with_drf(log, log.choice())
+    begun = _cost(start, choice, log.restart)
+    best, least = start[_RULE].copy(), begun
+    if (saved := job.checkpoint.load()) is not None:
+        arrays, state = saved
+        search.restore(arrays)
+        best, least = np.asarray(arrays["best"], np.float64), state["least"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while search.generation < hyper.generations:
+            rng = np.random.default_rng((job.seed, search.generation))
+            tries = _with_drf(log, [log.draw(rng) for _ in range(hyper.tries)])
+            candidates = [_with_rule(start, rule) for rule in search.ask()]
+            search.tell(np.array(list(pool.map(lambda c: _cost(c, tries, log.restart), candidates))))  # noqa: B023
+            if search.generation % hyper.choose_every == 0 or search.generation == hyper.generations:
+                now = _cost(_with_rule(start, search.mean), choice, log.restart)
+                best, least = (search.mean.copy(), now) if now < least else (best, least)
+            if job.checkpoint.due():
+                job.checkpoint.save({**search.state(), "best": best}, {"least": least})
+            report.step(search.generation, hyper.generations, -least)
+    note = (
+        f"mean JCT on {len(choice)} workloads drawn for the choice of weights, against DRF: {begun - 1:+.1%} at the "
+        f"start, {least - 1:+.1%} at the end; how speed goes with GPUs was drawn there, for the log does not tell"
+    )
+    return Trained(
+        arrays=named(_with_rule(start, best), SHAPES), about=about, score=-least, hyper_parameters=asdict(hyper),
+        notes=(note,), untrained=named(start, SHAPES),
+    )  # fmt: skip
+
+
+def _with_rule(start: Floats, rule: Floats) -> Floats:
+    """All numbers: nothing but the rule speaks. As a weights file has them."""
+    numbers = start.copy()
+    numbers[_RULE] = rule
+    return rounded(numbers)
+
+
+def _with_drf(log: Log, workloads: list[Workload]) -> list[tuple[Workload, float]]:
+    return [(one, _jct(one, run(one, by_drf, log.restart))) for one in workloads]
+
+
+def _jct(one: Workload, end: Floats) -> float:
+    return float((end - one.submit).mean())
+
+
+def _cost(numbers: Floats, tries: list[tuple[Workload, float]], restart: float) -> float:
+    """Mean over workloads of mean JCT by DRF's."""
+    agent: Agent = agent_of(numbers)
+
+    def policy(claims: Claims, coming: int) -> Ints:
+        return choose_sizes(agent, question_of(claims, "", 0.0, ()))
+
+    return float(np.mean([_jct(one, run(one, policy, restart)) / drf for one, drf in tries]))

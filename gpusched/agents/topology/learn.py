@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.evolve import Evolution
+from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import joined, parts_of, rounded
 from gpusched.agents.topology.engine import replayed
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
@@ -93,20 +93,20 @@ def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Ca
     search = Evolution(begin, steps, recipe.population, seed)
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         held_out = [drawn(_WATCH + k, pairs, recipe) for k in range(recipe.watch)]
-        course, means = [(0, _costs(pool, [rounded(start)], held_out)[0])], []
+        course, means = [(0, float(mean_costs(pool, cost, [rounded(start)], held_out)[0]))], []
         for generation in range(1, recipe.generations + 1):
             first = _LEARN + (seed * 100_000 + generation - 1) * recipe.tries
             tries = [drawn(k, pairs, recipe) for k in range(first, first + recipe.tries)]
             asked = search.ask()
             far = [_NEAR * float(np.square((numbers - begin) / steps).sum()) for numbers in asked]
-            search.tell(np.array(_costs(pool, [whole(numbers) for numbers in asked], tries)) + far)
+            search.tell(mean_costs(pool, cost, [whole(numbers) for numbers in asked], tries) + far)
             if generation % recipe.every == 0 or generation == recipe.generations:
                 means.append(whole(search.mean))
-                course.append((generation, _costs(pool, [means[-1]], held_out)[0]))
+                course.append((generation, float(mean_costs(pool, cost, [means[-1]], held_out)[0])))
             tell(generation, recipe.generations)
         # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
         best = rounded(np.mean(means[1:] or means, axis=0))
-        course.append((recipe.generations, _costs(pool, [best], held_out)[0]))
+        course.append((recipe.generations, float(mean_costs(pool, cost, [best], held_out)[0])))
     return Learned(rounded(start), best, tuple(course))
 
 
@@ -147,10 +147,3 @@ def cost(numbers: Floats, one: Try) -> float:
     """The logarithm of the mean JCT, and a little of the 99th percentile's."""
     jct = replayed(one.trace, one.setting.pool, one.network, agent_of(numbers), one.parts).end - one.trace.submit
     return float(np.log(jct.mean()) + _TAIL * np.log(np.percentile(jct, 99))) * one.weight
-
-
-def _costs(pool: ThreadPoolExecutor, candidates: list[Floats], tries: list[Try]) -> list[float]:
-    """The mean over workloads, of each candidate."""
-    pairs = [(numbers, one) for numbers in candidates for one in tries]
-    costs = np.array(list(pool.map(lambda pair: cost(*pair), pairs)))
-    return [float(mean) for mean in costs.reshape(len(candidates), len(tries)).mean(1)]

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.agents.base import REGISTRY, what_decides
+from gpusched.agents.base import REGISTRY
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.describe import what_decides
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders

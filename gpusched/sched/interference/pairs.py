@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.estimation.speeds import correct
 from gpusched.sched.interference.placement import Bools, quantiles
 from gpusched.sched.state import Floats, Ints
 
@@ -158,7 +159,7 @@ def observed(
     cov = np.zeros((len(before), len(before)))
     for place, known in enumerate(kinds):
         cov[2 * place : 2 * place + 2, 2 * place : 2 * place + 2] = known.cov
-    x, part = before, np.array(shares, np.float64)
+    x, after, part = before, cov, np.array(shares, np.float64)
     for _ in range(4):
         products = part * np.exp(np.clip(x[sensitivity] + x[pressure], _LOW, _HIGH))
         total = 1 + products.sum()
@@ -168,9 +169,8 @@ def observed(
         variance = float(slope @ cov @ slope) + noise**2
         most = 3 * variance**0.5
         surprise = np.clip(log_ratio + np.log(total) - slope @ (before - x), -most, most)
-        x = before + cov @ slope / variance * surprise
-    cov = cov - np.outer(cov @ slope, slope @ cov) / variance
-    return tuple(Known(x[i : i + 2], cov[i : i + 2, i : i + 2]) for i in range(0, len(x), 2))
+        x, after = correct(before, cov, cov @ slope, surprise, variance)
+    return tuple(Known(x[i : i + 2], after[i : i + 2, i : i + 2]) for i in range(0, len(x), 2))
 
 
 def _solved(pairs: Pairs) -> PairFit:

@@ -1,4 +1,4 @@
-"""Measured contention: what is left of jobs' speed beside others, and how much GPUs of one cluster differ.
+"""Measured contention: what is left of jobs' speed beside others.
 
 `read_pairs` knows by their columns: DeepShare's pairs of jobs that share a network (gajagajago/deepshare, Apache-2.0;
 model, gpus, nodes, beside_model, beside_gpus, beside_nodes, ratio), PAL's jobs on the same GPUs (hal-uw/blox-pal, MIT;
@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.errors import FileError, GpuschedError
 from gpusched.sched.interference.pairs import Pairs
-from gpusched.sched.state import Floats
+from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.table import Profiles, split_model, type_key
-from gpusched.traces.readers.columns import Table, open_text, read_csv
+from gpusched.traces.readers.columns import open_text
 
 _DEEPSHARE = ("model", "gpus", "nodes", "beside_model", "beside_gpus", "beside_nodes", "ratio")
 _PAL = (
@@ -26,6 +25,7 @@ _PAL = (
 )  # fmt: skip
 _HIEST = ("model", "batch", "gpus", "placement", "beside_model", "beside_batch", "beside_gpus", "seconds")
 _ALONE = ("", "Empty")
+_FILE = "a file of measured contention"
 
 _Row = tuple[tuple[str, str], tuple[str, str], float]
 """What a job is and its model, the same of its neighbour, and what is left of its speed."""
@@ -61,34 +61,6 @@ def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> Pairs:
     )
 
 
-class Variability(NamedTuple):
-    """How slow single GPUs are: ``times: float64[gpus, classes]``, run times by the cluster's median, of PAL."""
-
-    gpus: tuple[str, ...]
-    nodes: tuple[str, ...]
-    classes: tuple[str, ...]
-    times: Floats
-
-
-def read_variability(path: Path | str) -> Variability:
-    """PAL's table: gpu, node, and a column ``PerfVar_CLASS`` for each class of jobs.
-
-    Raises:
-        FileError: It holds something else.
-        GpuschedError: It cannot be read.
-    """
-    path = Path(path)
-    try:
-        head = _header(path)
-        classes = tuple(name for name in head if name.startswith("PerfVar_"))
-        table = _table(path, ("gpu", "node", *(classes or ("PerfVar_classA",))))
-    except OSError as error:
-        raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
-    times = np.array([[_above_0(path, table, row, name) for name in classes] for row in range(len(table))])
-    names = tuple(name.removeprefix("PerfVar_") for name in classes)
-    return Variability(tuple(table.columns["gpu"]), tuple(table.columns["node"]), names, times)
-
-
 def _assembled(rows: Iterable[_Row]) -> Pairs:
     kept = [(job, other, min(ratio, 1.0)) for job, other, ratio in rows if ratio > 0]
     kinds = sorted({kind for job, other, _ in kept for kind in (job, other)})
@@ -103,25 +75,25 @@ def _assembled(rows: Iterable[_Row]) -> Pairs:
 
 
 def _deepshare(path: Path) -> Iterable[_Row]:
-    table = _table(path, _DEEPSHARE)
+    table = whole_table(path, _FILE, _DEEPSHARE)
     for row in range(len(table)):
         model, gpus, nodes, other, its_gpus, its_nodes = (table.columns[name][row] for name in _DEEPSHARE[:-1])
-        ratio = _above_0(path, table, row, "ratio")
+        ratio = number_at(path, table, row, "ratio", "a number, more than 0")
         yield (f"{model} {gpus} on {nodes}", model), (f"{other} {its_gpus} on {its_nodes}", other), ratio
 
 
 def _pal(path: Path) -> Iterable[_Row]:
-    table = _table(path, _PAL)
+    table = whole_table(path, _FILE, _PAL)
     alone: dict[str, float] = {}
     rows = []
     for row in range(len(table)):
         model, gpus, batch, _, plan, other, its_gpus, its_batch, _ = (table.columns[name][row] for name in _PAL)
-        mine = _number(path, table, row, "speed1")
+        mine = number_at(path, table, row, "speed1", "a number, 0 or more")
         job = f"{model} {gpus}x{batch}" + (f" {plan}" if plan != "NA" else "")
         if other in _ALONE:
             alone[job] = mine
         else:
-            its = _number(path, table, row, "speed2")
+            its = number_at(path, table, row, "speed2", "a number, 0 or more")
             rows.append(((job, model), (f"{other} {its_gpus}x{its_batch}", other), mine, its))
     for one, two, mine, its in rows:  # what has no row alone is measured by its speed alone already
         if alone.get(one[0], 1.0) > 0:
@@ -131,12 +103,12 @@ def _pal(path: Path) -> Iterable[_Row]:
 
 
 def _hiest(path: Path) -> Iterable[_Row]:
-    table = _table(path, _HIEST)
+    table = whole_table(path, _FILE, _HIEST)
     alone: dict[tuple[str, ...], float] = {}
     rows = []
     for row in range(len(table)):
         *job, other, its_batch, its_gpus, _ = (table.columns[name][row] for name in _HIEST)
-        seconds = _above_0(path, table, row, "seconds")
+        seconds = number_at(path, table, row, "seconds", "a number, more than 0")
         if other in _ALONE:
             alone[tuple(job)] = seconds
         else:
@@ -154,29 +126,3 @@ _READERS = {_DEEPSHARE: _deepshare, _PAL: _pal, _HIEST: _hiest}
 def _header(path: Path) -> list[str]:
     with open_text(path) as text:
         return [name.strip() for name in text.readline().split(",")]
-
-
-def _table(path: Path, columns: tuple[str, ...]) -> Table:
-    table = read_csv(path, "a file of measured contention", columns)
-    if table.ragged:
-        line, has, expected = table.ragged[0]
-        raise FileError(str(path), line, "", f"{has} fields", f"{expected} fields")
-    return table
-
-
-def _above_0(path: Path, table: Table, row: int, column: str) -> float:
-    value = _number(path, table, row, column)
-    if value <= 0:
-        raise FileError(str(path), int(table.lines[row]), column, repr(table.columns[column][row]), "more than 0")
-    return value
-
-
-def _number(path: Path, table: Table, row: int, column: str) -> float:
-    text = table.columns[column][row]
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise FileError(str(path), int(table.lines[row]), column, repr(text), "a number, 0 or more")
-    return value

@@ -18,8 +18,9 @@ import numpy as np
 
 from gpusched.errors import FileError
 from gpusched.sched.interference.placement import Placed, StepTimes
+from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.table import Profiles, Series, split_model, type_key, with_batch
-from gpusched.traces.readers.columns import Table, read_csv, stem
+from gpusched.traces.readers.columns import Table, stem
 
 _NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
 CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "quad": "RTX6000"}
@@ -136,13 +137,10 @@ class _Row(NamedTuple):
 
 def _rows(path: Path, kind: str) -> Iterator[_Row]:
     columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
-    table = read_csv(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
-    if table.ragged:
-        line, has, expected = table.ragged[0]
-        raise FileError(str(path), line, "", f"{has} fields", f"{expected} fields")
+    table = whole_table(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     for row in range(len(table)):
         batch = _whole(path, table, row, "local_bsz")
-        step_s = _positive(path, table, row, "step_time")
+        step_s = number_at(path, table, row, "step_time", "seconds, more than 0")
         if kind == "placements":
             digits = [int(d) for d in str(_whole(path, table, row, "placement")) if d != "0"]
             gpus, most, nodes, even = sum(digits), max(digits), len(digits), len(set(digits)) == 1
@@ -158,14 +156,3 @@ def _whole(path: Path, table: Table, row: int, column: str) -> int:
     if not whole.isdecimal() or int(whole) < 1:
         raise FileError(str(path), int(table.lines[row]), column, repr(text), "a whole number, at least 1")
     return int(whole)
-
-
-def _positive(path: Path, table: Table, row: int, column: str) -> float:
-    text = table.columns[column][row]
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise FileError(str(path), int(table.lines[row]), column, repr(text), "seconds, more than 0")
-    return value

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from gpusched.errors import FileError, GpuschedError, UsageError
 from gpusched.sim.profiles import dl2, gavel, placement, synergy
+from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.table import Profiles, merged, model_key
-from gpusched.traces.readers.columns import open_text, read_csv, stem
+from gpusched.traces.readers.columns import open_text, stem
 
 EXPECTED = (
     "Gavel's and Synergy's *.json, Sia's MODEL-placements-CLUSTER.csv and MODEL-scalability-CLUSTER.csv,"
@@ -45,26 +46,15 @@ def read_restarts(path: Path | str) -> dict[str, float]:
         FileError: It is something else.
         GpuschedError: It cannot be read.
     """
-    expected = "a file of restart costs"
     try:
-        table = read_csv(Path(path), expected, ("model", "restart_s"))
+        table = whole_table(Path(path), "a file of restart costs", ("model", "restart_s"))
     except OSError as error:
         raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
-    if table.ragged:
-        line, has, wanted = table.ragged[0]
-        raise FileError(str(path), line, "", f"{has} fields", f"{wanted} fields")
     found: dict[str, float] = {}
-    for row, (name, text) in enumerate(zip(table.columns["model"], table.columns["restart_s"], strict=True)):
-        line = int(table.lines[row])
+    for row, name in enumerate(table.columns["model"]):
         if not (model := model_key(name)) or model in found:
-            raise FileError(str(path), line, "model", repr(name), "a model's name, once")
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds < float("inf"):
-            raise FileError(str(path), line, "restart_s", repr(text), "seconds, 0 or more")
-        found[model] = seconds
+            raise FileError(str(path), int(table.lines[row]), "model", repr(name), "a model's name, once")
+        found[model] = number_at(Path(path), table, row, "restart_s", "seconds, 0 or more")
     if not found:
         raise FileError(str(path), None, "", "no model", "model,restart_s and one line for each model")
     return found

@@ -1,0 +1,105 @@
+"""What decides in trained weights, in words read off the weights: a linear rule, or a neural network too."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.config.weights import Arrays, Model
+
+_NO_NETWORK = "no neural network"
+_CONTENTION = "the rule of contention: what a place costs against how long the job has waited"
+Layer = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
+
+
+def what_decides(model: Model) -> str:
+    """Return a phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
+    return {"gist": _gist, "rltune": _rltune, "dl2": _dl2, "maifs": _maifs, "topology": _topology}[model.agent](model)
+
+
+def _gist(model: Model) -> str:
+    from gpusched.agents.gist.networks import QUESTIONS, STARTS, start
+
+    arrays = model.arrays
+    if model.about.get("variant", "scale") != "scale":
+        return f"a {_network_text(_layers_of(arrays, 'q'))} in the paper's own setting; it decides nothing live"
+    used = {name: _count_used(arrays.get(f"{name}.base")) for name in QUESTIONS}
+    rule = f"a linear rule of {sum(used.values())} weights ({', '.join(f'{of} {count}' for of, count in used.items())})"
+    for layers in (_layers_of(arrays, name) for name in QUESTIONS):
+        if _has_nonzero_output(layers):
+            return f"{rule}, and a {_network_text(layers)}"
+    for name in STARTS:
+        begun = start(name, width=0)
+        if all(np.array_equal(begun[f"{q}.base"], arrays.get(f"{q}.base", np.empty(0))) for q in QUESTIONS):
+            return f"untrained, its start '{name}': {rule}, {_NO_NETWORK}"
+    return f"{rule}, {_NO_NETWORK}"
+
+
+def _rltune(model: Model) -> str:
+    arrays = model.arrays
+    odds = ", by odds of run times" if _count_used(arrays.get("prior")) else ""
+    if model.preempts:
+        return f"a rank of {_count_used(arrays.get('weights'))} weights chosen by replays{odds}, {_NO_NETWORK}"
+    name = f" '{model.about['base']}'" if model.about.get("base") else ""
+    rule = f"a linear rule{name} of {_count_used(arrays.get('linear'))} weights chosen by replays{odds}"
+    layers = _layers_of(arrays, "net")
+    strength = float(np.abs(np.asarray(arrays.get("strength", np.zeros(1)), np.float64)).max())
+    if strength == 0.0 or not _has_nonzero_output(layers):
+        return f"{rule}, {_NO_NETWORK}"
+    attention = " with attention" if any(key.startswith("attention.") for key in arrays) else ""
+    return f"{rule}, and a {_network_text(layers)}{attention} at strength {strength:g}"
+
+
+def _dl2(model: Model) -> str:
+    from gpusched.agents.dl2.decide import INPUTS, SHARED
+
+    out, score = model.arrays.get("trained.out"), f"a linear score of {INPUTS} inputs"
+    if out is None or not out.any():
+        return f"{score}, {_NO_NETWORK}"
+    return f"{score}, and a network of {INPUTS + SHARED}-{len(out)}-1 beside it"
+
+
+def _maifs(model: Model) -> str:
+    from gpusched.agents.maifs.network import HIDDEN, JOB
+
+    rule = f"a linear rule of {JOB} inputs of a job"
+    if not _count_used(model.arrays.get("job.out")):
+        return f"{rule}, {_NO_NETWORK}"
+    return f"{rule}, and a network of {JOB}-{HIDDEN}-2 beside it"
+
+
+def _topology(model: Model) -> str:
+    from gpusched.agents.topology.network import HIDDEN, WIDTH
+
+    linear, hidden = (
+        any(array.any() for name, array in model.arrays.items() if name.endswith(f".{part}"))
+        for part in ("skip", "out")
+    )
+    if not linear and not hidden:
+        return f"untrained: {_CONTENTION}, {_NO_NETWORK}"
+    network = f"a graph network (4 layers of {WIDTH}, {HIDDEN} hidden)" if hidden else ""
+    return f"{_CONTENTION}, and {' and '.join(filter(None, ('a linear rule' * linear, network)))} beside it"
+
+
+def _count_used(array: npt.NDArray[np.generic] | None) -> int:
+    """Return how many of its numbers are not 0."""
+    return 0 if array is None else int(np.count_nonzero(array))
+
+
+def _layers_of(arrays: Arrays, name: str) -> list[Layer]:
+    """Return matrix and bias of each layer, in order."""
+    found: list[Layer] = []
+    while (weight := arrays.get(f"{name}.{len(found)}.weight")) is not None:
+        found.append((weight, arrays.get(f"{name}.{len(found)}.bias")))
+    return found
+
+
+def _has_nonzero_output(layers: list[Layer]) -> bool:
+    """Return whether it can answer anything but 0: its last layer is not all 0."""
+    return bool(layers) and any(_count_used(array) for array in layers[-1])
+
+
+def _network_text(layers: list[Layer]) -> str:
+    """Return such as ``neural network of width 16 and 16``."""
+    widths = [str(weight.shape[0]) for weight, _ in layers[:-1]]
+    return f"neural network of width {' and '.join(widths)}" if widths else "further linear layer"

@@ -1,0 +1,136 @@
+"""Learning in our setting by evolution: CMA-ES on the agents' weights, each tried on whole replays of drawn days."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.evolve import Evolution, mean_costs
+from gpusched.agents.common.vector import rounded
+from gpusched.agents.maifs.engine import play, play_agent
+from gpusched.agents.maifs.kinds import Kinds, maifs
+from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
+from gpusched.agents.maifs.rules import GREEDY, Rule
+from gpusched.agents.maifs.workloads import Arrivals, draw
+from gpusched.agents.maifs.world import World, told, world_of
+from gpusched.sched.state import Floats
+
+_PARTS = (0.6, 1.0)
+_NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
+_CHOOSE = 500_000  # seeds to choose checkpoints with; those to learn from count up from 1
+_STEP = {"job.skip": 0.3, "bold": 0.2}  # how far first steps go; 0.1 of all others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Hyper-parameters.
+
+    Attributes:
+        generations, population: Of the search.
+        tries: Workloads a generation, the same for all of its candidates; their weeks, loads and traces in turn.
+        density, days: Of a workload, see `workloads.draw`.
+        choose_every: Generations between looks at the weeks kept for choosing. choose: Workloads of each trace and load
+            that are looked at.
+    """
+
+    generations: int = 100
+    population: int = 16
+    tries: int = 6
+    density: float = 0.3
+    days: float = 2.0
+    choose_every: int = 4
+    choose: int = 1
+
+
+class Try(NamedTuple):
+    """A workload and what greedy-true makes of it: its mean JCT in seconds, and how many decisions it takes."""
+
+    world: World
+    greedy_s: float
+    decisions: int
+
+
+class Learned(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        numbers: ``float64[numbers]``: what did best where checkpoints are chosen, in steps of float32.
+        course: (generation, cost where checkpoints are chosen): cost is the mean log of JCT by greedy-true's.
+    """
+
+    numbers: Floats
+    course: tuple[tuple[int, float], ...]
+
+
+def learn(
+    arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings, seed: int, jobs: int,
+    advance: Callable[[int, int], None],
+) -> Learned:  # fmt: skip
+    """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
+    start = untrained(seed)
+    scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
+    search = Evolution(start, scale, settings.population, seed)
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        n = settings.choose * len(arrivals) * len(maifs().loads)
+        held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
+        best, course = rounded(start), [(0, float(mean_costs(pool, _cost, [rounded(start)], held_out)[0]))]
+        for generation in range(settings.generations):
+            first = 1 + (seed * settings.generations + generation) * settings.tries
+            seeds = range(first, first + settings.tries)
+            tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
+            search.tell(mean_costs(pool, _cost, list(search.ask()), tries))
+            if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
+                now = rounded(search.mean)
+                cost = float(mean_costs(pool, _cost, [now], held_out)[0])
+                if cost < min(found for _, found in course):
+                    best = now
+                course.append((generation + 1, cost))
+            advance(generation + 1, settings.generations)
+        best = _pruned(pool, best, start, arrivals, kinds, settings)
+    return Learned(best, tuple(course))
+
+
+def _pruned(
+    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings
+) -> Floats:  # fmt: skip
+    """The whole way from the start or a part of it, with the jobs' hidden layer or without.
+
+    Whichever is best where checkpoints are chosen, with all jobs: on the larger clusters that this makes, what was
+    learned on small ones may move jobs about too much.
+    """
+    ways = [(part, hidden) for part in _PARTS for hidden in (True, False)]
+    linear = agent_of(best.copy())
+    linear.job_out[:] = 0.0
+    ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
+    candidates = [rounded(start + part * (ends[hidden] - start)) for part, hidden in ways]
+    n = settings.choose * len(arrivals) * len(maifs().loads)
+    large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
+    tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))
+    return candidates[int(mean_costs(pool, _cost, candidates, tries).argmin())]
+
+
+def _try(
+    arrivals: dict[str, Arrivals], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
+) -> Try:  # fmt: skip
+    """Traces, loads and weeks in turn."""
+    trace, loads = list(arrivals)[turn % len(arrivals)], maifs().loads
+    turn, load = turn // len(arrivals) // len(loads), loads[turn // len(arrivals) % len(loads)]
+    weeks: tuple[int, ...] = getattr(maifs().traces[trace], purpose)
+    models = tuple(name for name in kinds.names if name not in maifs().absent)
+    jobs = draw(
+        arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
+    )  # fmt: skip
+    world = world_of(jobs, kinds)
+    played = play(world, told(kinds.speed), Rule(GREEDY))
+    return Try(world, float(played.jct.mean()), played.decisions)
+
+
+def _cost(numbers: Floats, one: Try) -> float:
+    """Return the log of the mean JCT by that of greedy-true."""
+    jct = play_agent(one.world, numbers, most=one.decisions * 5 // 4).jct
+    return float(np.log(jct.mean() / one.greedy_s)) if np.isfinite(jct).all() else _NEVER
