@@ -38,7 +38,9 @@ def known_of_world(world: World, knows: str) -> Known:
     trace, demand = world.trace, world.demand
     shape, runs = demand.shape, demand.shape >= 0
     owner = trace.user if (trace.user >= 0).any() else trace.group
-    queue, *asked = (np.where(runs, of[shape], 0) for of in (demand.queue, *demand.requests[3:6]))
+    queue, *asked = np.zeros((4, len(trace)), np.int64)
+    for column, of in zip((queue, *asked), (demand.queue, *demand.requests[3:6]), strict=True):
+        column[runs] = of[shape[runs]]
     gpus, cores, memory = (demand.parts * of for of in asked)
     facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts)
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
