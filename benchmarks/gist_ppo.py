@@ -19,9 +19,10 @@ import torch
 
 from benchmarks.agent_scale import workload
 from gpusched.agents.common.evolve import Evolution
+from gpusched.agents.common.queued import AgentQueue, queue_for
 from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
-from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, observation_of
-from gpusched.agents.gist.replay import Queue, new_queue
+from gpusched.agents.gist.networks import JOB_INPUTS, agent_of, heuristic, observation_of
+from gpusched.agents.gist.replay import judging
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
 from gpusched.sim.engine.build import Options, log_of, world_of
@@ -47,10 +48,10 @@ class Record(NamedTuple):
 
 
 @jit
-def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: int, record: Record) -> int:
+def play(sim: Sim, log: Log, passes: Passes, queue: AgentQueue, seed: int, record: Record) -> int:
     """One replay with orders drawn at random; returns as the engine does."""
     np.random.seed(seed)
-    before = 0.0
+    before, judged = 0.0, queue.agent
     while True:
         inside = sim.counter[IN_SYSTEM]
         code = next_decision(sim, log, passes)
@@ -69,10 +70,10 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
             continue
         observation = observation_of(sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own)
         inputs = np.zeros((own.size, len(JOB_INPUTS)), np.float32)
-        see_queue(inputs, observation, passes.usable, passes.requests, passes.jobs, own, queue.submit, now, fits)
-        scores, _ = score_queue(inputs, agent)
+        see_queue(inputs, observation, passes.usable, passes.requests, passes.jobs, own, judged.submit, now, fits)
+        scores, _ = score_queue(inputs, judged.agent)
         noisy = scores - np.log(-np.log(np.random.random(own.size)))
-        ordered = by_score(own, noisy, queue.priority)
+        ordered = by_score(own, noisy, judged.priority)
         if own.size > 1:
             at = int(record.total[0])
             drawn = np.argsort(-noisy, kind="mergesort")
@@ -82,7 +83,7 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
             record.total[0] += 1
         queue.outcome.total[:] = 0
         state = state_of(sim, passes, queue.outcome)
-        walk(state, passes.usable, ordered, queue.submit, agent, observation, fits)
+        walk(state, passes.usable, ordered, judged.submit, judged.agent, observation, fits)
         apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 
 
@@ -94,7 +95,7 @@ def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Reco
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)
     )
-    play(world.sim, log_of(world), world.passes, new_queue(world.sim, agent), agent, seed, record)
+    play(world.sim, log_of(world), world.passes, queue_for(world.sim, judging(world.sim, agent)), seed, record)
     n = int(record.total[0])
     return Record(record.seen[:n], record.count[:n], record.area[:n], record.total)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpusched.agents.dl2.live import Prepared as Dl2Weights
     from gpusched.agents.gist.networks import Agent as GistWeights
     from gpusched.agents.maifs.network import Agent as MaifsWeights
-    from gpusched.agents.rltune.live import Prepared as RltuneWeights
+    from gpusched.agents.rltune.decide import Prepared as RltuneWeights
     from gpusched.agents.rltune.preempt import Preempting as RltuneRanks
     from gpusched.agents.topology.network import Agent as TopologyWeights
     from gpusched.sched.agent import Context

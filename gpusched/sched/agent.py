@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Staged = Callable[["Context"], tuple[list[int], Block]]
 
 
+NO_NUMBER = "its network's answer is no number"
+
+
 class Unusable(ValueError):
     """An agent that cannot decide; its message is one line."""
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import gpusched.sched.stages as stages
-from gpusched.agents.rltune.mapped import SHARE
+from gpusched.agents.rltune.live import SHARE
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import Model, save_model
 from gpusched.controller.deciding import Decider

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from gpusched.agents.common import vector
 from gpusched.agents.common.vector import size_of
-from gpusched.agents.topology.live import NO_NUMBER, NOTHING_LEARNED, parts_of, prepare
+from gpusched.agents.topology.live import NOTHING_LEARNED, parts_of, prepare
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
+from gpusched.sched.agent import NO_NUMBER
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide

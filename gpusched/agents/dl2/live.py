@@ -14,7 +14,7 @@ from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
 from gpusched.config.weights import Model
-from gpusched.sched.agent import Unusable
+from gpusched.sched.agent import NO_NUMBER, Unusable
 from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
 from gpusched.sched.state import Flags, Floats, Ints, Records
 
@@ -70,7 +70,7 @@ def choose_sizes(prepared: Prepared, question: Question) -> Ints:
     """
     chosen = choose(prepared, question.claims, None)
     if chosen is None:
-        raise Unusable("its network's answer is no number")
+        raise Unusable(NO_NUMBER)
     return chosen
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import PATIENCE_S, Agent, agent_of
 from gpusched.config.weights import Model
-from gpusched.sched.agent import Context, Unusable
+from gpusched.sched.agent import NO_NUMBER, Context, Unusable
 from gpusched.sched.reasons import Block
-
-NO_NUMBER = "a score of its network is no number"
 
 
 def prepare(model: Model) -> Agent:

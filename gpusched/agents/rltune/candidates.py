@@ -12,9 +12,9 @@ from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.data import Bools, known_by
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
-from gpusched.agents.rltune.decide import Scorer
+from gpusched.agents.rltune.decide import Prepared, Scorer
 from gpusched.agents.rltune.history import FEATURES, Reals
-from gpusched.agents.rltune.live import OUTPUTS, Prepared
+from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Arrays
 from gpusched.estimation.odds import CLASSES, LEVELS, Odds, class_of, reached

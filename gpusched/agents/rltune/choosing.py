@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
+from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.evaluation import Evaluation, Figures, mean_cost
-from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.settings import Settings
 from gpusched.estimation.odds import Odds
 

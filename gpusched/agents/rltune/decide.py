@@ -9,16 +9,19 @@ import numpy as np
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
 from gpusched.agents.common.attention import attended
 from gpusched.agents.common.nets import Net, forward, work_for
-from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
-from gpusched.compiled import jit
+from gpusched.agents.rltune.history import FEATURES, Known, Observation, Reals, Shape, features, left_s, note_running
+from gpusched.compiled import inlined, jit
 from gpusched.estimation.odds import Odds, expected
 from gpusched.sched.backfill import earliest, take
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
+from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     FIRST_FIT,
     NONE,
+    OK,
     PRIORITY,
     STARTED,
     ClusterState,
@@ -61,6 +64,39 @@ class Scorer(NamedTuple):
     window: Ints
     odds: Odds
     attention: Reals = NO_ATTENTION
+
+
+class Prepared(NamedTuple):
+    """The weights, and what they were trained for."""
+
+    scorer: Scorer
+    knows: str
+    backfill: int
+
+
+class Scored(NamedTuple):
+    """Who decides: what it knows, what scores jobs, how they are placed; and room to work in.
+
+    Attributes:
+        ahead: ``int64[jobs + 1]``: how many of its burst wait before each of the queue.
+        seen: ``float32[window, FEATURES]``: what the network saw of the window's jobs.
+        hold: ``uint8[jobs]``: for which of the queue nodes are held.
+    """
+
+    known: Known
+    scorer: Scorer
+    rule: int
+    backfill: int
+    ahead: Ints
+    seen: Reals
+    hold: Flags
+
+
+def scored_by(prepared: Prepared, known: Known, rule: int) -> Scored:
+    """Return who decides about the jobs that are known."""
+    jobs, seen = len(known.facts), np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
+    ahead, hold = np.zeros(jobs + 1, np.int64), np.zeros(jobs, np.uint8)
+    return Scored(known, prepared.scorer, rule, prepared.backfill, ahead, seen, hold)
 
 
 @jit
@@ -117,51 +153,60 @@ def window_of(known: Known, queue: Ints, size: int, ahead: Ints) -> Ints:
 
 
 @jit
-def observation_of(resources: Resources, total: Resources, lo: int, hi: int, queued: int, now: float) -> Observation:
-    """What the jobs of the partition of rows ``lo <= node < hi`` have in common."""
+def observation_of(state: ClusterState, total: Resources, queue: Ints) -> Observation:
+    """What the jobs of a partition's queue have in common."""
+    shape, resources = state.jobs.shape[queue[0]], state.resources
+    lo, hi = state.requests.lo[shape], state.requests.hi[shape]
     free = idle = gpus = 0
     for node in range(lo, hi):
         gpus += max(total.gpus[node], 0)
         if resources.gpus[node] > 0:
             free += resources.gpus[node]
             idle += resources.gpus[node] == total.gpus[node]
-    return Observation(now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queued), float(max(gpus, 1)))
+    return Observation(
+        state.now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queue.size), float(max(gpus, 1))
+    )  # fmt: skip
 
 
 @jit
-def ordered(
-    known: Known,
-    scorer: Scorer,
-    obs: Observation,
-    state: ClusterState,
-    queue: Ints,
-    ahead: Ints,
-    seen: Reals,
-    hold: Flags,
-) -> tuple[Ints, bool]:
-    """The jobs from first to last, ``int64[waiting]``; whether all scores are numbers.
+def nobody_fits(state: ClusterState, obs: Observation, queue: Ints) -> bool:
+    """Whether no GPU is free and no job asks for CPU cores only."""
+    if obs.free > 0.0:
+        return False
+    gpus, shape = state.requests.gpus, state.jobs.shape
+    for job in queue:
+        if gpus[shape[job]] == 0:
+            return False
+    return True
 
-    Jobs beyond the window come after it, in the window's order. ``seen: float32[>= window, FEATURES]`` gets what the
-    network saw of the window's jobs, ``hold: uint8[jobs]`` for which of the queue nodes are held.
+
+@inlined
+@jit
+def look(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> tuple[Ints, Reals]:
+    """Score the jobs of the window, and set for whom of the queue nodes are held.
+
+    Returns:
+        ``int64[waiting]``: places in the queue, the window's first; ``float32[window, 2]``: its scores.
     """
-    order = window_of(known, queue, scorer.window[0], ahead)
-    size = min(queue.size, scorer.window[0])
-    window = order[:size].copy()
-    scores = scores_of(known, scorer, obs, state, queue, window, ahead, seen)
-    if not np.all(np.isfinite(scores)):
-        return queue[order], False
-    set_hold(queue, window, scores, hold)
-    order[:size] = window[np.argsort(-scores[:, 0], kind="mergesort")]
-    return queue[order], True
-
-
-@jit
-def set_hold(queue: Ints, window: Ints, scores: Reals, hold: Flags) -> None:
-    """Sets ``hold: uint8[jobs]`` of the queue's jobs: by the scores of those of the window, else to 0."""
+    hold, places = by.hold, window_of(by.known, queue, by.scorer.window[0], by.ahead)
+    window = places[: by.scorer.window[0]]
+    scores = scores_of(by.known, by.scorer, obs, state, queue, window, by.ahead, by.seen)
     for job in queue:
         hold[job] = 0
     for i in range(window.size):
         hold[queue[window[i]]] = scores[i, 1] > 0.0
+    return places, scores
+
+
+@jit
+def in_order(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> tuple[Ints, bool]:
+    """The jobs from first to last, ``int64[waiting]``; whether all scores are numbers.
+
+    Jobs beyond the window come after it, in the window's order.
+    """
+    places, scores = look(state, obs, queue, by)
+    places[: scores.shape[0]] = places[np.argsort(-scores[:, 0], kind="mergesort")]
+    return queue[places], bool(np.all(np.isfinite(scores)))
 
 
 @jit
@@ -175,7 +220,7 @@ def scores_of(
     ahead: Ints,
     seen: Reals,
 ) -> Reals:
-    """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ordered`."""
+    """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `Scored` for ``ahead`` and ``seen``."""
     jobs, releases, shapes = state.jobs, state.releases, state.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
@@ -255,14 +300,12 @@ def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floa
 
 
 class Holding(NamedTuple):
-    """What the agent goes by in a pass.
+    """What a pass goes by.
 
     Attributes:
-        known, odds: By which it expects run times.
-        wanted: ``uint8[jobs]``: for whom nodes are held while it does not fit. rule: How jobs are placed.
-        most: For so many jobs they are held at once.
-        until: ``float64[1]``: when the nodes that are held are expected to be free, seconds.
-        held: ``int64[1]``: for how many jobs they are.
+        wanted: ``uint8[jobs]``: for whom nodes are held. rule: How jobs are placed.
+        most: For so many jobs nodes are held at once. held: ``int64[1]``: for how many they are.
+        until: ``float64[1]``: when those nodes are expected to be free, seconds.
     """
 
     known: Known
@@ -275,9 +318,7 @@ class Holding(NamedTuple):
 
 
 @jit
-def arrange(
-    state: ClusterState, known: Known, odds: Odds, queue: Ints, wanted: Flags, rule: int, backfill: int
-) -> int:  # fmt: skip
+def arrange(state: ClusterState, queue: Ints, by: Scored) -> int:
     """One pass over a partition's jobs in their order: who fits starts; for some who do not, nodes are held.
 
     Held are the nodes on which the job is expected to fit first; jobs behind it get them now only where they are
@@ -289,55 +330,85 @@ def arrange(
     """
     for column, of in zip(state.scratch.late, state.resources):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
-    most = MOST_HELD if backfill != NONE and wanted[queue].any() else 0
-    by = Holding(known, odds, wanted, rule, most, np.full(1, np.inf), np.zeros(1, np.int64))
-    return _pass(state, queue, backfill, by)[0]
+    most = MOST_HELD if by.backfill != NONE and by.hold[queue].any() else 0
+    until, held = np.full(1, np.inf), np.zeros(1, np.int64)
+    holding = Holding(by.known, by.scorer.odds, by.hold, by.rule, most, until, held)
+    return _pass(state, queue, by.backfill, holding)[0]
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, by: Holding) -> tuple[int, int]:
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: Holding) -> tuple[int, int]:
     """Where nothing is held, which ``scratch.late`` has; else where something is, if it is gone in time."""
     shape, scratch, masks = state.jobs.shape[job], state.scratch, state.jobs.masks
     request, stamp = request_of(state.requests, shape), scratch.stamp[0]
-    if scratch.failed_late[shape] != stamp and choose(scratch.late, masks, request, by.rule, scratch):
+    if scratch.failed_late[shape] != stamp and choose(scratch.late, masks, request, of.rule, scratch):
         return STARTED, shape
     scratch.failed_late[shape] = stamp
-    full = by.held[0] == 0
-    if not full and gone_by_s(by.known, by.odds, job) <= by.until[0] - state.now:
-        if choose(state.resources, masks, request, by.rule, scratch):
+    full = of.held[0] == 0
+    if not full and gone_by_s(of.known, of.odds, job) <= of.until[0] - state.now:
+        if choose(state.resources, masks, request, of.rule, scratch):
             return STARTED, shape
         full = True
-    if full and by.held[0] == by.most:  # with fewer held, nodes may yet be held for one of the shape
+    if full and of.held[0] == of.most:  # with fewer held, nodes may yet be held for one of the shape
         scratch.failed[shape] = stamp
     return PRIORITY, shape
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, by: Holding) -> None:
+def _started(state: ClusterState, job: int, request: Request, of: Holding) -> None:
     """Its nodes have less for those who must not use what is held."""
     for part in range(request.parts):
         take(state.scratch.late, request, state.scratch.chosen[part])
 
 
 @jit
-def _hold(state: ClusterState, job: int, code: int, by: Holding) -> float:
+def _hold(state: ClusterState, job: int, code: int, of: Holding) -> float:
     """For a job that does not start, if it is one of those; until when, in seconds."""
-    if by.wanted[job] and by.held[0] < by.most:
-        by.held[0] += 1
-        by.until[0] = _keep_nodes(state, by.known, job)
-    return float(by.until[0])
+    if of.wanted[job] and of.held[0] < of.most:
+        of.held[0] += 1
+        of.until[0] = _keep_nodes(state, of.known, job)
+    return float(of.until[0])
 
 
 @jit
 def _keep_nodes(state: ClusterState, known: Known, job: int) -> float:
     """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
-    request, late = request_of(state.requests, state.jobs.shape[job]), state.scratch.late
+    late = state.scratch.late
+    until, nodes = nodes_for(state, late, known, job)
+    for node in nodes:
+        late.gpus[node] = -1
+    return until
+
+
+@jit
+def nodes_for(state: ClusterState, resources: Resources, known: Known, job: int) -> tuple[float, Ints]:
+    """When the job is expected to fit, in seconds, and on which nodes, ``int64[parts]``; none: not in sight."""
+    request = request_of(state.requests, state.jobs.shape[job])
     slots, due = due_slots(known, state)
-    until = await_room(state, late, slots, due, request)
-    if until < np.inf:
-        for part in range(request.parts):
-            late.gpus[state.scratch.chosen[part]] = -1
-    return float(until)
+    until = await_room(state, resources, slots, due, request)
+    return until, state.scratch.chosen[: request.parts if until < np.inf else 0].copy()
+
+
+@jit
+def first_held(state: ClusterState, order: Ints, hold: Flags) -> int:
+    """The first of the order for whom nodes are to be held and that does not fit as things stand; -1: none.
+
+    One that does not fit only because of those ahead of it has to wait for the next decision.
+    """
+    jobs = state.jobs
+    for job in order:
+        shape = jobs.shape[job]
+        if hold[job] and jobs.feasibility[shape] == OK and not exceeds(jobs.links, jobs.room, jobs.account, job):
+            request = request_of(state.requests, shape)
+            if not choose(state.resources, jobs.masks, request, FIRST_FIT, state.scratch):
+                return int(job)
+    return -1
+
+
+def keep_of(state: ClusterState, order: Ints, by: Scored) -> Keep | None:
+    """For whom a mapping holds nodes."""
+    job = int(first_held(state, order, by.hold)) if by.backfill != NONE else -1
+    return None if job < 0 else Keep(job, lambda: nodes_for(state, state.resources, by.known, job)[1])
 
 
 @jit

@@ -13,23 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import arrange, observation_of, scores_of, set_hold, window_of
+from gpusched.agents.common.queued import queue_for, queued
+from gpusched.agents.rltune.decide import Prepared, Scored, arrange, look, nobody_fits, observation_of, scored_by
 from gpusched.agents.rltune.evaluation import Figures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
-from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.replay import Queue, Scored, all_need_gpus, carry_out, new_queue, remember
+from gpusched.agents.rltune.known import known_of_world
+from gpusched.agents.rltune.replay import ended, started
 from gpusched.agents.rltune.settings import Settings
-from gpusched.agents.rltune.trace import known_of_world
 from gpusched.compiled import jit
 from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import SHORTEST_S, History
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
-from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Words, seed_words
+from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Outcome, Words, seed_words
 from gpusched.sim.engine.build import World, log_of
-from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import state_of, waiting_in
-from gpusched.sim.engine.state import DECIDE, GROW, Log, Passes, Sim, grown
+from gpusched.sim.engine.state import GROW, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
@@ -80,59 +78,48 @@ class Drawn(NamedTuple):
 
 
 @jit
-def decide_drawn(sim: Sim, log: Log, passes: Passes, drawn: Drawn) -> int:
-    """Every partition's pass in which something happened."""
-    queue = drawn.by.queue
-    remember(sim, queue, drawn.by.known)
-    for partition in range(sim.dirty.size):
-        if sim.dirty[partition]:
-            sim.dirty[partition] = 0
-            own = waiting_in(sim, queue.waiting, queue.size, partition)
-            if own.size:
-                _decide(sim, log, passes, drawn, own)
-    return DECIDE
-
-
-play_sequence = looped(decide_drawn)
+def _started(sim: Sim, job: int, drawn: Drawn) -> None:
+    started(sim, job, drawn.by)
 
 
 @jit
-def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None:
-    queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
-    shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
-    obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if obs.free == 0.0 and all_need_gpus(sim, own):
-        return
-    state = state_of(sim, passes, queue.outcome)
-    order = window_of(known, own, scorer.window[0], queue.ahead)
-    size = min(own.size, scorer.window[0])
-    window = order[:size].copy()
-    scores = scores_of(known, scorer, obs, state, own, window, queue.ahead, queue.seen)
+def _ended(sim: Sim, job: int, drawn: Drawn) -> None:
+    ended(sim, job, drawn.by)
+
+
+@jit
+def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> bool:
+    by, obs = drawn.by, observation_of(state, passes.total, queue)
+    if nobody_fits(state, obs, queue):
+        return True
+    places, scores = look(state, obs, queue, by)
+    window = places[: scores.shape[0]].copy()
     noisy = scores[:, 0].astype(np.float64)
     if drawn.temperature > 0.0:
-        for i in range(size):
+        for i in range(window.size):
             uniform = (next_random(drawn.rng, 4294967295) + 0.5) / _WORD
             noisy[i] -= drawn.temperature * np.log(-np.log(uniform))
-    best = np.argsort(-noisy, kind="mergesort")
-    order[:size] = window[best]
-    set_hold(own, window, scores, queue.hold)
-    fits = _fitting(state, own, window)
-    queue.outcome.total[:] = 0
-    arrange(state, known, scorer.odds, own[order], queue.hold, drawn.by.rule, drawn.by.backfill)
-    drawn.trajectory.used[2] += queue.outcome.total[0]
+    places[: window.size] = window[np.argsort(-noisy, kind="mergesort")]
+    jobs = queue[window]
+    fits = _fitting(state, jobs)
+    arrange(state, queue[places], by)
+    drawn.trajectory.used[2] += state.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
-        _write(drawn.trajectory, queue, own, window, fits, scores)
-    carry_out(sim, log, queue, known)
+        _write(drawn.trajectory, state.outcome, by.seen, jobs, fits, scores)
+    return True
+
+
+play_sequence = queued(_decide, _started, _ended)
 
 
 @jit
-def _fitting(state: ClusterState, own: Ints, window: Ints) -> Flags:
+def _fitting(state: ClusterState, window: Ints) -> Flags:
     """Which jobs of the window could start now, ``uint8[window]``."""
     jobs = state.jobs
     known = np.full(jobs.feasibility.size, -1, np.int64)
     fits = np.zeros(window.size, np.uint8)
     for i in range(window.size):
-        shape = jobs.shape[own[window[i]]]
+        shape = jobs.shape[window[i]]
         if known[shape] < 0:
             request = request_of(state.requests, shape)
             known[shape] = jobs.feasibility[shape] == OK and choose(
@@ -143,29 +130,29 @@ def _fitting(state: ClusterState, own: Ints, window: Ints) -> Flags:
 
 
 @jit
-def _write(trajectory: Trajectory, queue: Queue, own: Ints, window: Ints, fits: Flags, scores: Reals) -> None:
+def _write(
+    trajectory: Trajectory, outcome: Outcome, seen: Reals, window: Ints, fits: Flags, scores: Reals
+) -> None:  # fmt: skip
     """The window, and every start out of it; who has started cannot be picked again."""
     first, size = trajectory.used[0], window.size
     if first + size > trajectory.job.size:
         return
-    for i in range(size):
-        trajectory.rows[first + i] = queue.seen[i]
-        trajectory.score[first + i] = scores[i, 0]
-        trajectory.job[first + i] = own[window[i]]
+    trajectory.rows[first : first + size] = seen[:size]
+    trajectory.score[first : first + size] = scores[:, 0]
+    trajectory.job[first : first + size] = window
     trajectory.used[0] += size
-    for k in range(queue.outcome.total[0]):
+    for k in range(outcome.total[0]):
         pick = trajectory.used[1]
         if pick == trajectory.choice.size or np.sum(fits) < 2:
             return
         at = -1
         for i in range(size):
-            if own[window[i]] == queue.outcome.started[k]:
+            if window[i] == outcome.started[k]:
                 at = i
         if at < 0:
             continue
         trajectory.first[pick], trajectory.size[pick], trajectory.choice[pick] = first, size, at
-        for i in range(size):
-            trajectory.mask[pick, i] = fits[i]
+        trajectory.mask[pick, :size] = fits
         fits[at] = 0
         trajectory.used[1] += 1
 
@@ -248,10 +235,9 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
     sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
-    queue = new_queue(sim, window)
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
-    by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
-    log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)
-    while play_sequence(sim, log, passes, drawn) == GROW:
+    drawn = Drawn(scored_by(prepared, known, PLACEMENTS[world.rule]), temperature, seed_words(seed), trajectory)
+    queue, log = queue_for(sim, drawn), log_of(world)
+    while play_sequence(sim, log, passes, queue) == GROW:
         log = grown(log, sim)
     return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

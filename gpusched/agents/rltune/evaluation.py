@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.data import known_by
+from gpusched.agents.common.queued import UNSOUND, queue_for
 from gpusched.agents.rltune.candidates import first_of_later
-from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.replay import UNSOUND, Scored, new_queue, run_scored
+from gpusched.agents.rltune.decide import Prepared, scored_by
+from gpusched.agents.rltune.known import known_of_world
+from gpusched.agents.rltune.replay import run_scored
 from gpusched.agents.rltune.settings import Settings
-from gpusched.agents.rltune.trace import known_of_world
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
 from gpusched.sim.engine.state import GROW, grown
@@ -76,10 +77,8 @@ class Evaluation:
         """One replay; None where a score is no number."""
         world = self._world
         sim, passes, known = deepcopy((world.sim, world.passes, self._known))  # what they share they share still
-        queue = new_queue(sim, int(prepared.scorer.window[0]))
-        by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
-        log = log_of(world)
-        while (code := run_scored(sim, log, passes, by)) == GROW:
+        queue, log = queue_for(sim, scored_by(prepared, known, PLACEMENTS[world.rule])), log_of(world)
+        while (code := run_scored(sim, log, passes, queue)) == GROW:
             log = grown(log, sim)
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 

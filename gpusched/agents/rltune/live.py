@@ -8,36 +8,38 @@ mapping: without that large jobs wait for ever behind small ones, with it for ev
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import check_shapes, net_of
 from gpusched.agents.rltune import live_preempt
-from gpusched.agents.rltune.decide import Scorer, arrange, observation_of, ordered
-from gpusched.agents.rltune.history import FEATURES, Known
-from gpusched.agents.rltune.mapped import map_order
+from gpusched.agents.rltune.decide import (
+    Prepared,
+    Scored,
+    Scorer,
+    arrange,
+    in_order,
+    keep_of,
+    observation_of,
+    scored_by,
+)
+from gpusched.agents.rltune.history import FEATURES
+from gpusched.agents.rltune.known import known_of_snapshot
 from gpusched.agents.rltune.preempt import Preempting, prepare_ranks
-from gpusched.agents.rltune.snapshot import known_of_snapshot
 from gpusched.config.weights import Model
 from gpusched.estimation.odds import CLASSES, LEVELS, Odds
 from gpusched.model.policy import MAPPED
-from gpusched.sched.agent import Context, Unusable
+from gpusched.sched.agent import NO_NUMBER, Context, Unusable
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD
+from gpusched.sched.stages import place_queue
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD, Ints
 
 OUTPUTS = 2
-NO_NUMBER = "its network's answer is no number"
-_PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD}
-
-
-class Prepared(NamedTuple):
-    """The weights, and what they were trained for."""
-
-    scorer: Scorer
-    knows: str
-    backfill: int
+PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD}
+# Of the agent's budget: what the optimiser may have. The rest is for scoring, and for a machine that is busy: an agent
+# that is late loses its turn altogether.
+SHARE = 0.6
 
 
 def prepare(model: Model) -> Prepared | Preempting:
@@ -75,20 +77,22 @@ def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[lis
     """
     if isinstance(prepared, Preempting):
         return live_preempt.decide_queue(prepared, context)
-    waiting, world, snapshot = context.waiting, context.world, context.snapshot
-    lo, hi = world.span.get(context.partition, (0, 0))
+    waiting, policy, state = context.waiting, context.policy, context.state
     queue = waiting.ordered(context.partition, "fifo")
-    known: Known = known_of_snapshot(context, prepared.knows)
-    obs = observation_of(world.resources, world.total, lo, hi, len(queue), snapshot.now)
-    seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
-    ahead = np.zeros(len(queue) + 1, np.int64)
-    hold, state = np.zeros(len(waiting.views), np.uint8), context.state
-    order, sound = ordered(known, prepared.scorer, obs, state, queue, ahead, seen, hold)
+    by = scored_by(prepared, known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT))
+    order, sound = in_order(state, observation_of(state, context.world.total, queue), queue, by)
     if not sound:
         raise Unusable(NO_NUMBER)
     order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
-    if context.policy.place in MAPPED:
-        return order.tolist(), map_order(context, known, order, hold, prepared.backfill)
-    rule = _PLACES.get(context.policy.place, BEST_FIT)
-    head = arrange(state, known, prepared.scorer.odds, order, hold, rule, prepared.backfill)
-    return order.tolist(), Block(context.policy, int(head), float("inf"))
+    if policy.place in MAPPED:
+        return order.tolist(), _mapped(context, order, by)
+    return order.tolist(), Block(policy, int(arrange(state, order, by)), float("inf"))
+
+
+def _mapped(context: Context, order: Ints, by: Scored) -> Block:
+    """Starts what may start of ``order: int64[waiting]``, the agent's, by the policy's mapping, within its budget."""
+    policy = context.policy
+    budget_s = min(policy.mapping.budget_s, SHARE * policy.budget_s)
+    mapping = msgspec.structs.replace(policy.mapping, budget_s=budget_s)
+    told = msgspec.structs.replace(policy, mapping=mapping, backfill="none" if by.backfill == NONE else "skip")
+    return place_queue(context._replace(policy=told), order, keep_of(context.state, order, by))

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
 from gpusched.agents.rltune.candidates import INPUTS, with_net
+from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.episodes import Episode, Play, play
 from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH
-from gpusched.agents.rltune.live import OUTPUTS, Prepared
+from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Arrays
 

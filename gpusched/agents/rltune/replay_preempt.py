@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.rltune.known import known_of_world
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.agents.rltune.trace import known_of_world
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.jobs import HOUR_S

@@ -11,7 +11,7 @@ from gpusched.agents.common.evaluate import rows_of
 from gpusched.agents.common.request import UNTRAINED, Report, Row, TrainJob
 from gpusched.agents.rltune.candidates import Rule, arrays_of, without_net
 from gpusched.agents.rltune.choosing import untrained
-from gpusched.agents.rltune.live import Prepared
+from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options

@@ -11,9 +11,9 @@ from gpusched.agents.common import torch_
 from gpusched.agents.common.request import Report, Trained, TrainJob
 from gpusched.agents.rltune.candidates import HOLDS, ORDERS, Rule, arrays_of, learned_odds, with_odds, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
+from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.episodes import Episode, cut, play
 from gpusched.agents.rltune.evaluation import Evaluation, evaluations, mean_cost, windows
-from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import Settings, read

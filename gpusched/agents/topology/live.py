@@ -15,7 +15,7 @@ from gpusched.agents.common.vector import joined
 from gpusched.agents.topology.bids import UNASKED, Deal, Desk, Offers, offer, set_homes, set_speeds, set_waiting, settle
 from gpusched.agents.topology.network import SHAPES, Agent, Graph, agent_of, new_graph, pass_messages
 from gpusched.config.weights import Model
-from gpusched.sched.agent import Context, Unusable
+from gpusched.sched.agent import NO_NUMBER, Context, Unusable
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.reasons import Block
 from gpusched.sched.stages import held_back, say_who_waits
@@ -25,7 +25,6 @@ from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.queue import Costs, Priced
 from gpusched.sched.topology.tree import Tree
 
-NO_NUMBER = "its network's answer is no number"
 NOTHING_LEARNED = "no measured placement costs yet"
 _WORTH_TELLING = 0.005
 

@@ -1,23 +1,28 @@
-"""A snapshot as the RLTune agent remembers it: jobs that wait, that run, and that have ended lately."""
+"""What the RLTune agent remembers of a snapshot's jobs, and of a replay's."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpusched.agents.rltune.history import DAY_S, FACTS, Known, grouped, known_of, note_ended, note_start
 from gpusched.sched.agent import Context
 from gpusched.sched.state import Records, filled
 
-KNOWS_LIMITS = ("limit", "estimate")
-LEARNS = ("estimate", "oracle")
+if TYPE_CHECKING:
+    from gpusched.sim.engine.build import World
+
+Column = npt.NDArray[Any]
+_KNOWS_LIMITS = ("limit", "estimate")
+_LEARNS = ("estimate", "oracle")
 
 
 def known_of_snapshot(context: Context, knows: str) -> Known:
     """What is known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
     snapshot = context.snapshot
-    known = known_of(facts_of_snapshot(context, knows), knows in LEARNS)
+    known = known_of(facts_of_snapshot(context, knows), knows in _LEARNS)
     first = len(context.waiting.views)
     for i, job in enumerate(snapshot.running):
         note_start(known, first + i, job.start_time)
@@ -28,10 +33,26 @@ def known_of_snapshot(context: Context, knows: str) -> Known:
     return known
 
 
+def known_of_world(world: World, knows: str) -> Known:
+    """What the agent is told of a replay's jobs; nothing has run yet."""
+    trace, demand = world.trace, world.demand
+    shape, runs = demand.shape, demand.shape >= 0
+    owner = trace.user if (trace.user >= 0).any() else trace.group
+    queue, *asked = np.zeros((4, len(trace)), np.int64)
+    for column, of in zip((queue, *asked), (demand.queue, *demand.requests[3:6]), strict=True):
+        column[runs] = of[shape[runs]]
+    gpus, cores, memory = (demand.parts * of for of in asked)
+    facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts)
+    facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
+    if knows == "oracle":
+        facts["truth"] = np.log(np.maximum(trace.duration, 1.0))
+    return known_of(facts, knows in _LEARNS)
+
+
 def facts_of_snapshot(context: Context, knows: str) -> Records:
     """What is known of these jobs, ``FACTS[jobs]`` in that order."""
     snapshot = context.snapshot
-    rows: list[tuple[Any, ...]] = []  # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes
+    rows: list[tuple[float | str, ...]] = []  # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes
     for view in context.waiting.views:
         spec = view.spec
         asked = (spec.nodes * n for n in (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node))
@@ -48,12 +69,21 @@ def facts_of_snapshot(context: Context, knows: str) -> Records:
         rows.append((done.submit_time, *had, 0.0, done.user, done.partition, done.nodes))
     times, gpus, cores, memory, limits, users, partitions, nodes = map(np.array, zip(*rows, strict=True))
     user, queue = (np.unique(names, return_inverse=True)[1].reshape(-1) for names in (users, partitions))
-    known = (limits > 0) & (knows in KNOWS_LIMITS)
+    return _facts(knows, times, gpus, cores, memory, limits, user, queue, nodes)
+
+
+def _facts(
+    knows: str, submit: Column, gpus: Column, cores: Column, memory: Column, limit: Column, user: Column,
+    queue: Column, nodes: Column,
+) -> Records:  # fmt: skip
+    """``FACTS[jobs]`` of jobs that do not run; ``limit``: not finite or 0: none, ``user``: below 0: not known."""
+    limited = np.isfinite(limit) & (limit > 0) & (knows in _KNOWS_LIMITS)
     facts = filled(
-        FACTS, len(rows), submit=times, gpus=gpus, cores=cores, memory=memory, user=user, queue=queue, started=np.nan,
-        truth=np.nan, limit=np.where(known, np.log(np.where(known, limits, 1.0)), np.nan), clock=np.mod(times, DAY_S),
+        FACTS, len(submit), submit=submit, gpus=gpus, cores=cores, memory=memory, user=np.maximum(user, 0), queue=queue,
+        started=np.nan, truth=np.nan, limit=np.where(limited, np.log(np.where(limited, limit, 1.0)), np.nan),
+        clock=np.mod(submit, DAY_S),
     )  # fmt: skip
-    order = np.lexsort((np.arange(len(rows)), times))
+    order = np.argsort(submit, kind="stable")
     same = (column[order] for column in (queue, user, gpus, nodes, cores))
-    facts["kind"][order], facts["burst"][order] = grouped(times[order], *same)
+    facts["kind"][order], facts["burst"][order] = grouped(submit[order], *same)
     return facts
