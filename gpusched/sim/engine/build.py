@@ -24,14 +24,13 @@ from gpusched.sched.state import (
     filled,
     new_releases,
     new_scratch,
-    no_calendar,
     seed_words,
 )
 from gpusched.sim.engine.ledger import Ledger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.placing import Network
-from gpusched.sim.engine.quotas import ledger_of, no_limits
+from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
     CUT_PARTS,
@@ -229,9 +228,6 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     children = _children(trace)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
     planned = slots + 2 * parts if policy.backfill == "conservative" else None
-    if ledger is not None or planned is not None:  # one version is compiled with all three, not one for each choice
-        ledger = ledger or no_limits(trace)
-        calendar, planned = calendar or no_calendar(), planned or 0
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     sim = new_sim(
         jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,

@@ -67,26 +67,10 @@ def ledger_of(
                 never.setdefault(job, limit_message(Bound(rule), int(cost[job]), 0))
     if not bounds.links:
         return None, never
-    ledger = _new_ledger(trace, first[of], week, bounds)
-    known = len(bounds.rules)
-    for use in applied.used:
-        for at in bounds.of(use.user, use.group, use.qos):
-            if at < known and ledger.row[at] >= 0:
-                ledger.room[at] -= note_used(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
-    return ledger, never
-
-
-def no_limits(trace: Trace) -> Ledger:
-    """Return the ledger of a trace whose jobs count for no limit."""
-    return _new_ledger(trace, np.full(len(trace), -1, np.int64), np.full(len(trace), WEEK_S), _Bounds(Quotas()))
-
-
-def _new_ledger(trace: Trace, first: Ints, week: Floats, bounds: _Bounds) -> Ledger:
-    """Return these bounds with nothing used; ``first``: each job's chain of them, ``week``: its limit in seconds."""
-    hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules], bool)
+    hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules])
     epoch = trace.epoch or 0.0
-    return Ledger(
-        account=np.column_stack((first, trace.gpus, (trace.gpus * week).astype(np.int64))),
+    ledger = Ledger(
+        account=np.column_stack((first[of], trace.gpus, (trace.gpus * week).astype(np.int64))),
         room=ints([rule.most for rule in bounds.rules]),
         links=np.array(bounds.links, LINK),
         row=np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64),
@@ -96,3 +80,9 @@ def _new_ledger(trace: Trace, first: Ints, week: Floats, bounds: _Bounds) -> Led
         epoch=np.array([epoch]),
         limit=week,
     )
+    known = len(bounds.rules)
+    for use in applied.used:
+        for at in bounds.of(use.user, use.group, use.qos):
+            if at < known and hourly[at]:
+                ledger.room[at] -= note_used(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
+    return ledger, never
