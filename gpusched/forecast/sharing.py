@@ -8,7 +8,7 @@ import numpy as np
 
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import NodeArrays
-from gpusched.sched.sharing.pairs import MOST_PARTIES, Party, party
+from gpusched.sched.sharing.pairs import Party, parties_of, party
 from gpusched.sched.sharing.rules import Sharer, sharer_of_running
 from gpusched.sched.state import Ints, Records, filled
 from gpusched.sim.engine.state import RUN, SLOT, Pace, Paired
@@ -33,12 +33,8 @@ def pace_of(
     Limits bind the time that jobs run, as live.
     """
     parties: list[Party | None] = [None] * len(jobs)
-    known = dict[Party, int]()
-    for at, view in enumerate(views):
-        one = party(view.user, view.spec.name, view.spec.gpu_memory_mib)
-        if view.spec.share and view.spec.nodes == 1 and (one in known or len(known) < MOST_PARTIES):
-            parties[at] = one
-            known[one] = at
+    for at, one in parties_of(enumerate(views)).items():
+        parties[at] = one
     places = {job.id: at for at, job in zip(running.tolist(), snapshot.running, strict=True) if job.id in sharers}
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)

@@ -201,6 +201,7 @@ def _with_beliefs(snapshot: Snapshot) -> Snapshot:
 
 def small_snapshot(policy: PolicySpec) -> Snapshot:
     """Return something small to decide, for which all passes of a policy are compiled."""
+
     def spec(gpus: int) -> JobSpec:
         elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1)
         return JobSpec(

@@ -31,7 +31,7 @@ def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) ->
 def picked(node: NodeView, free: Sequence[int], count: int, matrices: dict[str, Links]) -> tuple[int, ...]:
     """Return so many of a node's ``free`` GPUs, the nearest to each other; ``matrices``: of links, each built once."""
     free = sorted(free)
-    if not node.links or count >= len(free):
+    if not node.links or count == 0 or count >= len(free):
         return tuple(free[:count])
     gpus = sorted(node.gpus)
     matrix = matrices.get(node.name) or matrices.setdefault(node.name, links_matrix(gpus, node.links))

@@ -11,7 +11,7 @@ Of several it gets the one with which the slower of the two loses least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -163,11 +163,9 @@ class Pairs:
         rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
         kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
         row = np.full(len(self._waiting.views), -1)
-        for at in (at for queue in self._queues.values() for at in queue.tolist()):
-            job = self._waiting.views[at]
-            one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
-            if job.spec.share and job.spec.nodes == 1 and (one in rows or len(rows) < MOST_PARTIES):
-                row[at] = rows.setdefault(one, len(rows))
+        queued = (at for queue in self._queues.values() for at in queue.tolist())
+        for at, one in parties_of((at, self._waiting.views[at]) for at in queued).items():
+            row[at] = rows.setdefault(one, len(rows))
         parties = [party(one.user, one.name, one.memory_mib) for one in self._sharers]
         mates = filled(
             MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
@@ -254,6 +252,17 @@ class Pairs:
 def party(user: str, name: str, memory_mib: int | None) -> Party:
     """Return what matters of such a job."""
     return user, kind_of(user, name), memory_mib or 0
+
+
+def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
+    """Return what matters of those of the numbered jobs that may share, of the first `MOST_PARTIES` that differ."""
+    found, known = dict[int, Party](), set[Party]()
+    for at, job in jobs:
+        one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+        if job.spec.share and job.spec.nodes == 1 and (one in known or len(known) < MOST_PARTIES):
+            known.add(one)
+            found[at] = one
+    return found
 
 
 def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:

@@ -78,7 +78,7 @@ def _deepshare(path: Path) -> Iterable[_Row]:
     table = whole_table(path, _FILE, _DEEPSHARE)
     for row in range(len(table)):
         model, gpus, nodes, other, its_gpus, its_nodes = (table.columns[name][row] for name in _DEEPSHARE[:-1])
-        ratio = number_at(path, table, row, "ratio", "a number, more than 0")
+        ratio = number_at(path, table, row, "ratio", above_0=True)
         yield (f"{model} {gpus} on {nodes}", model), (f"{other} {its_gpus} on {its_nodes}", other), ratio
 
 
@@ -88,12 +88,12 @@ def _pal(path: Path) -> Iterable[_Row]:
     rows = []
     for row in range(len(table)):
         model, gpus, batch, _, plan, other, its_gpus, its_batch, _ = (table.columns[name][row] for name in _PAL)
-        mine = number_at(path, table, row, "speed1", "a number, 0 or more")
+        mine = number_at(path, table, row, "speed1")
         job = f"{model} {gpus}x{batch}" + (f" {plan}" if plan != "NA" else "")
         if other in _ALONE:
             alone[job] = mine
         else:
-            its = number_at(path, table, row, "speed2", "a number, 0 or more")
+            its = number_at(path, table, row, "speed2")
             rows.append(((job, model), (f"{other} {its_gpus}x{its_batch}", other), mine, its))
     for one, two, mine, its in rows:  # what has no row alone is measured by its speed alone already
         if alone.get(one[0], 1.0) > 0:
@@ -108,7 +108,7 @@ def _hiest(path: Path) -> Iterable[_Row]:
     rows = []
     for row in range(len(table)):
         *job, other, its_batch, its_gpus, _ = (table.columns[name][row] for name in _HIEST)
-        seconds = number_at(path, table, row, "seconds", "a number, more than 0")
+        seconds = number_at(path, table, row, "seconds", above_0=True)
         if other in _ALONE:
             alone[tuple(job)] = seconds
         else:

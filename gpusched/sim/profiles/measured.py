@@ -32,8 +32,10 @@ def whole_table(path: Path, what: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def number_at(path: Path, table: Table, row: int, column: str, expected: str) -> float:
-    """Return a number of a table, above 0 where ``expected`` ends so, else 0 or more.
+def number_at(
+    path: Path, table: Table, row: int, column: str, what: str = "a number", *, above_0: bool = False
+) -> float:  # fmt: skip
+    """Return a number of a table, 0 or more; ``what``: its name in the error.
 
     Raises:
         FileError: It is none.
@@ -43,6 +45,7 @@ def number_at(path: Path, table: Table, row: int, column: str, expected: str) ->
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf") or (value == 0 and expected.endswith("more than 0")):
+    if not 0 <= value < float("inf") or (above_0 and value == 0):
+        expected = f"{what}, {'more than 0' if above_0 else '0 or more'}"
         raise FileError(str(path), int(table.lines[row]), column, repr(text), expected)
     return value

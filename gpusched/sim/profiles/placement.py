@@ -140,7 +140,7 @@ def _rows(path: Path, kind: str) -> Iterator[_Row]:
     table = whole_table(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     for row in range(len(table)):
         batch = _whole(path, table, row, "local_bsz")
-        step_s = number_at(path, table, row, "step_time", "seconds, more than 0")
+        step_s = number_at(path, table, row, "step_time", "seconds", above_0=True)
         if kind == "placements":
             digits = [int(d) for d in str(_whole(path, table, row, "placement")) if d != "0"]
             gpus, most, nodes, even = sum(digits), max(digits), len(digits), len(set(digits)) == 1

@@ -54,7 +54,7 @@ def read_restarts(path: Path | str) -> dict[str, float]:
     for row, name in enumerate(table.columns["model"]):
         if not (model := model_key(name)) or model in found:
             raise FileError(str(path), int(table.lines[row]), "model", repr(name), "a model's name, once")
-        found[model] = number_at(Path(path), table, row, "restart_s", "seconds, 0 or more")
+        found[model] = number_at(Path(path), table, row, "restart_s", "seconds")
     if not found:
         raise FileError(str(path), None, "", "no model", "model,restart_s and one line for each model")
     return found
