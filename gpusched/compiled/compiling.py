@@ -28,6 +28,8 @@ try:
     from numba.core.typed_passes import NativeLowering
     from numba.extending import models, overload, register_model, typeof_impl
     from numba.np import arrayobj
+
+    from gpusched.compiled.by_address import Lowering, drop_unread
 finally:
     if _without_scipy:
         del sys.modules["scipy"]
@@ -90,6 +92,11 @@ class _Part(JITCodeLibrary):
         """Nothing is to be done to it alone."""
         self._finalized = True
 
+    def add_ir_module(self, module: Any) -> None:
+        """Take up what numba made of a function."""
+        drop_unread(module)
+        cast(Any, super()).add_ir_module(module)
+
     def optimized(self) -> Any:
         """It and all that it calls, as one module of LLVM."""
         whole = cast(Any, JITCodeLibrary)(self._codegen, self.name)
@@ -149,6 +156,11 @@ class _Lowering(NativeLowering):
     """
 
     _name = "gpusched_lowering"
+
+    @property
+    def lowering_class(self) -> Any:
+        """What makes code of numba's own form."""
+        return Lowering
 
     def run_pass(self, state: Any) -> bool:
         counting, library, lower = state.targetctx, state.library, cast(Any, super()).run_pass
@@ -262,10 +274,13 @@ def compiled(outer: Any, args: tuple[object, ...]) -> tuple[Machine, bool]:
     types = types_of(args)
     collects = gc.isenabled()
     gc.disable()  # hardly anything that compiling makes is garbage: looking takes a tenth of its time
+    codegen = outer.targetdescr.target_context.codegen()
+    whole, codegen._library_class = codegen._library_class, _Part  # what numba adds of its own is a part, too
     try:
         with global_compiler_lock:
             return _machine(outer._compiler.compile(types, None))
     finally:
+        codegen._library_class = whole
         if collects:
             gc.enable()
 

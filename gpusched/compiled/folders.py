@@ -32,7 +32,7 @@ def _imports(module: str) -> tuple[str, ...]:
 def _digest(module: str) -> str:
     """Of a module, all that it imports of ours, however indirectly, and the way it is compiled."""
     seen: set[str] = set()
-    left = [module, "compiled", "compiled.compiling", "compiled.by_numba"]
+    left = [module, "compiled", "compiled.compiling", "compiled.by_address", "compiled.by_numba"]
     while left:
         name = left.pop()
         if name and name not in seen:

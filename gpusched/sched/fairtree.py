@@ -16,6 +16,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.limits import Groups
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints, Records
 
 
@@ -107,7 +108,7 @@ def places(tree: Tree, usage: Floats) -> Ints:
         for i in range(leaves):
             node = path[order[i], level]
             keys[i] = key[node] if node >= 0 else -1.0
-        order = order[np.argsort(keys, kind="mergesort")]
+        order = order[stable_order(keys)]
     found = np.zeros(leaves, np.int64)
     place = 0
     for i in range(leaves):

@@ -323,6 +323,75 @@ def test_what_allocates_still_counts_its_references() -> None:
     assert (made.right.tolist(), made.left.tolist()) == ([3.0, 1.0, 2.0], [6.0, 2.0, 4.0])
 
 
+class Deep(NamedTuple):
+    two: Two
+    scale: float
+    more: tuple[Two, Two]
+
+
+@jit
+def turned(deep: Deep, times: int) -> Deep:
+    """Gives variables now what it was handed, now what was made of it."""
+    two = deep.two
+    for i in range(times):
+        if i % 3 == 0:
+            two = swapped(two)
+        elif i % 3 == 1:
+            two = deep.more[0]
+        else:
+            two = Two(two.right, deep.two.left)
+    return Deep(two, deep.scale * 2, (deep.more[1], two))
+
+
+@jit
+def either(deep: Deep, which: int) -> Two:
+    """Hands on what it was handed, or a part, or what another made of it."""
+    if which == 0:
+        return deep.two
+    if which == 1:
+        return deep.more[1]
+    left, right, own = deep.two.left, deep.two.right, np.zeros(3)
+    if which == 2:
+        return Two(left, own)
+    return turned(deep, which).two if which < 5 else Two(own, right)
+
+
+@jit
+def summed(deep: Deep) -> float:
+    """Looks at parts of one tuple in a loop that changes an array of it."""
+    total, last = 0.0, deep.more[0]
+    for i in range(len(last.left)):
+        last.left[i] += i
+        pair = deep.more[i % 2] if i < 2 else last
+        total += either(deep, i).left[0] + pair.left[i] * deep.scale
+        last = deep.two
+    return total
+
+
+def _deep() -> tuple[list[npt.NDArray[np.float64]], Deep]:
+    arrays = [np.arange(3.0) + 10 * i for i in range(6)]
+    a, b, c, d, e, f = arrays
+    return arrays, Deep(Two(a, b), 0.5, (Two(c, d), Two(e, f)))
+
+
+def test_tuples_by_address_mean_what_they_do_in_python_and_no_reference_is_lost() -> None:
+    (_, expected), (arrays, deep) = _deep(), _deep()
+    before = [sys.getrefcount(array) for array in arrays]
+    for _ in range(50):
+        assert summed(deep) == summed.__wrapped__(expected)  # type: ignore[attr-defined]
+        for times in range(5):
+            made, own = turned(deep, times), turned.__wrapped__(deep, times)  # type: ignore[attr-defined]
+            pairs = zip((*made.two, *made.more[0], *made.more[1]), (*own.two, *own.more[0], *own.more[1]), strict=True)
+            assert all(np.shares_memory(one, other) for one, other in pairs)
+            assert made.scale == own.scale == 1.0
+            chosen = either(deep, times), either.__wrapped__(deep, times)  # type: ignore[attr-defined]
+            assert [x.tolist() for x in chosen[0]] == [x.tolist() for x in chosen[1]]
+    del made, own, chosen, pairs
+    gc.collect()
+    assert [sys.getrefcount(array) for array in arrays] == before
+    assert [x.tolist() for x in (*deep.two, *deep.more[0])] == [x.tolist() for x in (*expected.two, *expected.more[0])]
+
+
 def test_exceptions_come_through_with_what_they_say() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="less than nothing") as raised:

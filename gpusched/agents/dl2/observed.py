@@ -10,6 +10,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.estimation.speeds import NOTHING, SpeedLearner, SpeedPrior
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints
 
 _LEVEL, _FAR = 10.0, 4.0  # deviation of a kind's level, of logarithms; how far sizes are alike, in doublings
@@ -80,7 +81,7 @@ def kinds_of(speeds: Floats, need: Ints) -> Kinds:
 def _frontier(speeds: Floats, dominant: Ints, front: Ints, points: Ints) -> None:
     columns = speeds.shape[2]
     for k in range(len(speeds)):
-        order = np.argsort(dominant[k].ravel(), kind="mergesort")
+        order = stable_order(dominant[k].ravel())
         fastest, i = 0.0, 0
         while i < order.size:
             j, best, which = i, fastest, -1

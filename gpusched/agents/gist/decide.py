@@ -30,6 +30,7 @@ from gpusched.sched.backfill import protect, reserve
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import choose, node_fits
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
@@ -134,10 +135,11 @@ def score_queue(inputs: Reals, agent: Agent) -> tuple[Floats, bool]:
 @jit
 def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
     """The queue by (priority, score), ties as they stand: ``int64[waiting]``."""
-    ordered = queue[np.argsort(-scores, kind="mergesort")]
+    ordered: Ints = queue[stable_order(-scores)]
     for i in range(1, queue.size):
         if priority[queue[i]] != priority[queue[0]]:
-            return ordered[np.argsort(-priority[ordered], kind="mergesort")]
+            ordered = ordered[stable_order(-priority[ordered])]
+            break
     return ordered
 
 

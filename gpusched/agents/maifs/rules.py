@@ -10,6 +10,7 @@ from gpusched.agents.maifs.joint import ALONE, Plan, fill, find, may_stay, new_p
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL
 from gpusched.agents.maifs.world import Course, Known, World
 from gpusched.compiled import jit
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Ints
 
 PROPORTIONAL_RULE, LAS, OPTIMUS, SYNERGY, GREEDY = 0, 1, 2, 3, 4
@@ -69,7 +70,7 @@ def _order(world: World, course: Course, job: Ints, rule: int) -> Ints:
             key[i] = (0.0 if served < _QUEUE_S else 4.0 if served < 10 * _QUEUE_S else 8.0) + (0.0 if running else 1.0)
         else:
             key[i] = 0.0 if running else 1.0
-    return np.argsort(key, kind="mergesort")
+    return stable_order(key)
 
 
 @jit

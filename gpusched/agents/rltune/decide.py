@@ -18,6 +18,7 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.place import choose
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     FIRST_FIT,
     NONE,
@@ -205,7 +206,7 @@ def in_order(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> 
     Jobs beyond the window come after it, in the window's order.
     """
     places, scores = look(state, obs, queue, by)
-    places[: scores.shape[0]] = places[np.argsort(-scores[:, 0], kind="mergesort")]
+    places[: scores.shape[0]] = places[stable_order(-scores[:, 0])]
     return queue[places], bool(np.all(np.isfinite(scores)))
 
 
@@ -285,7 +286,7 @@ def due_slots(known: Known, state: ClusterState) -> tuple[Ints, Floats]:
     for i in range(used):
         slot = releases.order[i]
         due[slot] = ends[i] = now + left_s(known, _owner(releases, jobs, slot), now)
-    return releases.order[:used][np.argsort(ends, kind="mergesort")], due
+    return releases.order[:used][stable_order(ends)], due
 
 
 @jit

@@ -25,6 +25,7 @@ from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import SHORTEST_S, History
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Outcome, Words, seed_words
 from gpusched.sim.engine.build import World, log_of
 from gpusched.sim.engine.state import GROW, Passes, Sim, grown
@@ -99,7 +100,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> b
         for i in range(window.size):
             uniform = (next_random(drawn.rng, 4294967295) + 0.5) / _WORD
             noisy[i] -= drawn.temperature * np.log(-np.log(uniform))
-    places[: window.size] = window[np.argsort(-noisy, kind="mergesort")]
+    places[: window.size] = window[stable_order(-noisy)]
     jobs = queue[window]
     fits = _fitting(state, jobs)
     arrange(state, queue[places], by)

@@ -20,6 +20,7 @@ from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Flags, Floats, Ints, Records
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
@@ -110,7 +111,7 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
-    order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
+    order = jobs[stable_order(_steadied(sim, guard, jobs, ranks))]
     share_out(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)

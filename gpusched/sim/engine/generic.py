@@ -12,6 +12,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.estimation.features import PastRunTimes, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, estimator_for
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, held_by_user, order_keys
@@ -138,7 +139,8 @@ def ordered(sim: Sim, queue: Queue, partition: int) -> Ints:
     if queue.order == PLAIN or jobs.size < 2:
         return jobs
     keys: Floats = order_keys(sim, queue.users, jobs, queue.order)
-    return jobs[np.argsort(keys, kind="mergesort")]
+    by_key: Ints = jobs[stable_order(keys)]
+    return by_key
 
 
 @jit

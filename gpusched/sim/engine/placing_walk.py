@@ -12,6 +12,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import OK, POLICY, SKIP, Ints, Outcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
@@ -103,7 +104,7 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
         if of.classes[of.of[job]]["queue"] == queue and sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
             own[count], keys[count] = job, -of.classes[of.of[job]]["gpus"]
             count += 1
-    return own[:count] if of.rule != ALIGNED else own[:count][np.argsort(keys[:count], kind="mergesort")]
+    return own[:count] if of.rule != ALIGNED else own[:count][stable_order(keys[:count])]
 
 
 @jit

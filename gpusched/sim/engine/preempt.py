@@ -17,6 +17,7 @@ from gpusched.compiled import jit
 from gpusched.sched.kernel.preempting import Filling, Sharing, preempting_pass
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     FIRST_FIT,
     NAIVE,
@@ -101,7 +102,7 @@ def decide_preemptive(sim: Sim, log: Log, passes: Passes, of: Preemptive) -> int
     jobs = plan.active[: plan.size[0]]
     reset(sim, passes, plan)
     keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
-    share_out(sim, passes, plan, jobs[np.argsort(keys, kind="mergesort")])
+    share_out(sim, passes, plan, jobs[stable_order(keys)])
     apply_plan(sim, log, plan, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)

@@ -22,6 +22,7 @@ from gpusched.sched.kernel.beside import MATE, pairings_of, pass_beside, wait_fo
 from gpusched.sched.kernel.queue_pass import in_order, queue_pass
 from gpusched.sched.place import choose, draw_fitting, next_random, node_fits, sort_key
 from gpusched.sched.releases import settle
+from gpusched.sched.sorting import ascending
 from gpusched.sched.state import (
     BEST_FIT,
     EASY,
@@ -184,7 +185,7 @@ def _pair_up(
         shares |= pairs.row[job] >= 0
     if not shares:
         return
-    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    running = ascending(sim.ends.item[: sim.ends.size[0]])
     mates, count = np.zeros(running.size, MATE), 0
     for other in running:
         run, shape = pace.runs[other], sim.shapes[sim.jobs[other]["shape"]]

@@ -19,6 +19,7 @@ from gpusched.sched.releases import drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import Rules, gather, settle
+from gpusched.sched.sorting import ascending
 from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
 from gpusched.sim.engine.ledger import Ledger, charge_at, exceeds_at, plan_anew, set_gpus
 from gpusched.sim.engine.loop import next_decision
@@ -189,7 +190,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
         of.stopped,
     )
     pace = sim.pace
-    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    running = ascending(sim.ends.item[: sim.ends.size[0]])
     submits = np.empty(running.size + of.size[0])
     for job in running:
         shape = shapes[jobs[job]["shape"]]

@@ -10,6 +10,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
+from gpusched.sched.sorting import ascending
 from gpusched.sched.state import Ints
 from gpusched.sim.engine.ledger import charge_limits, give_back_limits, next_hour, turn_hours
 from gpusched.sim.engine.nodeindex import move
@@ -271,7 +272,7 @@ def _change(sim: Sim, log: Log) -> None:
 @jit
 def _fail_jobs(sim: Sim, log: Log, node: int) -> None:
     """Cuts the jobs on a node that failed, in order of their numbers; they wait again, with all their work to do."""
-    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    running = ascending(sim.ends.item[: sim.ends.size[0]])
     for job in running:
         offset = sim.jobs[job]["offset"]
         for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
