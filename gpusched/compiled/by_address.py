@@ -13,6 +13,7 @@ What was read at such an address is called lasting. It is its caller's: nobody b
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from numba.core import cgutils, types
 from numba.core import ir as numba_ir
 from numba.core.callconv import CPUCallConv
 from numba.core.datamodel import models
+from numba.core.imputils import impl_ret_borrowed
 from numba.core.lowering import Lower
 from numba.core.runtime.context import NRTContext
 
@@ -226,14 +228,29 @@ class Lowering(Lower):
         return value
 
 
-_counts: Any = NRTContext.get_meminfos
+_Counts = cast(Any, NRTContext)
+_find, _up, _down = _Counts.get_meminfos, _Counts.incref, _Counts.decref
+_OF_A_FUNCTION = (impl_ret_borrowed.__code__, cast(Any, Lower).incref.__code__, cast(Any, Lower).decref.__code__)
+"""Who counts for what a function holds. Others do for what they make of a value, such as an iterator over an array."""
 
 
-def _unless_lasting(self: Any, builder: Any, kind: Any, value: Any) -> Any:
-    return [] if _lasting(value) else _counts(self, builder, kind, value)
+def _found(self: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return [] if self._passes_over and _lasting(value) else _find(self, builder, kind, value)
 
 
-cast(Any, NRTContext).get_meminfos = _unless_lasting
+def _counting(count: Any) -> Any:
+    def counted(self: Any, builder: Any, kind: Any, value: Any) -> None:
+        self._passes_over = sys._getframe(1).f_code in _OF_A_FUNCTION
+        try:
+            count(self, builder, kind, value)
+        finally:
+            self._passes_over = False
+
+    return counted
+
+
+_Counts.get_meminfos, _Counts._passes_over = _found, False
+_Counts.incref, _Counts.decref = _counting(_up), _counting(_down)
 
 _Struct = _utils._StructProxy
 _begin, _set, _set_all, _pointer = _Struct.__init__, _Struct.__setitem__, _Struct._setvalue, _Struct._getpointer

@@ -36,7 +36,7 @@ class Model:
     """One partition's trained weights.
 
     Attributes:
-        agent: Kind of agent they are for: gist, rltune.
+        agent: Kind of agent they are for.
         arrays: Name -> array.
         about: What else the file says, text by name.
         digest: Of the file, 12 hexadecimal digits.

@@ -98,7 +98,7 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     if policy is not None and policy.place in MAPPED:
         yield f"the placement {policy.place} is approximated by best-fit"
     if policy is not None and policy.place == "contention" and snapshot.beliefs:
-        yield "jobs that wait for a better place wait for one rack or as long as allowed; costs are not projected"
+        yield "jobs are placed, and wait for better places, by placement costs; run times do not depend on places"
     if policy is not None and policy.place == "naive":
         yield "the naive placement picks nodes at random"
 

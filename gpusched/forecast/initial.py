@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER
+from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER, Placing
 from gpusched.forecast.sharing import pace_of, sharers_of
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
@@ -34,8 +34,11 @@ from gpusched.sched.state import (
     Records,
     copied,
     filled,
+    new_scratch,
     seed_words,
 )
+from gpusched.sched.topology.live import costs_of
+from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.spread import knows_racks, waits_until
 from gpusched.sim.engine.ledger import HOUR_S, HOURS, Ledger
 from gpusched.sim.engine.nodeindex import new_index
@@ -76,6 +79,7 @@ class InitialState(NamedTuple):
     users: Records
     kinds: Records
     tree: Tree
+    placing: Placing | None
 
 
 def staged(policy: PolicySpec) -> PolicySpec:
@@ -95,8 +99,10 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 
 def waiting_and_settling(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
-) -> tuple[Waiting, Ints, Floats]:
+) -> tuple[Waiting, Ints, Floats, Costs | None, Ints]:
     """The jobs' arrays; what each asks for once it has waited for better nodes, and since when (infinite: as before).
+
+    And what places cost these jobs and, behind them, whoever of them settles, which is the job with that number then.
 
     Until when a job waits, and what it asks for then, hang on the time alone: that is known when the run begins.
     """
@@ -110,10 +116,13 @@ def waiting_and_settling(
         for i in later
     ]
     waiting = waiting_of([*views, *settled], world, {}, snapshot, by_limit=True)
+    costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack))
     own = np.arange(len(views))
     jobs, shape = waiting.jobs, waiting.jobs.shape
     settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)
     settles[later] = shape[len(views) :]
+    then = np.arange(len(views))
+    then[later] = len(views) + np.arange(len(later))
     differs = settles != shape[: len(views)]
     gives_up[differs] = np.array(until)[differs]
     waiting = waiting._replace(
@@ -122,20 +131,18 @@ def waiting_and_settling(
         keys=waiting.keys.of(own),
         queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
     )
-    return waiting, settles, gives_up
+    return waiting, settles, gives_up, costs, then
 
 
 def initial_state_of(
-    snapshot: Snapshot, views: list[PendingView], own: int, world: NodeArrays, later: Mapping[int, float],
-    half_life_s: float,
-) -> InitialState:  # fmt: skip
+    snapshot: Snapshot, views: list[PendingView], own: int, world: NodeArrays, half_life_s: float
+) -> InitialState:
     """Everything that does not depend on run times.
 
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
-    ``later``: which of them are not to start before a time, beside `_eligible`.
     """
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
-    waiting, settles, gives_up = waiting_and_settling(views, world, snapshot)
+    waiting, settles, gives_up, costs, then = waiting_and_settling(views, world, snapshot)
     sharers = sharers_of(snapshot, views)
     held = np.array(_held(running, world, sharers or {}), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
@@ -150,6 +157,7 @@ def initial_state_of(
     jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
     jobs["level"][:count], jobs["settles"][:count] = _numbered(-waiting.keys.priority), settles
     queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
+    queues["priced"] &= costs is not None
     kinds = _kinds(jobs[:count], queues, waiting)
     usage = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
     users = filled(USER, len(names), used=usage, since=snapshot.now)
@@ -164,7 +172,7 @@ def initial_state_of(
     engine["expected"][count:] = np.array([r.expected_end for r in running], np.float64)[owner] - snapshot.now
     needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
     passes = _passes(snapshot, world, waiting, first, len(held))
-    eligible = np.array([max(_eligible(view), later.get(job, -np.inf)) for job, view in enumerate(views)], np.float64)
+    eligible = np.array(list(map(_eligible, views)), np.float64)
     sim = new_sim(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
         parts=np.append(_most_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
@@ -179,7 +187,16 @@ def initial_state_of(
     sim.held[len(sim.held) - len(known) :] = known
     sim.counter[ARRIVED], sim.counter[RUNS], sim.counter[PARTS] = len(jobs), len(held), len(known)
     tree = tree_of(snapshot.groups, [*map(split_leaf, names)])
-    return InitialState(waiting, sim, passes, owner, jobs, queues, users, kinds, tree)
+    placing = None if costs is None else _placing(costs, then, first, len(jobs))
+    return InitialState(waiting, sim, passes, owner, jobs, queues, users, kinds, tree, placing)
+
+
+def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> Placing:
+    """``then``: see `waiting_and_settling`. ``first``: of each running job, what stands for all that it holds."""
+    slot, waiting = np.full(jobs, -1), len(then)
+    slot[:waiting] = np.arange(waiting)
+    slot[waiting + first] = len(costs.of) + np.arange(len(first))
+    return Placing(costs, slot, then)
 
 
 def _most_parts(waiting: Waiting, settles: Ints) -> Ints:
@@ -260,7 +277,7 @@ def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec])
     queues = np.zeros(len(policies), QUEUE)
     for queue, (name, policy) in zip(queues, policies.items(), strict=True):
         queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
-        queue["fair"] = policy.order == "fairshare"
+        queue["fair"], queue["priced"] = policy.order == "fairshare", policy.place == "contention"
         if name in waiting.queues:
             # Fair share is sorted by usage on the way; where users are equal it goes by submission.
             ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order)

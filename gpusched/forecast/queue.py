@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from gpusched.forecast.initial import InitialState, initial_state_of, may_start, staged
 from gpusched.forecast.run import (
@@ -27,11 +26,8 @@ from gpusched.forecast.run import (
     run_forward,
 )
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, waiting_of
-from gpusched.sched.state import Flags, Floats, new_outcome, new_resources, new_scratch, seed_words
-from gpusched.sched.topology.live import costs_of
-from gpusched.sched.topology.queue import waits_now
-from gpusched.sched.topology.spread import splits
+from gpusched.sched.arrays import node_arrays_of
+from gpusched.sched.state import Flags, Floats, new_outcome, new_resources, seed_words
 from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log
 
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
@@ -76,8 +72,7 @@ class QueueForecast:
         self.index = {job.id: i for i, job in enumerate(own)}
         self._one_after_the_other = np.array([1.0 + job.behind for job in self.views])
         self._world = world = node_arrays_of(snapshot)
-        self.views, later = _who_wait(snapshot, self.views, world)
-        initial = initial_state_of(snapshot, self.views, self.first_variant, world, later, half_life_s)
+        initial = initial_state_of(snapshot, self.views, self.first_variant, world, half_life_s)
         self._waiting, self._sim, self._passes, self._owner = initial[:4]
         self._line = self._line_of(initial, tick_s)
         size = len(self._sim.jobs)
@@ -107,6 +102,7 @@ class QueueForecast:
             turns=np.full(len(self._waiting.calendar.base), -np.inf),
             strict=self._block_all(),
             outcome=new_outcome(len(self.views), self._waiting.parts),
+            placing=initial.placing,
         )
         for node in range(nodes):
             fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
@@ -189,30 +185,3 @@ def _arrays(of: object) -> Iterator[npt.NDArray[Any]]:
         yield of.reshape(-1).view(np.uint8)
     for part in of if isinstance(of, tuple) else ():
         yield from _arrays(part)
-
-
-def _who_wait(
-    snapshot: Snapshot, views: list[PendingView], world: NodeArrays
-) -> tuple[list[PendingView], dict[int, float]]:
-    """The jobs, with those that wait for a better place as runs ahead can have them wait.
-
-    Who would be on several racks now asks for one, as long as it waits; who has one, but neighbours there, does not
-    start before its wait is over (Unix seconds, by job): nobody knows when they go.
-    """
-    if not snapshot.beliefs:
-        return views, {}
-    waiting = waiting_of(views, world, {}, snapshot)
-    costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack))
-    if costs is None:
-        return views, {}
-    found, later = list(views), dict[int, float]()
-    for job, until in waits_now(costs, world.resources, waiting.requests, waiting.jobs, snapshot.now).items():
-        spec = views[job].spec
-        rack = splits(spec)[0]._replace(one_rack=True)
-        room = racks_for_ask(world.resources, world, waiting.jobs.masks, -1, spec.partition, rack)
-        if world.racked and rack.parts > 1 and room is None:
-            wait_s = until - float(costs.since[job])
-            found[job] = replace(views[job], spec=replace(spec, placement_wait_s=wait_s))
-        else:
-            later[job] = until
-    return found, later

@@ -19,6 +19,7 @@ from gpusched.sched.fit import entry, request_of
 from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import node_fits
+from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     CONSERVATIVE,
     EASY,
@@ -42,6 +43,8 @@ from gpusched.sched.state import (
     Resources,
     Words,
 )
+from gpusched.sched.topology.load import leave
+from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import begin_started, state_of
 from gpusched.sim.engine.share import count_once, pair_up
@@ -69,8 +72,8 @@ _I8, _F8 = np.int64, np.float64
 QUEUED = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "user", "gpus", "settles", "kind", "settled", "next")]
 )
-# kind, kind_stop: rows of KIND. fair: ordered by users' usage.
-QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "kind", "kind_stop", "waiting")])
+# kind, kind_stop: rows of KIND. fair: ordered by users' usage. priced: placed by what places cost.
+QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "priced", "kind", "kind_stop", "waiting")])
 # Jobs between which only their ranks decide: of one partition, account, request and limit (where nodes are drawn, of
 # one partition), and where usage decides the order, of one user and priority. first, last: of those that wait; -1:
 # nobody. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
@@ -91,6 +94,20 @@ class LateRoom(NamedTuple):
     room: Resources
     fit: Flags
     fits: Ints
+
+
+class Placing(NamedTuple):
+    """What places cost, where anything is known of it and a partition's policy asks.
+
+    Attributes:
+        costs: Of the waiting jobs.
+        slot: ``int64[jobs]``: where a job's links are noted in ``costs.load``; -1: it is no job's first.
+        settled: ``int64[jobs]``: whose class and links are a job's once it has settled (`QUEUED`).
+    """
+
+    costs: Costs
+    slot: Ints
+    settled: Ints
 
 
 class QueueArrays(NamedTuple):
@@ -117,6 +134,7 @@ class QueueArrays(NamedTuple):
         strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
             were free, as nodes are reserved.
         outcome: Where a pass writes.
+        placing: What places cost; None: nothing that anybody asks for.
     """
 
     jobs: Records
@@ -136,6 +154,7 @@ class QueueArrays(NamedTuple):
     turns: Floats
     strict: Flags
     outcome: Outcome
+    placing: Placing | None
 
 
 class Ahead(NamedTuple):
@@ -192,6 +211,7 @@ def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
         node = sim.held[of["offset"] + part]
         fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, node)
     _hold(sim, line, job, -1)
+    _leave_links(line.placing, job)
     _stir(sim, line, line.jobs[job]["partition"])
 
 
@@ -243,6 +263,7 @@ def _settle(sim: Sim, jobs: Jobs, line: QueueArrays) -> None:
         if waits:
             _leave(line, job)
         jobs.shape[job], of["kind"] = of["settles"], of["settled"]
+        _settle_links(line.placing, job)
         if waits:
             _enter(sim, line, job)
 
@@ -334,7 +355,9 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
         state = state_of(sim, passes, outcome)
         outcome.total[:] = 0
         line.counter[ASKED], line.clock[SHADOW] = -1, np.inf
-        if of["backfill"] == CONSERVATIVE:
+        if of["priced"] != 0:
+            _pass_by_cost(line.placing, sim, state, line, partition)
+        elif of["backfill"] == CONSERVATIVE:
             _plan_all(state, line, partition, passes.rng)
         else:
             more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
@@ -362,7 +385,7 @@ def _pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, line: QueueA
     if queue.size == 0:
         return
     outcome.total[:] = 0
-    pair_up(pace, sim, log, passes, outcome, queue[np.argsort(place)])
+    pair_up(pace, sim, log, passes, outcome, queue[stable_order(place)])
     _leave_started(sim, line)
     for part in range(outcome.total[1]):
         fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, outcome.nodes[part])
@@ -391,8 +414,17 @@ def _who_pair(
 
 @jit
 def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
-    """The pass in which every job has a place in the plan, so that all are asked, in their order."""
-    of, outcome, count = line.queues[partition], state.outcome, 0
+    """The pass in which every job has a place in the plan, so that all are asked."""
+    queue = _in_order(line, partition)
+    line.counter[WORK] += queue.size * state.resources.gpus.size
+    pass_by_plan(state, queue, CONSERVATIVE, Rule(line.queues[partition]["rule"], rng))
+    _fit_started(state, line)
+
+
+@jit
+def _in_order(line: QueueArrays, partition: int) -> Ints:
+    """The partition's waiting jobs from first to last, ``int64[waiting]``: all are asked."""
+    of, count = line.queues[partition], 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
     for kind in range(of["kind"], of["kind_stop"]):
         job = line.kinds[kind]["first"]
@@ -400,10 +432,46 @@ def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words
             queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
             count += 1
             job = line.jobs[job]["next"]
-    line.counter[WORK] += count * state.resources.gpus.size
-    pass_by_plan(state, queue[np.argsort(place)], CONSERVATIVE, Rule(of["rule"], rng))
+    line.counter[WORK] += count
+    by_place: Ints = queue[stable_order(place)]
+    return by_place
+
+
+@jit
+def _fit_started(state: ClusterState, line: QueueArrays) -> None:
+    """The nodes of whoever has started have less."""
+    outcome = state.outcome
     for part in range(outcome.total[1]):
         fit_anew(line.fit, line.fits, state.resources, state.requests, state.jobs.masks, outcome.nodes[part])
+
+
+@jit
+def _pass_by_cost(placing: Placing | None, sim: Sim, state: ClusterState, line: QueueArrays, partition: int) -> None:
+    """The pass in which a job goes to the cheapest place, and waits for a better one as long as that pays."""
+    if placing is None:
+        return
+    costs, queue, outcome = placing.costs, _in_order(line, partition), state.outcome
+    line.counter[WORK] += costs.looked.size * state.resources.gpus.size  # a place is looked for once for each class
+    pass_by_cost(state, queue, line.queues[partition]["backfill"], Priced(costs, 0))
+    for job in queue:
+        if outcome.code[job] == POLICY:
+            sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.told[job, 0] + costs.told[job, 1]))
+    _fit_started(state, line)
+
+
+@jit
+def _leave_links(placing: Placing | None, job: int) -> None:
+    """Who has ended is nobody's neighbour any more."""
+    if placing is not None and placing.slot[job] >= 0:
+        leave(placing.costs.load, placing.slot[job])
+
+
+@jit
+def _settle_links(placing: Placing | None, job: int) -> None:
+    """Other places count for who asks for more."""
+    if placing is not None:
+        load, other = placing.costs.load, placing.settled[job]
+        placing.costs.of[job], load.jobs[job]["best"] = placing.costs.of[other], load.jobs[other]["best"]
 
 
 @jit

@@ -28,7 +28,6 @@ from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
-from gpusched.sched.topology.queue import waits_now
 
 __all__ = ["Answer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
 
@@ -168,13 +167,7 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     if shares:
         decide(with_sharing(small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
-        small = _with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention")))
-        decide(small)
-        world = node_arrays_of(small)
-        waiting = waiting_of(list(small.pending), world, {}, small)
-        scratch = scratch_for(world, waiting, releases_of((), world, 0))
-        if (costs := costs_of(small, world, waiting, scratch)) is not None:
-            waits_now(costs, world.resources, waiting.requests, waiting.jobs, small.now)  # of forecasts
+        decide(_with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention"))))
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:

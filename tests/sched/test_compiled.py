@@ -351,6 +351,10 @@ def either(deep: Deep, which: int) -> Two:
     if which == 1:
         return deep.more[1]
     left, right, own = deep.two.left, deep.two.right, np.zeros(3)
+    for one, other in zip(right, deep.more[0].left):  # noqa: B905  numba knows no strict
+        own[0] += one - other
+    for i, value in enumerate(left):
+        own[i] += value
     if which == 2:
         return Two(left, own)
     return turned(deep, which).two if which < 5 else Two(own, right)

@@ -26,10 +26,13 @@ from gpusched.model.snapshot import PendingView, RunningView, Snapshot, held_onc
 from gpusched.sched.alone import Alone, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
+from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
 from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
+from tests.sched.test_contention import Plain as OnePlace
+from tests.sched.test_contention import clusters
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 
@@ -315,6 +318,48 @@ def test_jobs_share_gpus_ahead_as_they_do_live(world: tuple[Snapshot, dict[str, 
     expected = Paired(snap, lasts, dict(ends)).run()
     assert starts(ahead, times) == pytest.approx(expected)
     assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
+
+
+class Costly(Plain):
+    """With what places cost: a job may take any that there is at the end of its patience for it."""
+
+    def gives_up(self, job: PendingView) -> float | None:
+        """The next end of its patience; those for places that it would not choose change nothing."""
+        plain, parts, room = OnePlace(self.snap), job.spec.nodes, {n.name: 8 for n in self.snap.nodes}
+        for other in self.snap.running:
+            for part in other.allocation.parts:
+                room[part.node] -= len(part.gpus)
+        free = [name for name, gpus in room.items() if gpus >= job.spec.gpus_per_node]
+        costs = [sum(plain.cost(job.spec.name, dict.fromkeys(where, job.spec.gpus_per_node)))
+                 for where in combinations(free, parts)]  # fmt: skip
+        wait_s = self.snap.policies[job.spec.partition].place_wait_s
+        ends = [job.submit_time + min(cost * cost * PATIENCE_S, wait_s) + 1e-3 for cost in costs]
+        return min((end for end in ends if end > self.snap.now), default=None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    snap=clusters(),
+    shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
+    order=st.sampled_from(["fifo", "sjf", "fairshare"]),
+)
+def test_jobs_wait_for_better_places_ahead_as_they_do_live(snap: Snapshot, shares: list[float], order: str) -> None:
+    policies = {name: msgspec.structs.replace(p, order=order) for name, p in snap.policies.items()}
+    snap = msgspec.structs.replace(snap, policies=policies)
+    ahead = ahead_of(snap)
+    limits = ahead.by_limits
+    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
+    lasts = limits.lasts * share[: len(limits.lasts)]
+    ends = snap.now + (limits.ends - snap.now) * share[len(limits.lasts) :]
+    expected = Costly(
+        snap,
+        {job.id: float(t) for job, t in zip(ahead.views, lasts, strict=True)},
+        {job.id: float(t) for job, t in zip(snap.running, ends, strict=True)},
+    ).run()
+    for _ in range(2):  # a second run begins where the first did
+        found = starts(ahead, RunTimes(lasts, ends))
+        assert found.keys() == expected.keys()
+        assert all(abs(found[name] - expected[name]) < 0.1 for name in found), (found, expected)
 
 
 def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:

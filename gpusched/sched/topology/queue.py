@@ -148,26 +148,6 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
     return STARTED, given
 
 
-def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, now: float) -> dict[int, float]:
-    """Waiting job -> until when it waits for a better place than the best that it could have now, were it first."""
-    dear = np.zeros((len(costs.ways.first) - 1, 2))
-    _look_at_all(costs, resources, requests, jobs, dear)
-    found = {}
-    for job in np.flatnonzero(costs.of >= 0).tolist():
-        cost = float(dear[costs.of[job]].sum())
-        if is_waiting(cost, until := costs.until(job, cost), now):
-            found[job] = until
-            costs.told[job] = dear[costs.of[job]]
-    return found
-
-
-@jit
-def _look_at_all(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, dear: Floats) -> None:
-    """What the place of each class costs now, into ``dear: float64[classes, 2]``."""
-    for c in range(dear.shape[0]):
-        _offer(costs, resources, requests, jobs, c, dear[c])
-
-
 @jit
 def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
     """The cheapest place of a class, its nodes in ``search.best``; before it waits nothing counts but what is sure.
