@@ -168,7 +168,8 @@ class QueueForecast:
         sim, jobs, due = self._sim, len(self.views), times.ends[self._owner]
         sim.state["left"][:jobs], sim.state["due"][jobs:] = times.lasts * self._one_after_the_other, due
         if sim.pace is not None:
-            sim.state["left"][jobs:] = (due - self.snapshot.now) * sim.pace.runs["rate"][jobs:]
+            rates: Floats = sim.pace.runs["rate"][jobs:]
+            sim.state["left"][jobs:] = (due - self.snapshot.now) * rates
         order = np.argsort(due, kind="stable")  # a sorted array is a heap
         sim.ends.key[: len(due)], sim.ends.item[: len(due)], sim.ends.size[0] = due[order], order + jobs, len(due)
 

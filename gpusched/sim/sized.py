@@ -96,16 +96,18 @@ def _jobs(world: World, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tupl
     """``OF_JOB[jobs]``."""
     shapes, demand = world.sim.shapes, world.demand
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
-    gpus, told = np.maximum(of["parts"] * of["gpus"], 1), world.trace.told
+    parts: Ints = of["parts"]
+    gpus: Ints = parts * of["gpus"]
+    at_least_one, told = np.maximum(gpus, 1), world.trace.told
     return filled(
         OF_JOB,
         len(menu),
         menu=menu,
         kind=kind,
         rigid=(menus.sizes[menu] >= 0).sum(axis=1) == 1,
-        base=of["parts"] * of["gpus"],
-        cores=of["cores"] * of["parts"] / gpus,
-        memory=of["memory"] * of["parts"] / gpus,
+        base=gpus,
+        cores=parts * of["cores"] / at_least_one,
+        memory=parts * of["memory"] / at_least_one,
         limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
         tells=True if told is None else np.isfinite(told.steps),
         cooldown_s=0.0 if told is None else told.cooldown_s,
@@ -193,7 +195,8 @@ def _with_rows(world: World, menus: Menus, menu: Ints) -> tuple[World, Ints, Int
     """
     trace, pace = world.trace, world.sim.pace
     assert pace is not None
-    columns = np.column_stack((trace.model, trace.gpu_type, trace.gpus, menu, pace.runs["row"]))
+    rows: Ints = pace.runs["row"]
+    columns = np.column_stack((trace.model, trace.gpu_type, trace.gpus, menu, rows))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     rows, made = np.full((len(distinct), menus.sizes.shape[1]), -1, np.int64), Sizes()
     for i, job in enumerate(first.tolist()):

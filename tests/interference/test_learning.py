@@ -362,7 +362,7 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
     assert "; on 2 racks about 25 % slower than in one (" in said
     assert "accept what is free (--wait-for-placement 0) now" in said
     told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
-    assert "jobs that wait for a better place wait for one rack or as long" in str(
+    assert "jobs are placed, and wait for better places, by placement costs" in str(
         told["expected_start"]["assumptions"]
     )
     assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"

@@ -50,6 +50,17 @@ def starts(ahead: QueueForecast, times: RunTimes) -> dict[str, float]:
     return {job.id: float(t) for job, t in zip(ahead.views, fate.start, strict=True) if math.isfinite(t)}
 
 
+def parts_of_limits(ahead: QueueForecast, shares: list[float]) -> tuple[RunTimes, dict[str, float], dict[str, float]]:
+    """How long jobs last and when running ones end, each by the next part of its limit; the same by job."""
+    limits, now = ahead.by_limits, ahead.snapshot.now
+    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
+    lasts = limits.lasts * share[: len(limits.lasts)]
+    ends = now + (limits.ends - now) * share[len(limits.lasts) :]
+    waiting, running_ = (dict(zip((job.id for job in jobs), map(float, of), strict=True))
+                         for jobs, of in ((ahead.views, lasts), (ahead.snapshot.running, ends)))  # fmt: skip
+    return RunTimes(lasts, ends), waiting, running_
+
+
 class Plain:
     """The same in plain Python: the live `decide` on a new snapshot at every instant."""
 
@@ -219,17 +230,10 @@ def test_limits_hold_and_let_go_ahead_as_they_do_live(
 ) -> None:
     snap = world[0]
     ahead = ahead_of(snap)
-    limits = ahead.by_limits
-    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
-    lasts = limits.lasts * share[: len(limits.lasts)]
-    ends = snap.now + (limits.ends - snap.now) * share[len(limits.lasts) :]
-    expected = Limited(
-        world,
-        {job.id: float(t) for job, t in zip(ahead.views, lasts, strict=True)},
-        {job.id: float(t) for job, t in zip(snap.running, ends, strict=True)},
-    ).run()
-    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
-    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+    times, lasts, ends = parts_of_limits(ahead, shares)
+    expected = Limited(world, lasts, ends).run()
+    assert starts(ahead, times) == pytest.approx(expected)
+    assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
 
 
 class Paired(Plain):
@@ -347,17 +351,10 @@ def test_jobs_wait_for_better_places_ahead_as_they_do_live(snap: Snapshot, share
     policies = {name: msgspec.structs.replace(p, order=order) for name, p in snap.policies.items()}
     snap = msgspec.structs.replace(snap, policies=policies)
     ahead = ahead_of(snap)
-    limits = ahead.by_limits
-    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
-    lasts = limits.lasts * share[: len(limits.lasts)]
-    ends = snap.now + (limits.ends - snap.now) * share[len(limits.lasts) :]
-    expected = Costly(
-        snap,
-        {job.id: float(t) for job, t in zip(ahead.views, lasts, strict=True)},
-        {job.id: float(t) for job, t in zip(snap.running, ends, strict=True)},
-    ).run()
+    times, lasts, ends = parts_of_limits(ahead, shares)
+    expected = Costly(snap, lasts, ends).run()
     for _ in range(2):  # a second run begins where the first did
-        found = starts(ahead, RunTimes(lasts, ends))
+        found = starts(ahead, times)
         assert found.keys() == expected.keys()
         assert all(abs(found[name] - expected[name]) < 0.1 for name in found), (found, expected)
 
@@ -449,17 +446,10 @@ def test_running_ahead_is_deciding_instant_by_instant(snap: Snapshot, shares: li
         first = msgspec.structs.replace(first, spec=spec, dependency="waiting", held_by="")
         snap = msgspec.structs.replace(snap, pending=(first, *snap.pending[1:]))
     ahead = ahead_of(snap)
-    limits = ahead.by_limits
-    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
-    lasts = limits.lasts * share[: len(limits.lasts)]
-    ends = snap.now + (limits.ends - snap.now) * share[len(limits.lasts) :]
-    expected = Plain(
-        snap,
-        {job.id: float(t) for job, t in zip(ahead.views, lasts, strict=True)},
-        {job.id: float(t) for job, t in zip(snap.running, ends, strict=True)},
-    ).run()
-    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
-    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+    times, lasts, ends = parts_of_limits(ahead, shares)
+    expected = Plain(snap, lasts, ends).run()
+    assert starts(ahead, times) == pytest.approx(expected)
+    assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
 
 
 def racked(seed: int) -> Snapshot:
