@@ -154,7 +154,7 @@ class Film:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), st.sampled_from([*RANKS, STAYS]), st.sampled_from(LIMITS), st.data(),
-       st.sampled_from(["first-fit", "best-fit"]))  # fmt: skip
+       st.sampled_from(["first-fit", "best-fit", "rack"]))  # fmt: skip
 def test_live_and_replay_stop_and_start_the_same(
     workload: Any, rule: Rule, rules: Preempting, data: st.DataObject, place: str
 ) -> None:

@@ -27,17 +27,16 @@ from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
 from gpusched.sched.eligible import may_stop
 from gpusched.sched.fit import request_of, set_feasibility
-from gpusched.sched.kernel.preempting import GIVEN, Sharing, preempting_pass
+from gpusched.sched.kernel.preempting import GIVEN, Sharing, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.state import (
     BEST_FIT,
-    FIRST_FIT,
+    PLACES,
     RESOURCES,
     SKIP,
-    SPREAD,
     STARTED,
     ClusterState,
     Floats,
@@ -53,7 +52,6 @@ from gpusched.sched.state import (
 from gpusched.sched.text import listed
 
 LINGERS_S = 60.0  # a job that is being ended for so long after its kill may stay for ever: its nodes are not promised
-_PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": FIRST_FIT}
 
 
 class Field(NamedTuple):
@@ -84,7 +82,7 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     jobs, requests, count, parts = field.waiting.jobs, field.waiting.requests, len(order), field.waiting.parts
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     holders, whole = _holders(world, field, order), _with_running(world, field)
-    rule, at = _PLACES.get(policy.place, BEST_FIT), len(holders.first) - len(field.stoppable)
+    rule, at = steady_rule(PLACES.get(policy.place, BEST_FIT)), len(holders.first) - len(field.stoppable)
     shares = Sharing(
         whole, copied(world.resources), world.usable, runs, field.first, field.held, holders,
         ints([at, len(holders.first)]), rule, np.zeros(count, np.int64), np.zeros(parts, np.int64),

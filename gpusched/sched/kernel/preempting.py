@@ -13,10 +13,28 @@ from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import KEPT, in_order, nothing_held, queue_pass
 from gpusched.sched.reclaim import Holders, finds, keeps
-from gpusched.sched.state import PRIORITY, ClusterState, Flags, Floats, Ints, Resources
+from gpusched.sched.state import (
+    BEST_FIT,
+    FASTEST,
+    FIRST_FIT,
+    MILP,
+    NAIVE,
+    PRIORITY,
+    RANDOM,
+    ClusterState,
+    Flags,
+    Floats,
+    Ints,
+    Resources,
+)
 
 GIVEN = 101
 """In place of a code: it is given nodes that it does not have, on which others may still be."""
+
+
+def steady_rule(place: int) -> int:
+    """Return how jobs are placed that may be stopped again: first fit for a rule that draws, best fit for a mapping."""
+    return {NAIVE: FIRST_FIT, RANDOM: FIRST_FIT, FASTEST: BEST_FIT, MILP: BEST_FIT}.get(place, place)
 
 
 class Filling(NamedTuple):

@@ -14,13 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.kernel.preempting import Filling, Sharing, preempting_pass
+from gpusched.sched.kernel.preempting import Filling, Sharing, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
-    FIRST_FIT,
-    NAIVE,
     SKIP,
     ClusterState,
     Floats,
@@ -62,12 +60,12 @@ class Plan(NamedTuple):
 
 def new_plan(world: World, holders: Holders | None = None, filling: Filling | None = None) -> Plan:
     """An empty plan; ``holders``, ``filling``: see `Sharing`."""
-    sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), PLACEMENTS[world.rule]
+    sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), steady_rule(PLACEMENTS[world.rule])
     order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
     runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
     shares = Sharing(
         new_resources(nodes), new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
-        sim.held, holders, np.zeros(2, np.int64), FIRST_FIT if rule >= NAIVE else rule, order,
+        sim.held, holders, np.zeros(2, np.int64), rule, order,
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
     return Plan(active, np.zeros(1, np.int64), planned(sim.ledger), shares, new_outcome(jobs, 0))
