@@ -387,8 +387,7 @@ def _pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, line: QueueA
     outcome.total[:] = 0
     pair_up(pace, sim, log, passes, outcome, queue[stable_order(place)])
     _leave_started(sim, line)
-    for part in range(outcome.total[1]):
-        fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, outcome.nodes[part])
+    _fit_started(line, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit
@@ -418,7 +417,7 @@ def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words
     queue = _in_order(line, partition)
     line.counter[WORK] += queue.size * state.resources.gpus.size
     pass_by_plan(state, queue, CONSERVATIVE, Rule(line.queues[partition]["rule"], rng))
-    _fit_started(state, line)
+    _fit_started(line, state.resources, state.requests, state.jobs.masks)
 
 
 @jit
@@ -438,11 +437,10 @@ def _in_order(line: QueueArrays, partition: int) -> Ints:
 
 
 @jit
-def _fit_started(state: ClusterState, line: QueueArrays) -> None:
+def _fit_started(line: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
     """The nodes of whoever has started have less."""
-    outcome = state.outcome
-    for part in range(outcome.total[1]):
-        fit_anew(line.fit, line.fits, state.resources, state.requests, state.jobs.masks, outcome.nodes[part])
+    for part in range(line.outcome.total[1]):
+        fit_anew(line.fit, line.fits, resources, requests, masks, line.outcome.nodes[part])
 
 
 @jit
@@ -456,7 +454,7 @@ def _pass_by_cost(placing: Placing | None, sim: Sim, state: ClusterState, line: 
     for job in queue:
         if outcome.code[job] == POLICY:
             sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.told[job, 0] + costs.told[job, 1]))
-    _fit_started(state, line)
+    _fit_started(line, state.resources, state.requests, state.jobs.masks)
 
 
 @jit

@@ -32,7 +32,8 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
 from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
 from tests.sched.test_contention import Plain as OnePlace
-from tests.sched.test_contention import clusters
+from tests.sched.test_contention import beliefs, clusters
+from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 
@@ -328,7 +329,8 @@ class Costly(Plain):
     """With what places cost: a job may take any that there is at the end of its patience for it."""
 
     def gives_up(self, job: PendingView) -> float | None:
-        """The next end of its patience; those for places that it would not choose change nothing."""
+        """The next end of its patience, or of its wait for one rack; those for places that it would not choose change
+        nothing."""
         plain, parts, room = OnePlace(self.snap), job.spec.nodes, {n.name: 8 for n in self.snap.nodes}
         for other in self.snap.running:
             for part in other.allocation.parts:
@@ -336,8 +338,10 @@ class Costly(Plain):
         free = [name for name, gpus in room.items() if gpus >= job.spec.gpus_per_node]
         costs = [sum(plain.cost(job.spec.name, dict.fromkeys(where, job.spec.gpus_per_node)))
                  for where in combinations(free, parts)]  # fmt: skip
-        wait_s = self.snap.policies[job.spec.partition].place_wait_s
+        own, policy = job.spec.placement_wait_s, self.snap.policies[job.spec.partition]
+        wait_s = policy.place_wait_s if own is None else own
         ends = [job.submit_time + min(cost * cost * PATIENCE_S, wait_s) + 1e-3 for cost in costs]
+        ends.append(waits_until(job, policy))
         return min((end for end in ends if end > self.snap.now), default=None)
 
 
@@ -346,10 +350,17 @@ class Costly(Plain):
     snap=clusters(),
     shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
     order=st.sampled_from(["fifo", "sjf", "fairshare"]),
+    waits=st.lists(st.sampled_from([None, None, 0.0, 90_000.0, 250_000.0]), min_size=5, max_size=5),
 )
-def test_jobs_wait_for_better_places_ahead_as_they_do_live(snap: Snapshot, shares: list[float], order: str) -> None:
+def test_jobs_wait_for_better_places_ahead_as_they_do_live(
+    snap: Snapshot, shares: list[float], order: str, waits: list[float | None]
+) -> None:
     policies = {name: msgspec.structs.replace(p, order=order) for name, p in snap.policies.items()}
-    snap = msgspec.structs.replace(snap, policies=policies)
+    jobs = tuple(
+        msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, placement_wait_s=wait))
+        for job, wait in zip(snap.pending, waits, strict=False)
+    )
+    snap = msgspec.structs.replace(snap, policies=policies, pending=jobs)
     ahead = ahead_of(snap)
     times, lasts, ends = parts_of_limits(ahead, shares)
     expected = Costly(snap, lasts, ends).run()
@@ -357,6 +368,16 @@ def test_jobs_wait_for_better_places_ahead_as_they_do_live(snap: Snapshot, share
         found = starts(ahead, times)
         assert found.keys() == expected.keys()
         assert all(abs(found[name] - expected[name]) < 0.1 for name in found), (found, expected)
+
+
+def test_whose_wait_for_one_rack_is_over_goes_ahead_to_two() -> None:
+    """What places cost is that of what it asks for then, also where it asked for one rack before."""
+    job = pending("j", 8, nodes=2, submit=NOW - 30.0, user="alice", name="calm", limit=300_000)
+    job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, placement_wait_s=50.0))
+    snap = snapshot(FOUR, [job], HALF, place="contention", topology=TWO_RACKS, beliefs=beliefs(0.02, 0.02, 1.6))
+    ahead = ahead_of(snap)
+    assert starts(ahead, ahead.by_limits) == {"j": NOW + 20.0}
+    assert decide(msgspec.structs.replace(snap, now=NOW + 20.0)).actions
 
 
 def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:
