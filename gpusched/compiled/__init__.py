@@ -56,6 +56,16 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     return len(list(folder.rglob(pattern))) >= versions
 
 
+def is_at_hand(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> bool:
+    """Whether the version of ``function`` for these arguments is loaded or kept, so that using it takes no seconds.
+
+    Of one that is left to numba: whether any is.
+    """
+    if isinstance(function, _Pass):
+        return function.is_at_hand(args)
+    return bool(getattr(function, "signatures", True)) or kept_on_disk(function)
+
+
 def _privately(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)  # whoever can open it can lock it
 
@@ -144,6 +154,15 @@ class _Pass:
 
     def __call__(self, *args: Any) -> Any:
         return self.version(args)(*args)
+
+    def is_at_hand(self, args: tuple[Any, ...]) -> bool:
+        """Whether that for such arguments need not be compiled."""
+        try:
+            kind = kind_of(args)
+        except Foreign:
+            return False
+        folder = cache_folder(self._function.__module__)
+        return kind in self._ready or (folder is not None and Store(folder, self._function).has(kind))
 
     def version(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """That for such arguments."""

@@ -92,6 +92,10 @@ class Store:
             return None
         return load(self._function, Machine(*rest)) if kept == text else None
 
+    def has(self, kind: object) -> bool:
+        """Whether there is a file for arguments of this kind, sound or not."""
+        return self._path(self._text(kind)).exists()
+
     def save(self, kind: object, machine: Machine) -> None:
         """Keep it; where there is no room it is compiled in every process."""
         text = self._text(kind)

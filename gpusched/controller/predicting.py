@@ -6,22 +6,24 @@ time, and when there are enough of them, one row for each job of which nothing w
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.compiled import kept_on_disk
 from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
-from gpusched.forecast.run import run_forward
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
@@ -43,6 +45,12 @@ def warm_up(shares: bool = False) -> None:
     for snapshot in (small, with_sharing(small))[: 1 + shares]:
         ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
         ahead.run(ahead.by_limits)
+
+
+def compile_for(snapshot: Snapshot) -> None:
+    """Run it ahead a little, so that the passes that it needs are compiled and kept."""
+    ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
+    ahead.run(ahead.by_limits, work=1)
 
 
 class _Batch(NamedTuple):
@@ -69,11 +77,11 @@ class StartPredictor:
 
         A run that has begun is not broken off; it is short.
         """
-        if not self._compiled(any(node.sharing for node in inventory.nodes)):
+        if self._compiler is not None and self._compiler.poll() is None:
             return
         begin = self._clock()
         if self._batch is None and begin >= self._next:
-            self._batch = self._new_batch(inventory, now)
+            self._batch = self._compiled(self._new_batch(inventory, now))
         batch = self._batch
         while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - begin < budget_s:
             fate = batch.ahead.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
@@ -84,17 +92,24 @@ class StartPredictor:
             self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
             self._spent = 0.0
 
-    def _compiled(self, shares: bool) -> bool:
-        """Whether the passes are there; else they are compiled by another process: the cluster does not wait for it."""
-        known = getattr(run_forward, "signatures", None)
-        if known is None or len(known) > shares or kept_on_disk(run_forward, 1 + shares):
-            return self._compiler is None or self._compiler.poll() is not None
-        if self._compiler is None:
-            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up({shares})"
-            null = subprocess.DEVNULL
-            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=null, stderr=null)
-        self._compiler.poll()
-        return False
+    def _compiled(self, batch: _Batch | None) -> _Batch | None:
+        """The batch, if its passes are there; else another process compiles them: the cluster does not wait for that.
+
+        Where that was of no use, as nothing can be kept, they are compiled here.
+        """
+        if batch is None or batch.ahead.is_compiled:
+            self._compiler = None
+            return batch
+        if self._compiler is not None:
+            return batch
+        null, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {__name__} import compile_for; "
+        code += "compile_for(pickle.load(sys.stdin.buffer))"
+        with suppress(OSError), TemporaryFile() as given:  # no room for it now: another time
+            pickle.dump(batch.ahead.snapshot, given)
+            given.seek(0)
+            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=null, stderr=null)
+        self._next = self._clock() + PAUSE_S
+        return None
 
     def close(self) -> None:
         """Leave no process behind; what it had compiled by then is kept."""

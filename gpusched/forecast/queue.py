@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.compiled import is_at_hand
 from gpusched.forecast.initial import InitialState, initial_state_of, may_start, staged
 from gpusched.forecast.run import (
     ALLOWED,
@@ -103,6 +104,7 @@ class QueueForecast:
             strict=self._block_all(),
             outcome=new_outcome(len(self.views), self._waiting.parts),
             placing=initial.placing,
+            plan=self._passes.scratch.plan if any(self._stages("conservative")) else None,
         )
         for node in range(nodes):
             fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
@@ -111,10 +113,19 @@ class QueueForecast:
     def _block_all(self) -> Flags:
         """``uint8[shapes]``: of partitions in which all wait for the first that does not start."""
         requests, found = self._waiting.requests, np.zeros(len(self._waiting.requests.lo), np.uint8)
-        for name, policy in self.snapshot.policies.items():
-            if staged(policy).backfill == "none" and name in self._world.span:
+        for name in self._stages("none"):
+            if name in self._world.span:
                 found |= requests.lo == self._world.span[name][0]
         return found
+
+    def _stages(self, backfill: str) -> Iterator[str]:
+        """Partitions with this backfill."""
+        return (name for name, policy in self.snapshot.policies.items() if staged(policy).backfill == backfill)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a run begins at once, its passes compiled for what this snapshot needs."""
+        return is_at_hand(run_forward, self._sim, self._log, self._passes, self._line)
 
     @property
     def limits(self) -> Floats:

@@ -37,6 +37,7 @@ from gpusched.sched.state import (
     Ints,
     Jobs,
     Outcome,
+    Plan,
     Records,
     Request,
     Requests,
@@ -135,6 +136,7 @@ class QueueArrays(NamedTuple):
             were free, as nodes are reserved.
         outcome: Where a pass writes.
         placing: What places cost; None: nothing that anybody asks for.
+        plan: Room for conservative backfill, the passes' own; None: nobody backfills so, and nothing of it is compiled.
     """
 
     jobs: Records
@@ -155,6 +157,7 @@ class QueueArrays(NamedTuple):
     strict: Flags
     outcome: Outcome
     placing: Placing | None
+    plan: Plan | None
 
 
 class Ahead(NamedTuple):
@@ -358,7 +361,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
         if of["priced"] != 0:
             _pass_by_cost(line.placing, sim, state, line, partition)
         elif of["backfill"] == CONSERVATIVE:
-            _plan_all(state, line, partition, passes.rng)
+            _plan_all(line.plan, state, line, partition, passes.rng)
         else:
             more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
             pass_ahead(state, line.open, of["backfill"], more)
@@ -412,8 +415,10 @@ def _who_pair(
 
 
 @jit
-def _plan_all(state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
+def _plan_all(plan: Plan | None, state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
     """The pass in which every job has a place in the plan, so that all are asked."""
+    if plan is None:
+        return
     queue = _in_order(line, partition)
     line.counter[WORK] += queue.size * state.resources.gpus.size
     pass_by_plan(state, queue, CONSERVATIVE, Rule(line.queues[partition]["rule"], rng))

@@ -14,7 +14,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import entry, request_of, set_feasibility
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import Rule, pass_for
 from gpusched.sched.state import (
     EASY,
     FIRST_FIT,
@@ -118,5 +118,5 @@ class Alone:
         releases = self._releases._replace(used=np.full(2, ends))
         outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
         state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)
-        head, when = pass_by_rule(state, np.zeros(1, np.int64), EASY, Rule(FIRST_FIT, seed_words(0)))
+        head, when = pass_for(EASY)(state, np.zeros(1, np.int64), EASY, Rule(FIRST_FIT, seed_words(0)))
         return head < 0, float(when)

@@ -13,7 +13,7 @@ from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import Rule, pass_for
 from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
@@ -34,8 +34,8 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
         if context.costs is not None:
             return by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
-    rule = Rule(PLACES[policy.place], context.rng)
-    head, shadow = pass_by_rule(context.state, queue, BACKFILLS[policy.backfill], rule)
+    rule, backfill = Rule(PLACES[policy.place], context.rng), BACKFILLS[policy.backfill]
+    head, shadow = pass_for(backfill)(context.state, queue, backfill, rule)
     return Block(policy, int(head), float(shadow))
 
 

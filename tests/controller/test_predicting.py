@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched import compiled
 from gpusched.controller import predicting
-from gpusched.controller.predicting import PAUSE_S, StartPredictor, warm_up
+from gpusched.controller.predicting import PAUSE_S, StartPredictor, compile_for, warm_up
+from gpusched.forecast.queue import QueueForecast
+from gpusched.forecast.run import run_forward
+from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.sched.decide import small_snapshot, with_sharing
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site
@@ -160,9 +168,58 @@ def test_a_long_queue_is_left_alone(
     assert len(batches) == asked
 
 
-def test_who_compiles_for_it_ends_with_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "kept_on_disk", lambda *_: False)
-    monkeypatch.setattr(predicting, "run_forward", SimpleNamespace(signatures=[]))
+class Compiled(QueueForecast):
+    """A forecast whose passes are there when a test says so."""
+
+    there = False
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.there
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Forecasts that no pass is there for; what is started to compile them, which does nothing."""
+    started: list[list[Any]] = []
+
+    def start(command: list[str], stdin: Any, **_: object) -> subprocess.Popen[bytes]:
+        started.append([command, pickle.load(stdin)])
+        return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+
+    monkeypatch.setattr(predicting, "QueueForecast", Compiled)
+    monkeypatch.setattr(predicting, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+    return started
+
+
+def test_what_is_not_compiled_is_by_another_process(
+    site: Site, compiling: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of just what waits here: with conservative backfill other passes are needed than with easy. Once, then it goes on
+    whether that was of use or not.
+    """
+    waiting = full(site)[-2]
+    site.turn()
+    clock = Watch()
+    teller = StartPredictor(site.store, clock)
+    for _ in range(3):
+        teller.step(inventory(), site.world.now, budget_s=60.0)
+    assert len(compiling) == 1, "it has not ended"
+    assert waiting in {job.id for job in compiling[0][1].pending}
+    assert not predicted_starts(site)
+    assert teller._compiler is not None
+    teller._compiler.kill()
+    teller._compiler.wait()
+    clock.now += PAUSE_S
+    teller.step(inventory(), site.world.now, budget_s=60.0)
+    assert waiting in predicted_starts(site)
+    assert len(compiling) == 1
+    teller.close()
+
+
+def test_who_compiles_for_it_ends_with_it(site: Site, compiling: list[list[Any]]) -> None:
+    full(site)
+    site.turn()
     teller = StartPredictor(site.store)
     teller.step(inventory(), site.world.now)
     compiler = teller._compiler
@@ -170,3 +227,20 @@ def test_who_compiles_for_it_ends_with_it(site: Site, monkeypatch: pytest.Monkey
     assert compiler.returncode is None
     teller.close()
     assert compiler.returncode is not None
+
+
+def test_what_is_to_be_compiled_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For each kind of snapshot on its own, in this process or kept by another one."""
+    small = small_snapshot(PolicySpec(name="p"))
+    compile_for(small)
+    ahead = QueueForecast(small, half_life_s=1.0, tick_s=1.0)
+    monkeypatch.setattr(run_forward, "_ready", {})
+    assert ahead.is_compiled, "it was kept"
+    monkeypatch.setattr(compiled, "cache_folder", lambda module: tmp_path)
+    assert not ahead.is_compiled
+    monkeypatch.undo()
+    assert ahead.is_compiled
+    sharing = QueueForecast(with_sharing(small), half_life_s=1.0, tick_s=1.0)
+    monkeypatch.setattr(compiled, "cache_folder", lambda module: tmp_path)
+    assert ahead.is_compiled
+    assert not sharing.is_compiled, "another version"

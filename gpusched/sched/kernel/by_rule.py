@@ -10,7 +10,7 @@ from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.plan import hold_planned, is_begun, planned
-from gpusched.sched.kernel.queue_pass import queue_pass
+from gpusched.sched.kernel.queue_pass import Pass, queue_pass
 from gpusched.sched.state import CONSERVATIVE, RESERVED, ClusterState, Ints, Plan, Words
 
 
@@ -72,6 +72,11 @@ def _waits_for_room(code: int) -> bool:
 
 _by_rule = queue_pass(_attempt, _reserve)
 pass_by_plan = queue_pass(_attempt_in_plan, _reserve_in_plan, may_head=_waits_for_room)
+
+
+def pass_for(backfill: int) -> Pass[Rule]:
+    """Return `pass_by_rule` for this backfill: where Python calls it, no plan is compiled that nobody asks for."""
+    return pass_by_plan if backfill == CONSERVATIVE else _by_rule
 
 
 @jit
