@@ -28,7 +28,7 @@ from gpusched.forecast.run import (
 )
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
-from gpusched.sched.state import Flags, Floats, new_outcome, new_resources, seed_words
+from gpusched.sched.state import Floats, new_outcome, new_resources, seed_words
 from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log
 
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
@@ -101,7 +101,6 @@ class QueueForecast:
             least=np.zeros((len(self._waiting.jobs.links), 3), np.int64),
             barren=np.full((kinds, 3), -1, np.int64),
             turns=np.full(len(self._waiting.calendar.base), -np.inf),
-            strict=self._block_all(),
             outcome=new_outcome(len(self.views), self._waiting.parts),
             placing=initial.placing,
             plan=self._passes.scratch.plan if any(self._stages("conservative")) else None,
@@ -109,14 +108,6 @@ class QueueForecast:
         for node in range(nodes):
             fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
         return line
-
-    def _block_all(self) -> Flags:
-        """``uint8[shapes]``: of partitions in which all wait for the first that does not start."""
-        requests, found = self._waiting.requests, np.zeros(len(self._waiting.requests.lo), np.uint8)
-        for name in self._stages("none"):
-            if name in self._world.span:
-                found |= requests.lo == self._world.span[name][0]
-        return found
 
     def _stages(self, backfill: str) -> Iterator[str]:
         """Partitions with this backfill."""

@@ -132,8 +132,6 @@ class QueueArrays(NamedTuple):
         barren: ``int64[kinds, 3]``: as that was when of an account, by its last kind, nobody could start whatever is
             free; -1: not known.
         turns: ``float64[masks]``: `Calendar.turns`, as ``fit`` and ``late`` go by it.
-        strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
-            were free, as nodes are reserved.
         outcome: Where a pass writes.
         placing: What places cost; None: nothing that anybody asks for.
         plan: Room for conservative backfill, the passes' own; None: nobody backfills so, and nothing of it is compiled.
@@ -154,7 +152,6 @@ class QueueArrays(NamedTuple):
     least: Ints
     barren: Ints
     turns: Floats
-    strict: Flags
     outcome: Outcome
     placing: Placing | None
     plan: Plan | None
@@ -220,13 +217,10 @@ def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
 
 @jit
 def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays) -> None:
-    """Brings up to now where jobs fit, as reservations begin to count and end.
-
-    Who waits for the end of one may be the head, but where all wait for the head.
-    """
+    """Brings up to now where jobs fit, as reservations begin to count and end."""
     if calendar is None:
         return
-    jobs, requests, feasibility = passes.jobs, passes.requests, passes.jobs.feasibility
+    jobs, requests = passes.jobs, passes.requests
     turned = sim.counter[MOVED] > 0
     for row in range(line.turns.size):
         if line.turns[row] == calendar.turns[row]:
@@ -237,9 +231,6 @@ def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays
             if requests.mask[shape] == row:
                 _fit_shape(line.fit, line.fits, sim.resources, requests, jobs.masks, shape)
                 _fit_shape(line.late.fit, line.late.fits, line.late.room, requests, jobs.masks, shape)
-    for shape in range(feasibility.size if turned else 0):
-        if feasibility[shape] == RESERVED and line.strict[shape] == 0:
-            feasibility[shape] = OK
     if turned:
         line.barren[:] = -1
         sim.dirty[:] = 1
@@ -487,6 +478,7 @@ def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) 
     shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, line.fits
     parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
     kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
+    keeps = of["backfill"] == NONE or of["backfill"] == EASY
     count, hopeful, work = 0, draws, 0
     room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
     while kind < stop:
@@ -503,9 +495,10 @@ def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) 
             if job < 0:
                 continue
             if not draws:
-                if feasibility[shape_of[job]] != OK or not within_bounds(least, account_of, job):
+                can = feasibility[shape_of[job]]
+                if not (can == OK or (keeps and can == RESERVED)) or not within_bounds(least, account_of, job):
                     continue
-                hopeful |= _fits(fits, parts, looser, shape_of[job])
+                hopeful |= can == OK and _fits(fits, parts, looser, shape_of[job])
             opened[count], kinds[kind - 1]["at"] = kind - 1, job
             line.place[count] = _place(of_jobs, users, of["fair"], job)
             count += 1
@@ -530,6 +523,8 @@ def _no_more(least: Ints, barren: Ints) -> bool:
 @jit
 def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> int:
     """The first in order of those that could start, or be the head where there is none yet; -1: nobody.
+
+    Or the first that waits for the end of a reservation, for which nodes are kept.
 
     Where one of a kind does not start, none behind it does in this pass, for room only shrinks; but for draws.
     """
@@ -556,14 +551,16 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> 
         state.requests.looser,
     )
     shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
+    feasibility, nothing_kept = state.jobs.feasibility, _nothing_kept(state.scratch.calendar)
     count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, line.clock[SHADOW], 0
     while i < count:
         job = kinds[opened[i]]["at"]
         could = job >= 0 and (draws or within_bounds(least, account_of, job))
         if could and head >= 0 and not draws:
             shape = shape_of[job]
-            could = _fits(fits, parts, looser, shape)
-            if could and now + limit_of[job] > shadow:
+            waits = feasibility[shape] == RESERVED and nothing_kept
+            could = waits or _fits(fits, parts, looser, shape)
+            if could and not waits and now + limit_of[job] > shadow:
                 could = _fits(late_fits, parts, looser, shape)
         if not could:
             count -= 1
@@ -620,7 +617,33 @@ def _started(state: ClusterState, job: int, request: Request, more: Ahead) -> No
             _note_late(line.late, state.scratch.late, state.requests, masks, node)
 
 
-pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
+@jit
+def _nothing_kept(calendar: Calendar | None) -> bool:
+    """Whether nodes are kept for nobody yet who waits for the end of a reservation."""
+    return False if calendar is None else bool(calendar.kept_times[0] == np.inf)
+
+
+@jit
+def _closed(state: ClusterState, more: Ahead) -> None:
+    """The nodes that are kept fit fewer."""
+    _note_closed(state.scratch.calendar, state, more.line)
+
+
+@jit
+def _note_closed(calendar: Calendar | None, state: ClusterState, line: QueueArrays) -> None:
+    if calendar is None:
+        return
+    requests, masks = state.requests, state.jobs.masks
+    for part in range(calendar.kept_for[1]):
+        node = calendar.kept[part]
+        fit_anew(line.fit, line.fits, state.resources, requests, masks, node)
+        fit_anew(line.late.fit, line.late.fits, line.late.room, requests, masks, node)
+    for row in range(line.turns.size):
+        if calendar.turns[row] == -np.inf:  # it is turned back before the next pass
+            line.turns[row] = np.nan
+
+
+pass_ahead = queue_pass(_attempt, _keep, _started, following=_next, kept=_closed)
 
 
 @jit

@@ -112,4 +112,5 @@ def prepared(model: Model) -> Any:
 def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
     """Everything that a pass changes."""
     resources, jobs = context.world.resources, context.waiting.jobs
-    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room]
+    closed = (jobs.masks, jobs.feasibility, context.waiting.calendar.turns)
+    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room, *closed]

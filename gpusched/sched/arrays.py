@@ -202,7 +202,9 @@ def waiting_of(
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
-    limits = dict(zip(zip(owns, alike, strict=True), lasts, strict=True)) if world.reserved else {}
+    limits: dict[tuple[int, float], float] = {}
+    for own, like, lasting in zip(owns, alike, lasts, strict=False):
+        limits[own, like] = max(lasting, limits.get((own, like), 0.0))
     allowed, calendar = _masks_of(list(masks), limits, world)
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
@@ -319,14 +321,12 @@ def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: 
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
     lasts = [job.spec.time_limit_s if job.resizes is None else job.limit_s for job in eligible]
     limits = np.array(lasts, np.float64)
+    groups = grouped(limits)
     if by_limit:
-        alike = grouped(limits).tolist()
-        return owns, alike, alike
-    return (
-        owns,
-        np.searchsorted(reserved.begins, reserved.now + limits).tolist(),
-        lasts,
-    )  # how many begin before it would end
+        return owns, groups.tolist(), groups.tolist()
+    # how many begin before it would end, and about how long it lasts, by which nodes are kept (`keeping`)
+    begun = np.searchsorted(reserved.begins, reserved.now + limits)
+    return owns, (begun + groups * (len(reserved.begins) + 1)).tolist(), lasts
 
 
 def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:
@@ -339,7 +339,8 @@ def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world
     place: dict[AllowedKey, int] = {}
     base = ints([place.setdefault(key[:5], len(place)) for key in keys])
     limit = np.array([limits[key[5:]] for key in keys], np.float64)
-    return reserved_masks(world.reserved, _allowed(list(place), world), base, ints([key[5] for key in keys]), limit)
+    own = ints([key[5] for key in keys])
+    return reserved_masks(world.reserved, _allowed(list(place), world), base, own, limit, world.usable)
 
 
 def _allowed(keys: list[AllowedKey], world: NodeArrays) -> Flags:

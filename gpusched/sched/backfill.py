@@ -211,6 +211,7 @@ def earliest(
     (`Calendar.work`), so that all else goes by it.
     """
     future, ask, between, opens, closes, shut, opened = scratch.future, request, False, -np.inf, np.inf, 0, 0
+    kept = 0  # 1: what is kept for another begins to count, 2: and is over
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays
     if calendar is not None:
         between = calendar.node.size > 0
@@ -250,13 +251,26 @@ def earliest(
         following = ends[order[at]] if at < used else np.inf
         if calendar is not None:
             while shut < calendar.node.size and calendar.begin[shut] < time + limit:
-                fitting += _turned(calendar, shut, 1, masks, ask, request.mask, future)
+                if concerns(calendar, shut, request.mask):
+                    fitting += _turned(calendar, calendar.node[shut], 1, masks, ask, request.mask, future)
                 shut += 1
+            if kept == 0 and calendar.kept_times[0] < time + limit:
+                kept = 1
+                for part in range(calendar.kept_for[1]):
+                    fitting += _turned(calendar, calendar.kept[part], 1, masks, ask, request.mask, future)
             while opened < calendar.node.size and calendar.end[calendar.by_end[opened]] <= time:
-                fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, request.mask, future)
+                if concerns(calendar, calendar.by_end[opened], request.mask):
+                    at_end = calendar.node[calendar.by_end[opened]]
+                    fitting += _turned(calendar, at_end, -1, masks, ask, request.mask, future)
                 opened += 1
+            if kept == 1 and calendar.kept_times[1] <= time:
+                kept = 2
+                for part in range(calendar.kept_for[1]):
+                    fitting += _turned(calendar, calendar.kept[part], -1, masks, ask, request.mask, future)
             if opened < calendar.node.size:
                 following = min(following, calendar.end[calendar.by_end[opened]])
+            if kept < 2:
+                following = min(following, calendar.kept_times[1])
         if fitting >= request.parts and choose(future, masks, ask, undrawn(rule), scratch):
             return float(time)
         time = until = max(now, following)
@@ -265,11 +279,10 @@ def earliest(
 
 @jit
 def _turned(
-    calendar: Calendar, entry: int, by: int, masks: Flags, ask: Request, row: int, future: Resources
+    calendar: Calendar, node: int, by: int, masks: Flags, ask: Request, row: int, future: Resources
 ) -> int:  # fmt: skip
     """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
-    node = calendar.node[entry]
-    if node < ask.lo or node >= ask.hi or not concerns(calendar, entry, row):
+    if node < ask.lo or node >= ask.hi:
         return 0
     before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     calendar.closed[node] += by

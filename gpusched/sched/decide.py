@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
-from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
+from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import Sharing
@@ -20,13 +21,13 @@ from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, picked
-from gpusched.sched.keeping import Kept, kept_clear
 from gpusched.sched.reasons import Block, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
+from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
 
 __all__ = ["Answer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
@@ -65,7 +66,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
         return Plan(actions=resizes, reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
     effects = _Effects(troubles, {}, [], {}, [])
-    waiting, outcome, blocks = _run(snapshot, world, waiting, models, effects)
+    outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
@@ -111,7 +112,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     eligible = [job for job in snapshot.pending if ineligible(job, snapshot.now, policies) is None]
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
     effects = _Effects({}, {}, [], {}, [])
-    waiting, outcome, blocks = _run(snapshot, world, waiting, None, effects)
+    outcome, blocks = _run(snapshot, world, waiting, None, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
     of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
@@ -120,7 +121,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     verdicts.add(queue, block, reasons, only=at)
     counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
     own = at >= 0 and job_id in effects.reasons
-    heads = [(k.job, k.begin) for k in effects.kept if own and outcome.code[at] == BACKFILL and at in k.behind]
+    heads = [(k.job, k.begin) for k in effects.kept if own and at in k.behind]
     heads += [(block.head, block.shadow)] if block.head >= 0 else []
     reason = (reasons | effects.reasons).get(job_id)
     better = own and outcome.code[at] == POLICY
@@ -142,6 +143,14 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
 _UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "naive": "first-fit"}
 
 
+class _Kept(NamedTuple):
+    """A job for which nodes are kept (`keeping`), from ``begin`` on; ``behind``: who waits for nothing but that."""
+
+    job: int
+    begin: float
+    behind: list[int]
+
+
 class _Effects(NamedTuple):
     """What partitions' decisions leave beside the arrays; see `Context`. ``kept``: for whom nodes are kept."""
 
@@ -149,7 +158,7 @@ class _Effects(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
-    kept: list[Kept]
+    kept: list[_Kept]
 
 
 def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
@@ -217,19 +226,15 @@ def small_snapshot(policy: PolicySpec) -> Snapshot:
 
 def _run(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model] | None, effects: _Effects
-) -> tuple[Waiting, Outcome, list[tuple[list[int], Block]]]:
+) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
 
-    The jobs come back with what is kept for others in their masks. ``models``: None: no agent is asked.
+    ``models``: None: no agent is asked.
     """
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     scratch = scratch_for(world, waiting, releases)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
-    if world.reserved:
-        waiting, kept = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
-        effects.kept.extend(kept)
-        scratch = scratch_for(world, waiting, releases)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []
@@ -244,7 +249,22 @@ def _run(
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
-    return waiting, outcome, blocks
+        _note_kept(snapshot, waiting, outcome, blocks[-1][0], effects)
+    return outcome, blocks
+
+
+def _note_kept(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, queue: list[int], effects: _Effects) -> None:
+    """For whom a partition's pass kept nodes, and the reason of those that could run on no others."""
+    calendar, shape = waiting.calendar, waiting.jobs.shape
+    job, begin = int(calendar.kept_for[0]), float(calendar.kept_times[0])
+    if begin == np.inf or job not in queue:  # or it is another partition's, and nobody walked over this one
+        return
+    closed, behind = waiting.jobs.feasibility[shape] == BACKFILL, queue[queue.index(job) + 1 :]
+    waits = [j for j in behind if closed[j] and outcome.code[j] == BACKFILL]
+    effects.kept.append(_Kept(job, begin, waits))
+    why = Reason(code=ReasonCode.BACKFILL, message=would_delay(waiting.views[job].id, begin - snapshot.now))
+    for j in waits:
+        effects.reasons.setdefault(waiting.views[j].id, why)
 
 
 def _staged(context: Context) -> tuple[list[int], Block]:

@@ -76,21 +76,13 @@ def set_feasibility(
         elif looser >= 0 and feasibility[looser] == RESERVED:
             feasibility[shape] = RESERVED
         elif choose(usable, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
-            feasibility[shape] = OK if may_head(scratch.calendar, request.mask) else RESERVED
+            feasibility[shape] = RESERVED
         elif looser >= 0 and feasibility[looser] == NOT_AVAILABLE:
             feasibility[shape] = NOT_AVAILABLE
         elif choose(total, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
             feasibility[shape] = NOT_AVAILABLE
         else:
             feasibility[shape] = BAD_CONSTRAINTS
-
-
-@jit
-def may_head(calendar: Calendar | None, mask: int) -> bool:
-    """Whether a job that waits for the end of a reservation may be the head, as nothing else keeps its nodes."""
-    if calendar is None:
-        return False
-    return calendar.heads != 0 and calendar.own[mask] < 0
 
 
 @jit

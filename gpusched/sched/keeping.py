@@ -4,142 +4,71 @@ However much were free, it would have to wait: so it neither blocks the queue no
 reservation others behind need (a job with a long limit before a maintenance would switch backfill's protection off for
 days). But who is behind it may not be in its way when its time has come: to these, the place that it gets by the limits
 of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
+
+In: the state of a pass, and a job that it comes to (`keep_clear`). Out: rows of the masks without the nodes that are
+kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, by which whoever looks ahead goes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import NodeArrays, Waiting
+from gpusched.compiled import jit
 from gpusched.sched.backfill import reserve_any
-from gpusched.sched.bounds import exceeds
-from gpusched.sched.fit import request_of
+from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import choose
-from gpusched.sched.reservations.calendar import KEPT
-from gpusched.sched.state import BACKFILL, FIRST_FIT, OK, RESERVED, Calendar, Ints, Releases, Requests, Scratch
-from gpusched.sched.text import would_delay
-
-_BEHIND, _LATE = 1, 2  # would end before the job's time; would not
+from gpusched.sched.reservations.calendar import too_late
+from gpusched.sched.state import BACKFILL, FIRST_FIT, OK, Calendar, ClusterState
 
 
-class Kept(NamedTuple):
-    """``rows``: of nodes kept for a job from ``begin`` to ``end``; ``behind``: who is behind it."""
-
-    job: int
-    rows: Ints
-    begin: float
-    end: float
-    behind: Ints
+@jit
+def keep_nothing(calendar: Calendar | None) -> None:
+    """Begin anew: another queue is decided."""
+    if calendar is not None:
+        calendar.kept_times[:] = np.inf
+        calendar.kept_for[1] = 0
 
 
-def kept_clear(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, releases: Releases, scratch: Scratch,
-    reasons: dict[str, Reason],
-) -> tuple[Waiting, list[Kept]]:  # fmt: skip
-    """The jobs with what is kept for others in their masks, and that; as given, where nobody waits for such an end.
+@jit
+def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool:
+    """Keep a place for a job that waits for the end of a reservation, unless one before it has any; whether it has.
 
-    ``reasons`` gets those of jobs that nothing but that holds back. ``scratch`` fits the jobs as given, and their
-    feasibility is set.
+    From now on those that would still run when it is to start find its nodes closed, row by row of the masks: a job
+    counts as lasting as long as any that shares its row. Of them who cannot run elsewhere, whatever were free, are not
+    to be looked at (feasibility BACKFILL).
     """
-    waits = waiting.jobs.feasibility[waiting.jobs.shape] == RESERVED
-    found: list[Kept] = []
-    if not waits.any():
-        return waiting, found
-    for name, policy in snapshot.policies.items():
-        own, ordering = waiting.queues.get(name, []), policy.agent is not None and policy.traits.orders
-        if own and waits[own].any() and (ordering or policy.backfill in ("none", "easy")):
-            queue = waiting.ordered(name, "fifo" if ordering else policy.order)
-            kept = _first(waiting, queue, waits, world, releases, scratch)
-            if kept is not None:
-                found.append(kept)
-    for kept in found:
-        waiting = _behind(waiting, kept, world, snapshot.now, scratch, reasons)
-    return waiting, found
-
-
-def _first(
-    waiting: Waiting, queue: Ints, waits: np.ndarray, world: NodeArrays, releases: Releases, scratch: Scratch
-) -> Kept | None:
-    """The first of a partition's queue that waits for the end of a reservation and gets a place, with that."""
-    jobs, now = waiting.jobs, world.reserved.now
-    for at in np.flatnonzero(waits[queue]).tolist():
-        job = int(queue[at])
-        if exceeds(jobs.links, jobs.room, jobs.account, job):
-            continue
-        limit = waiting.views[job].limit_s
-        begin, given = reserve_any(
-            world.resources, releases, jobs.masks, waiting.requests, jobs.shape[job], FIRST_FIT, now, limit, scratch
-        )
-        if begin < np.inf:
-            rows = scratch.chosen[: waiting.requests.parts[given]].copy()
-            return Kept(job, rows, float(begin), float(begin) + limit, queue[at + 1 :])
-    return None
-
-
-def _behind(
-    waiting: Waiting, kept: Kept, world: NodeArrays, now: float, scratch: Scratch, reasons: dict[str, Reason]
-) -> Waiting:
-    """Those behind a job with masks of their own, which know what is kept."""
-    jobs, requests, calendar = waiting.jobs, waiting.requests, waiting.calendar
-    late = now + jobs.limit[kept.behind] > kept.begin
-    kind = np.zeros(len(jobs.shape), np.int64)
-    kind[kept.behind] = np.where(late, _LATE, _BEHIND)
-    # every request, and what is behind it, twice more: shape s is s + kind * shapes from here on
-    count, rows = len(requests.lo), len(jobs.masks)
-    wide = Requests(*(None if column is None else np.tile(column, 3) for column in requests))  # type: ignore[arg-type]
-    again = np.repeat(np.arange(3), count)
-    wide.mask[:] += again * rows
-    if wide.looser is not None:
-        wide.looser[:] = np.where(wide.looser >= 0, wide.looser + again * count, -1)
-    masks = np.tile(jobs.masks, (3, 1))
-    masks[2 * rows :, kept.rows] = 0
-    feasibility = np.tile(jobs.feasibility, 3)
-    calendar = _with(calendar, kept, rows)
-    wider = waiting._replace(
-        jobs=jobs._replace(shape=jobs.shape + kind * count, masks=masks, feasibility=feasibility),
-        requests=wide,
-        calendar=calendar,
-    )
-    _set_late(wider, world, scratch, count)
-    why = Reason(code=ReasonCode.BACKFILL, message=would_delay(waiting.views[kept.job].id, kept.begin - now))
-    for job in np.flatnonzero(wider.jobs.feasibility[wider.jobs.shape] == BACKFILL).tolist():
-        reasons.setdefault(waiting.views[job].id, why)
-    return wider
-
-
-def _set_late(waiting: Waiting, world: NodeArrays, scratch: Scratch, count: int) -> None:
-    """Of the requests of jobs that would be in the way then, what is possible on what is not kept, were it empty."""
-    jobs, requests = waiting.jobs, waiting.requests
-    used = np.unique(jobs.shape)
-    chains = {int(shape) for shape in used if shape >= 2 * count}
-    for shape in sorted(chains):
-        at, possible = shape, False
-        while at >= 0 and not possible and jobs.feasibility[shape] == OK:
-            possible = bool(choose(world.usable, jobs.masks, request_of(requests, at), FIRST_FIT, scratch))
-            at = -1 if requests.looser is None else int(requests.looser[at])
-        if jobs.feasibility[shape] == OK and not possible:
-            jobs.feasibility[shape] = BACKFILL
-
-
-def _with(calendar: Calendar, kept: Kept, rows: int) -> Calendar:
-    """The calendar of masks three times as long, of which the last two thirds know what is kept."""
-    size, more = len(calendar.base), len(kept.rows)
-    node = np.concatenate((calendar.node, kept.rows))
-    number = np.concatenate((calendar.number, np.full(more, KEPT)))
-    begin = np.concatenate((calendar.begin, np.full(more, kept.begin)))
-    end = np.concatenate((calendar.end, np.full(more, kept.end)))
-    order = np.argsort(begin, kind="stable")
-    base, own = np.arange(3 * rows), np.full(3 * rows, -1)
-    limit, guarded = np.zeros(3 * rows), np.zeros(3 * rows, np.int64)
-    for part in range(3):
-        here = slice(part * rows, part * rows + size)
-        base[here], own[here], limit[here] = calendar.base, calendar.own, calendar.limit
-        guarded[here] = calendar.guarded | (part > 0)
-    return calendar._replace(
-        node=node[order], number=number[order], begin=begin[order], end=end[order],
-        by_end=np.argsort(end[order], kind="stable"), base=base, own=own, limit=limit, guarded=guarded,
+    if calendar is None or calendar.kept_times[0] < np.inf:
+        return False
+    resources, releases, requests, jobs, scratch, _, now = state
+    feasibility, masks, limit = jobs.feasibility, jobs.masks, jobs.limit[job]
+    begin, given = reserve_any(
+        resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch
     )  # fmt: skip
+    if begin == np.inf:
+        return False
+    calendar.kept_for[0], calendar.kept_for[1] = job, requests.parts[given]
+    calendar.kept_times[0], calendar.kept_times[1] = begin, begin + limit
+    for part in range(requests.parts[given]):
+        calendar.kept[part] = scratch.chosen[part]
+    for row in range(calendar.base.size):
+        if now + calendar.limit[row] > begin:
+            calendar.turns[row] = -np.inf  # due, so that they are opened again
+            for part in range(calendar.kept_for[1]):
+                masks[row, calendar.kept[part]] = 0
+        else:
+            calendar.turns[row] = min(calendar.turns[row], too_late(begin, calendar.limit[row], now))
+    for shape in range(feasibility.size):
+        if feasibility[shape] == OK and now + calendar.limit[requests.mask[shape]] > begin:
+            feasibility[shape] = OK if _possible(calendar, state, shape) else BACKFILL
+    return True
+
+
+@jit
+def _possible(calendar: Calendar, state: ClusterState, shape: int) -> bool:
+    """Whether a request, or a looser one, could run were all nodes empty, with the masks as they are."""
+    at = shape
+    while at >= 0:
+        if choose(calendar.usable, state.jobs.masks, request_of(state.requests, at), FIRST_FIT, state.scratch):
+            return True
+        at = entry(state.requests.looser, at, -1)
+    return False

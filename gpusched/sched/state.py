@@ -141,11 +141,13 @@ class Calendar(NamedTuple):
         base: ``int64[masks]``: the row that says what jobs of a row may use if nothing is reserved for others.
         own: ``int64[masks]``: the reservation that they are of; -1: none.
         limit: ``float64[masks]``: how long they may run, seconds.
-        guarded: ``int64[masks]``: 1: they keep clear of what is kept for a job before them, too.
         turns: ``float64[masks]``: when a row changes next (`calendar.turn_due`).
         closed: ``int64[nodes]``: room to work in.
+        usable: The nodes as they are, empty of jobs.
+        kept, kept_for, kept_times: ``int64[nodes]``, ``int64[2]``, ``float64[2]``: in a pass, the nodes kept for the
+            first that waits for the end of a reservation; that job, and how many these are; from when (infinite: none
+            are) to when, seconds; see `keeping`.
         work: The row of the masks that is for looking ahead.
-        heads: 1: who waits for the end of a reservation may be the head; 0: such a job blocks nobody.
     """
 
     node: Ints
@@ -156,11 +158,13 @@ class Calendar(NamedTuple):
     base: Ints
     own: Ints
     limit: Floats
-    guarded: Ints
     turns: Floats
     closed: Ints
+    usable: Resources
+    kept: Ints
+    kept_for: Ints
+    kept_times: Floats
     work: int
-    heads: int
 
 
 class Plan(NamedTuple):
@@ -312,7 +316,10 @@ def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> Plan:
 def no_calendar() -> Calendar:
     """Nothing is reserved."""
     none, never = np.zeros(0, np.int64), np.zeros(0)
-    return Calendar(none, none, never, never, none, none, none, never, none, never, none, 0, 0)
+    return Calendar(
+        none, none, never, never, none, base=none, own=none, limit=never, turns=never, closed=none,
+        usable=new_resources(0), kept=none, kept_for=np.zeros(2, np.int64), kept_times=np.full(2, np.inf), work=0,
+    )  # fmt: skip
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:

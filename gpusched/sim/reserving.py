@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.model.reservations import Reservation
 from gpusched.sched.reservations.calendar import grouped, reserved_masks, reserved_of
-from gpusched.sched.state import Calendar, Floats, Ints, Requests
+from gpusched.sched.state import Calendar, Floats, Ints, Requests, Resources
 from gpusched.sim.pool import Demand, Pool
 from gpusched.traces.trace import Trace
 
@@ -42,7 +42,7 @@ def bookings_of(
 
 
 def with_reservations(
-    demand: Demand, trace: Trace, pool: Pool, limit: Floats, bookings: Sequence[Booking], heads: bool
+    demand: Demand, trace: Trace, pool: Pool, limit: Floats, bookings: Sequence[Booking], usable: Resources
 ) -> tuple[Demand, Calendar]:
     """The demand with a request for each way in which its jobs stand to reservations, before anything has happened.
 
@@ -52,7 +52,7 @@ def with_reservations(
         pool: Its nodes.
         limit: ``float64[jobs]``: how long each may run.
         bookings: No two of a node at one time.
-        heads: See `Calendar`.
+        usable: See `Calendar`.
     """
     ones = {i: Reservation(name=f"{i:06}", nodes=(), begin=b.start, end=b.end) for i, b in enumerate(bookings)}
     here = [[ones[i] for i, b in enumerate(bookings) if node in b.nodes] for node in range(len(pool))]
@@ -67,7 +67,7 @@ def with_reservations(
     shapes, shape = np.unique(np.column_stack((demand.shape[asks], row.reshape(-1))), axis=0, return_inverse=True)
     allowed = np.concatenate((demand.masks, np.ones((1, len(pool)), np.uint8)))  # -1, the last: any node
     base, own, limits = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2].astype(np.float64)
-    masks, calendar = reserved_masks(reserved, allowed, base, own, limits, heads)
+    masks, calendar = reserved_masks(reserved, allowed, base, own, limits, usable)
     before, new_shape = shapes[:, 0].astype(np.int64), np.full(len(trace), -1, np.int64)
     new_shape[asks] = shape.reshape(-1)
     requests = Requests(*(None if c is None else c[before] for c in demand.requests))  # type: ignore[arg-type]

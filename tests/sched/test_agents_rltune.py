@@ -26,7 +26,7 @@ from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched import test_agents_gist as gist
-from tests.sched.test_reservations import FEW, reserved_snapshots, sound
+from tests.sched.test_reservations import FEW, H, reservation, reserved_snapshots, sound, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
@@ -67,6 +67,18 @@ MODELS = st.sampled_from(WILD)
 def by_agent(snap: Snapshot, of: Model | None) -> Plan:
     policies = dict.fromkeys(snap.policies, RLTUNE)
     return decide(msgspec.structs.replace(snap, policies=policies), {} if of is None else dict.fromkeys(policies, of))
+
+
+def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
+    """Though it goes over whoever does not fit: ``long`` would delay ``all``, which is before it."""
+    jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1)]
+    jobs.append(pending("short", 1, submit=2))
+    snap = snapshot([node("n1"), node("n2")], jobs)
+    snap = with_reservations(snap, reservation("m", ["n1"], 0, 4 * H, maintenance=True))
+    plan = by_agent(snap, SKIP)
+    assert not plan.troubles
+    assert list(started(plan)) == ["short"]
+    assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
 
 
 @QUICK

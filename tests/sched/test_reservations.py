@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -124,10 +125,10 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert told.reason == plan.reasons["long"]
         assert told.next_steps == ("a time limit of at most 4:00:00 would let it start now (-t 4:00:00)",)
     skip = replace(snap.policies["p"], backfill="skip")
-    for agent, keeps in ((None, False), ("dl2", False), ("topology", False), ("rltune", True)):
+    for agent in (None, "dl2", "topology", "rltune"):
         policy = replace(skip, agent=agent, fallback=skip)
         starts = started(decide(replace(taken, policies={"p": policy})))
-        assert ("long" in starts) != keeps, f"{agent}: stages that skip keep nothing, who orders by itself does"
+        assert "long" in starts, f"{agent}: stages that skip keep nothing"
 
 
 def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
@@ -292,6 +293,9 @@ def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float,
         snap = worlds.after(snap, plan)
         yield snap.now, {a.job_id for a in plan.actions if isinstance(a, Start)}, snap
         times = [*(r.expected_end for r in snap.running), *(t for one in ones for t in (one.begin, one.end))]
+        # and when somebody could no more end before a reservation, or before the place of one who waits for its end
+        limits = {j.spec.time_limit_s for j in snap.pending}
+        times += [math.nextafter(t, math.inf) - limit for t in [*times] for limit in limits]
         now = min((t for t in times if t > snap.now), default=None)
         if now is None:
             return
@@ -336,7 +340,7 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
-def test_in_a_forecast_who_waits_for_the_end_of_a_reservation_is_the_head() -> None:
+def test_in_a_forecast_nodes_are_kept_for_who_waits_for_the_end_of_a_reservation() -> None:
     """``long`` would delay it, ``short`` does not."""
     jobs = [
         pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
@@ -348,10 +352,10 @@ def test_in_a_forecast_who_waits_for_the_end_of_a_reservation_is_the_head() -> N
     assert ((ahead.run(ahead.by_limits).start - NOW) / H).tolist() == [4.0, 28.0, 0.0]
 
 
-@pytest.mark.parametrize("backfill", ["skip", "conservative"])
+@pytest.mark.parametrize("backfill", ["none", "easy", "skip", "conservative"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
-    """By limits, where nothing is kept for anybody, or for all: as decisions do it, one after the other."""
+    """By limits: as decisions do it, one after the other."""
     draw = random.Random(seed)
     snap, ones = drawn(draw, backfill)
     ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
@@ -360,7 +364,7 @@ def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
     happened: dict[str, float] = {}
     for now, begun, _ in driven(snap, ones):
         happened |= dict.fromkeys(begun, now)
-    assert foretold == happened
+    assert foretold == pytest.approx(happened, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -219,7 +219,7 @@ def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Pairing
     return -1 if of.counts[0] == MOST_IN_VAIN else in_order(state, queue, at, head, of)
 
 
-_pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_taken)
+_pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_taken, renews=False)
 
 
 @jit

@@ -16,6 +16,7 @@ from gpusched.compiled import filled_in, in_python, inlined, jit
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
+from gpusched.sched.keeping import keep_clear, keep_nothing
 from gpusched.sched.state import (
     BACKFILL,
     CONSERVATIVE,
@@ -59,6 +60,9 @@ Following = Callable[[ClusterState, Ints, int, int, More], int]
 """(state, queue, at, head, more): the job that is asked as number ``at`` of the pass; -1: nobody more."""
 Keeps = Callable[[ClusterState, int, More], bool]
 """(state, job, more): whether the job runs and keeps its nodes, whatever else is said of it."""
+Kept = Callable[[ClusterState, More], None]
+"""(state, more): nodes have been closed to some of the masks' rows, for a job that waits for the end of a reservation
+(`keeping.keep_clear`)."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
@@ -92,6 +96,11 @@ def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) 
 
 
 @jit
+def nobody_minds(state: ClusterState, more: Any) -> None:
+    """That nodes are kept."""
+
+
+@jit
 def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) -> int:
     """As the queue stands."""
     return int(queue[at]) if at < queue.size else -1
@@ -100,7 +109,7 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
     keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
-    taken: Taken[More] = all_of_it, compiled: bool = True,
+    taken: Taken[More] = all_of_it, kept: Kept[More] = nobody_minds, renews: bool = True, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -110,6 +119,8 @@ def queue_pass(
     its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
     for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
+    Of those that wait for the end of a reservation of nodes the first has its place kept from those behind it
+    (`keeping`), but with SKIP. ``renews``: False in a second pass over a queue, which goes by what the first one kept.
     ``compiled``: False where hooks ask what cannot be compiled, such as a solver: Python runs the walk then.
 
     Returns:
@@ -118,9 +129,9 @@ def queue_pass(
     """
     hooks = dict[str, Callable[..., object]](
         _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following,
-        _taken=taken,
+        _taken=taken, _kept=kept,
     )  # fmt: skip
-    flags = {"_hold_behind": hold_behind, "_shares": taken is not all_of_it}
+    flags = {"_hold_behind": hold_behind, "_shares": taken is not all_of_it, "_renews": renews}
     if not compiled:
         small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
         return in_python(_walk, **flags, **small, **hooks)
@@ -128,20 +139,23 @@ def queue_pass(
     return filled_in(_walk, place, **flags, **parts)
 
 
-_place: Place[Any] = cast(Any, None)  # these nine are filled in
+_place: Place[Any] = cast(Any, None)  # these eleven are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
 _keeps: Keeps[Any] = nobody_runs
 _following: Following[Any] = in_order
 _taken: Taken[Any] = all_of_it
-_hold_behind = _shares = False
+_kept: Kept[Any] = nobody_minds
+_hold_behind = _shares = _renews = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
     """What `queue_pass` makes."""
     resources, releases, requests, jobs, scratch, outcome, now = state
-    head, shadow = -1, np.inf
+    head, shadow, keeps_clear = -1, np.inf, _hold_behind or backfill == NONE or backfill == EASY
+    if _renews:
+        keep_nothing(scratch.calendar)
     scratch.stamp[0] += 1
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
@@ -158,6 +172,9 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
             backfill == CONSERVATIVE and feasibility[shape] == RESERVED and not exceeds(links, room, account_of, job)
         ):
             code_of[job] = feasibility[shape]
+            if _renews and keeps_clear and feasibility[shape] == RESERVED and not exceeds(links, room, account_of, job):
+                if keep_clear(scratch.calendar, state, job):
+                    _kept(state, more)
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:

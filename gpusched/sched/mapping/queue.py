@@ -346,6 +346,7 @@ _mapping_pass: Pass[_Mapper] = queue_pass(
     lambda state, job, code, mapper: mapper.reserve(job),
     lambda state, job, request, mapper: mapper.started(job, request),
     following=lambda state, queue, at, head, mapper: next(mapper.asked, -1),
+    renews=False,
     compiled=False,
 )
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.reservations import OVERRUN_S, Reservation
-from gpusched.sched.state import Calendar, Flags, Floats, Ints, ints
+from gpusched.sched.state import Calendar, Flags, Floats, Ints, Resources, ints
 
 MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
-KEPT = -2  # number of what is kept for the first job that waits for the end of a reservation
 
 
 class Reserved(NamedTuple):
@@ -54,13 +53,13 @@ def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Re
 
 
 def reserved_masks(
-    reserved: Reserved, allowed: Flags, base: Ints, own: Ints, limit: Floats, heads: bool = False
+    reserved: Reserved, allowed: Flags, base: Ints, own: Ints, limit: Floats, usable: Resources
 ) -> tuple[Flags, Calendar]:
     """Return the masks as reservations leave them at the snapshot's time, and when that changes; live and in replays.
 
     A row for each of ``base``, the row of ``allowed`` that says what its jobs may use if nothing is reserved, ``own``,
     the number of the reservation that they are of (-1: none), and ``limit``; one for looking ahead; then what of
-    ``allowed`` is theirs. ``heads``: See `Calendar`.
+    ``allowed`` is theirs. ``usable``: See `Calendar`.
     """
     rows, (bases, of) = len(base), np.unique(np.column_stack((base, own)), axis=0, return_inverse=True)
     theirs = allowed[bases[:, 0]]
@@ -71,8 +70,9 @@ def reserved_masks(
     end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
     calendar = Calendar(
         reserved.node, reserved.of, begin, end, np.argsort(end, kind="stable").astype(np.int64),
-        base=of.reshape(-1).astype(np.int64) + rows + 1, own=own, limit=limit, guarded=np.zeros(rows, np.int64),
-        turns=np.full(rows, -np.inf), closed=np.zeros(allowed.shape[1], np.int64), work=rows, heads=int(heads),
+        base=of.reshape(-1).astype(np.int64) + rows + 1, own=own, limit=limit, turns=np.full(rows, -np.inf),
+        closed=np.zeros(allowed.shape[1], np.int64), usable=usable, kept=np.zeros(allowed.shape[1], np.int64),
+        kept_for=np.zeros(2, np.int64), kept_times=np.full(2, np.inf), work=rows,
     )  # fmt: skip
     for row in range(rows):
         calendar.turns[row] = turn(calendar, masks, row, reserved.now)
@@ -90,8 +90,7 @@ def grouped(limits: Floats) -> Floats:
 @jit
 def concerns(calendar: Calendar, entry: int, row: int) -> bool:
     """Whether jobs of a row of the masks have to keep clear of an entry."""
-    number = calendar.number[entry]
-    return bool(calendar.guarded[row] != 0 if number == KEPT else number != calendar.own[row])
+    return bool(calendar.number[entry] != calendar.own[row])
 
 
 @jit
@@ -129,13 +128,20 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
                 masks[row, calendar.node[e]] = 0
                 after = min(after, end)
             else:
-                after = min(after, max(np.nextafter(begin - limit, np.inf), np.nextafter(now, np.inf)))
+                after = min(after, too_late(begin, limit, now))
     if own >= 0 and (not begun or now + limit > over):
         for node in range(masks.shape[1]):
             masks[row, node] = 0
     elif own >= 0 and over < np.inf:
-        after = min(after, max(np.nextafter(over - limit, np.inf), np.nextafter(now, np.inf)))
+        after = min(after, too_late(over, limit, now))
     return float(after)
+
+
+@jit
+def too_late(end: float, limit: float, now: float) -> float:
+    """The first time at which a job would last beyond ``end``, as floating point adds; later than now."""
+    beyond = np.nextafter(end, np.inf)
+    return float(max(beyond - limit, now + (beyond - end)))
 
 
 @jit
@@ -149,3 +155,15 @@ def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
             calendar.turns[row] = turn(calendar, masks, row, now)
             turned = True
     return turned
+
+
+@jit
+def next_turn(calendar: Calendar | None, now: float) -> float:
+    """When a row changes next, after ``now``; infinite: never. What `keeping` closed is opened at the next instant."""
+    following = np.inf
+    if calendar is None:
+        return following
+    for row in range(calendar.turns.size):
+        if calendar.turns[row] > now:
+            following = min(following, calendar.turns[row])
+    return following

@@ -217,12 +217,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
     generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None
+    generic = generic or bool(options.reservations)
     if generic:
         demand = demand._replace(gpus_only=False)
     calendar = None
     if options.reservations:
-        limit, heads = limits_of(trace, timed.duration), policy.backfill == "easy"
-        demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
+        limit, usable = limits_of(trace, timed.duration), copied(demand.resources)
+        demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, usable)
     parts = int(demand.parts.sum())
     slots = most_parts_running(demand, parts) if share == "no" else parts
     children = _children(trace)
@@ -349,7 +350,7 @@ def _passes(
         scratch=scratch,
         rng=seed_words(seed),
         total=demand.resources,
-        usable=copied(demand.resources),
+        usable=copied(demand.resources) if scratch.calendar is None else scratch.calendar.usable,
     )
     set_feasibility(passes.total, passes.usable, demand.masks, demand.requests, scratch, feasibility)
     return passes

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 from gpusched.compiled import filled_in, in_python, jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
-from gpusched.sched.reservations.calendar import turn_due
-from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, MOVED, Log, Passes, Sim
+from gpusched.sched.reservations.calendar import next_turn, turn_due
+from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, IN_SYSTEM, MOVED, RUNS, Log, Passes, Sim
 from gpusched.sim.engine.step import advance
 
 State = TypeVar("State")
@@ -63,5 +63,7 @@ def _run(sim: Sim, log: Log, passes: Passes, state: Any) -> int:
         code = next_decision(sim, log, passes)
         if code == DECIDE:
             code = _decide(sim, log, passes, state)
+            if sim.counter[IN_SYSTEM] > sim.counter[RUNS]:  # whose nodes will be others' then, or theirs
+                sim.clock[1] = min(sim.clock[1], next_turn(passes.scratch.calendar, sim.clock[0]))
         if code != DECIDE:
             return code
