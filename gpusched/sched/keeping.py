@@ -33,6 +33,7 @@ def keep_nothing(calendar: Calendar | None) -> None:
 def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool:
     """Keep a place for a job that waits for the end of a reservation, unless one before it has any; whether it has.
 
+    One that waits for its own reservation has its nodes by that.
     From now on those that would still run when it is to start find its nodes closed, row by row of the masks: a job
     counts as lasting as long as any that shares its row. Of them who cannot run elsewhere, whatever were free, are not
     to be looked at (feasibility BACKFILL).
@@ -40,6 +41,8 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool
     if calendar is None or calendar.kept_times[0] < np.inf:
         return False
     resources, releases, requests, jobs, scratch, _, now = state
+    if calendar.own[requests.mask[jobs.shape[job]]] >= 0:
+        return False
     feasibility, masks, limit = jobs.feasibility, jobs.masks, jobs.limit[job]
     begin, given = reserve_any(
         resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch
