@@ -131,6 +131,14 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert "long" in starts, f"{agent}: stages that skip keep nothing"
 
 
+def test_the_head_has_no_place_where_nodes_are_kept_for_another() -> None:
+    """Its GPUs come free in time, but it would still run when ``all``, which waits for the maintenance, is to start."""
+    jobs = [pending("all", 8, 2, limit=24 * H), pending("head", 8, limit=2 * H, submit=1)]
+    snap = snapshot([node("n1"), node("n2")], jobs, [running("r", {"n2": tuple(range(8))}, end=NOW + 3 * H)])
+    plan = decide(with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True)))
+    assert plan.reasons["head"].message.endswith("can start within 1-04:00:00, by time limits")
+
+
 def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
     """It fits when the running job ends, but not for as long as it may last; nor before the maintenance is over."""
     busy = [running("r", {"n1": tuple(range(8))}, end=NOW + 2 * H)]
