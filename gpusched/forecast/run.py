@@ -356,9 +356,18 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
         else:
             more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
             pass_ahead(state, line.open, of["backfill"], more)
+        _mark_closed(passes.scratch.calendar, line)
         _leave_started(sim, line)
         begin_started(sim, log, outcome, None)
     _pair_up(sim.pace, sim, log, passes, line, partition)
+
+
+@jit
+def _mark_closed(calendar: Calendar | None, line: QueueArrays) -> None:
+    """Where nodes are kept for somebody, what fits on them is looked at anew when they are open again."""
+    for row in range(0 if calendar is None else line.turns.size):
+        if calendar.turns[row] == -np.inf:
+            line.turns[row] = np.nan
 
 
 @jit
@@ -623,27 +632,7 @@ def _nothing_kept(calendar: Calendar | None) -> bool:
     return False if calendar is None else bool(calendar.kept_times[0] == np.inf)
 
 
-@jit
-def _closed(state: ClusterState, more: Ahead) -> None:
-    """The nodes that are kept fit fewer."""
-    _note_closed(state.scratch.calendar, state, more.line)
-
-
-@jit
-def _note_closed(calendar: Calendar | None, state: ClusterState, line: QueueArrays) -> None:
-    if calendar is None:
-        return
-    requests, masks = state.requests, state.jobs.masks
-    for part in range(calendar.kept_for[1]):
-        node = calendar.kept[part]
-        fit_anew(line.fit, line.fits, state.resources, requests, masks, node)
-        fit_anew(line.late.fit, line.late.fits, line.late.room, requests, masks, node)
-    for row in range(line.turns.size):
-        if calendar.turns[row] == -np.inf:  # it is turned back before the next pass
-            line.turns[row] = np.nan
-
-
-pass_ahead = queue_pass(_attempt, _keep, _started, following=_next, kept=_closed)
+pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
 
 
 @jit

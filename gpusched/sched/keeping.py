@@ -30,8 +30,8 @@ def keep_nothing(calendar: Calendar | None) -> None:
 
 
 @jit
-def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool:
-    """Keep a place for a job that waits for the end of a reservation, unless one before it has any; whether it has.
+def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None:
+    """Keep a place for a job that waits for the end of a reservation, unless one before it has any.
 
     One that waits for its own reservation has its nodes by that.
     From now on those that would still run when it is to start find its nodes closed, row by row of the masks: a job
@@ -39,16 +39,16 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool
     to be looked at (feasibility BACKFILL).
     """
     if calendar is None or calendar.kept_times[0] < np.inf:
-        return False
+        return
     resources, releases, requests, jobs, scratch, _, now = state
     if calendar.own[requests.mask[jobs.shape[job]]] >= 0:
-        return False
+        return
     feasibility, masks, limit = jobs.feasibility, jobs.masks, jobs.limit[job]
     begin, given = reserve_any(
         resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch
     )  # fmt: skip
     if begin == np.inf:
-        return False
+        return
     calendar.kept_for[0], calendar.kept_for[1] = job, requests.parts[given]
     calendar.kept_times[0], calendar.kept_times[1] = begin, begin + limit
     for part in range(requests.parts[given]):
@@ -63,7 +63,6 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> bool
     for shape in range(feasibility.size):
         if feasibility[shape] == OK and now + calendar.limit[requests.mask[shape]] > begin:
             feasibility[shape] = OK if _possible(calendar, state, shape) else BACKFILL
-    return True
 
 
 @jit

@@ -6,12 +6,13 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpusched.forecast.queue import QueueForecast
+from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.reservations import Reservation, by_node, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -302,22 +303,28 @@ def some_in_reservations(snap: Snapshot, ones: Sequence[Reservation]) -> Snapsho
     return replace(snap, pending=tuple(jobs))
 
 
-def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float, set[str], Snapshot]]:
-    """Decisions one after the other; all jobs last as long as they may: (time, who starts, the snapshot after that)."""
+def driven(
+    snap: Snapshot, ones: Sequence[Reservation], share: float = 1.0
+) -> Iterator[tuple[float, set[str], Snapshot]]:
+    """Decisions one after the other: (time, who starts, the snapshot after that). Jobs last so much of their limit."""
+    ends: dict[str, float] = {}
     while snap.pending:
         snap = with_reservations(snap, *ones)
         plan, refused = check(decide(snap), snap)
         assert not refused
+        limits = {j.id: j.spec.time_limit_s for j in snap.pending}
         snap = worlds.after(snap, plan)
-        yield snap.now, {a.job_id for a in plan.actions if isinstance(a, Start)}, snap
-        times = [*(r.expected_end for r in snap.running), *(t for one in ones for t in (one.begin, one.end))]
+        begun = {a.job_id for a in plan.actions if isinstance(a, Start)}
+        ends |= {job: snap.now + share * limits[job] for job in begun}
+        yield snap.now, begun, snap
+        times = [t for r in snap.running for t in (ends[r.id], r.expected_end)]
+        times += [t for one in ones for t in (one.begin, one.end)]
         # and when somebody could no more end before a reservation, or before the place of one who waits for its end
-        limits = {j.spec.time_limit_s for j in snap.pending}
-        times += [math.nextafter(t, math.inf) - limit for t in [*times] for limit in limits]
+        times += [math.nextafter(t, math.inf) - limit for t in [*times] for limit in {*limits.values()}]
         now = min((t for t in times if t > snap.now), default=None)
         if now is None:
             return
-        alive = tuple(r for r in snap.running if r.expected_end > now)
+        alive = tuple(r for r in snap.running if ends[r.id] > now)
         snap = replace(snap, now=now, running=alive)
 
 
@@ -370,18 +377,33 @@ def test_in_a_forecast_nodes_are_kept_for_who_waits_for_the_end_of_a_reservation
     assert ((ahead.run(ahead.by_limits).start - NOW) / H).tolist() == [4.0, 28.0, 0.0]
 
 
+def test_in_a_forecast_nodes_that_are_kept_no_more_are_open_at_once() -> None:
+    """``r`` ends before its limit, so that ``all`` has its place on n1 and n2, and ``long`` may run on n3."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H), pending("short", 1, limit=2 * H, submit=1),
+        pending("long", 1, limit=5 * H, submit=2),
+    ]  # fmt: skip
+    busy = [running("r", {"n2": tuple(range(8))}, end=NOW + 10 * H)]
+    snap = snapshot([node("n1"), node("n2"), node("n3")], jobs, busy, backfill="easy")
+    snap = with_reservations(snap, reservation("m", ["n1", "n2"], H, 4 * H, maintenance=True))
+    ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
+    start = ahead.run(RunTimes(ahead.limits, np.array([NOW + 1.5 * H]))).start
+    assert ((start - NOW) / H).tolist() == [4.0, 0.0, 1.5]
+
+
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip", "conservative"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
-    """By limits: as decisions do it, one after the other; with odd seeds also where jobs are in reservations."""
+    """As decisions do it, one after the other; also where jobs end early, and where they are in reservations."""
     snap, ones = drawn(random.Random(seed), backfill)
     if seed % 2:
         snap = some_in_reservations(snap, ones)
+    share = 0.5 if seed > 4 else 1.0
     ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
-    start = ahead.run(ahead.by_limits).start
+    start = ahead.run(RunTimes(share * ahead.limits, np.zeros(0))).start
     foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
     happened: dict[str, float] = {}
-    for now, begun, _ in driven(snap, ones):
+    for now, begun, _ in driven(snap, ones, share):
         happened |= dict.fromkeys(begun, now)
     assert {job: when for job, when in foretold.items() if when < math.inf} == pytest.approx(happened, abs=1e-3)
 

@@ -60,9 +60,6 @@ Following = Callable[[ClusterState, Ints, int, int, More], int]
 """(state, queue, at, head, more): the job that is asked as number ``at`` of the pass; -1: nobody more."""
 Keeps = Callable[[ClusterState, int, More], bool]
 """(state, job, more): whether the job runs and keeps its nodes, whatever else is said of it."""
-Kept = Callable[[ClusterState, More], None]
-"""(state, more): nodes have been closed to some of the masks' rows, for a job that waits for the end of a reservation
-(`keeping.keep_clear`)."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
@@ -96,11 +93,6 @@ def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) 
 
 
 @jit
-def nobody_minds(state: ClusterState, more: Any) -> None:
-    """That nodes are kept."""
-
-
-@jit
 def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) -> int:
     """As the queue stands."""
     return int(queue[at]) if at < queue.size else -1
@@ -109,7 +101,7 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
     keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
-    taken: Taken[More] = all_of_it, kept: Kept[More] = nobody_minds, renews: bool = True, compiled: bool = True,
+    taken: Taken[More] = all_of_it, renews: bool = True, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
     """The pass in which these hooks decide; ``more`` is what they need beside the state.
 
@@ -129,7 +121,7 @@ def queue_pass(
     """
     hooks = dict[str, Callable[..., object]](
         _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following,
-        _taken=taken, _kept=kept,
+        _taken=taken,
     )  # fmt: skip
     flags = {"_hold_behind": hold_behind, "_shares": taken is not all_of_it, "_renews": renews}
     if not compiled:
@@ -139,14 +131,13 @@ def queue_pass(
     return filled_in(_walk, place, **flags, **parts)
 
 
-_place: Place[Any] = cast(Any, None)  # these eleven are filled in
+_place: Place[Any] = cast(Any, None)  # these ten are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
 _keeps: Keeps[Any] = nobody_runs
 _following: Following[Any] = in_order
 _taken: Taken[Any] = all_of_it
-_kept: Kept[Any] = nobody_minds
 _hold_behind = _shares = _renews = False
 
 
@@ -173,8 +164,7 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
         ):
             code_of[job] = feasibility[shape]
             if _renews and keeps_clear and feasibility[shape] == RESERVED and not exceeds(links, room, account_of, job):
-                if keep_clear(scratch.calendar, state, job):
-                    _kept(state, more)
+                keep_clear(scratch.calendar, state, job)
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:
