@@ -12,7 +12,7 @@ from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import EXISTS_EXIT_CODE, AttemptRef
 from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
 from gpusched.nodes.transport import Script
-from tests.runtimes.world import CLUSTER, World
+from tests.runtimes.world import CLUSTER, World, once_contained
 from tests.testbed import wait_until
 
 HOSTILE = [
@@ -89,6 +89,7 @@ def test_an_argument_and_a_variable_of_100_kb(world: World) -> None:
     assert attempt["exit_code"] == 0, output
 
 
+@once_contained
 def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
     ref = world.launch("sh", "-c", "echo first; sleep 60")
     again = world.run(world.runtime.launch(world.request("sh", "-c", "echo second")))
@@ -104,6 +105,7 @@ def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
     assert later > since
 
 
+@once_contained
 def test_ten_launches_at_once_have_one_winner(world: World) -> None:
     request = world.request("sleep", "60")
     world.launched.append(request.ref)

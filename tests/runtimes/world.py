@@ -7,6 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gpusched
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, Runtime, runtime_for
@@ -14,6 +16,8 @@ from gpusched.nodes.runtimes.listing import parse_listing
 from gpusched.nodes.transport import Result, Script, Transport
 from tests.testbed import TestNode, wait_until
 
+# For what the launcher's lines do before a runtime is asked for anything: the same for both engines and transports.
+once_contained = pytest.mark.parametrize("world", ["process", "podman"], indirect=True)
 CLUSTER = "c-1"
 IMAGE = "localhost/gs/busybox:1"
 ROOT = Path(gpusched.__file__).parents[1]
