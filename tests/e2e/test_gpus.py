@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +13,8 @@ from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -28,10 +30,32 @@ def gpu(cluster: Cluster, node: str, index: int) -> dict[str, Any]:
     return dict(cluster.nodes()[node]["gpus"][index])
 
 
+def wait_told(cluster: Cluster, node: str, look: Callable[[], T], what: str) -> T:
+    """Wait for something that only a reading of the node can bring; a command line for each reading is enough."""
+    read: list[float | None] = []
+
+    def looked() -> T | None:
+        with cluster.reader() as reader:
+            assert reader is not None
+            last = reader.node_records()[node].last_seen
+        if read[-1:] == [last]:
+            return None
+        read.append(last)
+        return look()
+
+    found = wait_until(looked, 20, what)
+    assert found is not None
+    return found
+
+
 def wait_gpu(cluster: Cluster, node: str, index: int, state: str) -> dict[str, Any]:
-    return wait_until(
-        lambda: (g := gpu(cluster, node, index))["state"] == state and g, 20, f"GPU {index} to be {state}"
-    )
+    def there() -> dict[str, Any] | None:
+        found = gpu(cluster, node, index)
+        return found if found["state"] == state else None
+
+    found = wait_told(cluster, node, there, f"GPU {index} to be {state}")
+    assert found is not None
+    return found
 
 
 def test_a_strangers_gpu_is_busy_and_a_lost_one_lost_while_the_others_work(figures: Cluster, share: Path) -> None:
@@ -87,8 +111,8 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
             wait_gpu(cluster, "dgx001", own, "LOST")
             node.nvml_set({f"gpu{own}.error": 0})
         joules = 1000.0 * (own + 1) + 2500 * step
-        wait_until(
-            lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, 20, "the counter to be read"
+        wait_told(
+            cluster, "dgx001", lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, "the counter"
         )
     mine = gpu(cluster, "dgx001", own)
     assert (mine["state"], mine["reason"], mine["job"], mine["user"]) == ("ALLOCATED", "", job, "root")
@@ -141,7 +165,7 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
     form = ["/usr/bin/podman", "inspect", "--format", "{{.State.Pid}}"]
     pids = [int(node.run([*form, f"gpusched-{job}-1-0"]).stdout) for job in (first, second)]
     node.nvml_set({"gpu1.procs": ",".join(f"{pid}:{1 << 30}" for pid in pids)})
-    wait_until(lambda: len(gpu(stopped, "dgx001", 1)["processes"]) == 2, 20, "both processes to be seen")
+    wait_told(stopped, "dgx001", lambda: len(gpu(stopped, "dgx001", 1)["processes"]) == 2, "both processes")
     both = gpu(stopped, "dgx001", 1)
     assert (both["state"], both["reason"], {both["job"], both["shared_with"]}) == ("ALLOCATED", "", {first, second})
     assert gpu(stopped, "dgx001", 2)["shared_with"] is None
@@ -152,7 +176,7 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
     assert [stopped.state_of(job) for job in (first, second, alone)] == ["RUNNING", "RUNNING", "PENDING"]
     before = gpu(stopped, "dgx001", 1)["energy_j"]
     node.nvml_set({"gpu1.energy_mj": int(1000 * before) + 8_000_000})
-    wait_until(lambda: gpu(stopped, "dgx001", 1)["energy_j"] == before + 8000, 20, "the counter to be read")
+    wait_told(stopped, "dgx001", lambda: gpu(stopped, "dgx001", 1)["energy_j"] == before + 8000, "the counter")
 
     node.run(["/usr/bin/podman", "kill", f"gpusched-{second}-1-0"])
     stopped.wait_state(second, "FAILED")

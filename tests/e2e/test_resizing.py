@@ -186,12 +186,13 @@ def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: 
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic: Cluster, share: Path) -> None:
     job = resizable(elastic, share, "--sizes", "4,8,16", script='[ "$GPUSCHED_GPUS_TOTAL" != 8 ] || exit 3\n' + TRAIN)
     settled(elastic, job, 16)
     other = crowd(elastic, share)
-    wait_until(lambda: elastic.json("show", job)["resizes"]["unusable"] == [8], 60, "8 GPUs to be unusable")
     settled(elastic, job, 4)
+    assert elastic.json("show", job)["resizes"]["unusable"] == [8]
     elastic.wait_state(other, "RUNNING")
     told = story(share)
     assert [line[1] for line in told] == [16, 4]
