@@ -365,7 +365,9 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
 @jit
 def _mark_closed(calendar: Calendar | None, line: QueueArrays) -> None:
     """Where nodes are kept for somebody, what fits on them is looked at anew when they are open again."""
-    for row in range(0 if calendar is None else line.turns.size):
+    if calendar is None:
+        return
+    for row in range(line.turns.size):
         if calendar.turns[row] == -np.inf:
             line.turns[row] = np.nan
 

@@ -28,7 +28,7 @@ from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.tree import tree_of
 from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
 from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
-from tests.sched.test_reservations import FEW, reserved_snapshots, sound
+from tests.sched.test_reservations import FEW, H, reservation, reserved_snapshots, sound, with_reservations
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started, topology
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -269,3 +269,17 @@ def test_weights_of_another_shape_are_refused() -> None:
 def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, schedulers: int) -> None:
     snap = by_agents(replace(snap, beliefs={"alice/t": KindBelief(kind="alice/t")}), schedulers)
     sound(snap, decide(snap, dict.fromkeys(snap.policies, RULE)))
+
+
+@pytest.mark.parametrize("schedulers", [1, 2])
+def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation(schedulers: int) -> None:
+    """``long`` would still run on one of the two when ``all``, which is before it, is to start on both."""
+    jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1.0)]
+    jobs.append(pending("short", 1, submit=2.0))
+    busy = [running("r", {"n3": (0, 1, 2, 3)}, NOW + 10 * H)]
+    nodes = [node("n1"), node("n2"), node("n3", gpus=4)]
+    snap = snapshot(nodes, jobs, busy, backfill="easy", beliefs=beliefs(1.0, 1.0, 1.0))
+    snap = with_reservations(snap, reservation("m", ["n1"], 0, 4 * H, maintenance=True))
+    plan = planned(snap, schedulers)
+    assert not plan.troubles
+    assert list(started(plan)) == ["short"]

@@ -132,6 +132,16 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert "long" in starts, f"{agent}: stages that skip keep nothing"
 
 
+@pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
+def test_a_mapping_keeps_nodes_where_others_do(backfill: str) -> None:
+    jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1), pending("short", 1)]
+    busy = [running("r", {"n3": (0, 1, 2, 3)}, NOW + 10 * H)]  # where ``long`` could run, too
+    nodes = [node("n1"), node("n2"), node("n3", gpus=4)]
+    snap = snapshot(nodes, jobs, busy, place="fastest", backfill=backfill)
+    plan = decide(with_reservations(snap, reservation("m", ["n1"], 0, 4 * H, maintenance=True)))
+    assert set(started(plan)) == ({"long", "short"} if backfill == "skip" else {"short"})
+
+
 def test_the_head_has_no_place_where_nodes_are_kept_for_another() -> None:
     """Its GPUs come free in time, but it would still run when ``all``, which waits for the maintenance, is to start."""
     jobs = [pending("all", 8, 2, limit=24 * H), pending("head", 8, limit=2 * H, submit=1)]

@@ -26,6 +26,7 @@ from gpusched.sched.state import (
     POLICY,
     PRIORITY,
     STARTED,
+    Calendar,
     ClusterState,
     Flags,
     Floats,
@@ -210,6 +211,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
     if late and scratch.failed_late[shape] == stamp:
         return BACKFILL, shape
     room, home = scratch.late if late else resources, more.home[job]
+    _close_kept(scratch.calendar, more, jobs.masks, requests.mask[shape])
     if offers.way[home, job] == UNASKED:
         _offer_again(more, costs, room, home, job, now)
     number = _highest(more, costs, room, job, now, False)
@@ -241,6 +243,18 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
 
 
 settle = priced_pass(_attempt)
+
+
+@jit
+def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -> None:
+    """What the walk keeps for one before a job (`keeping`) is closed to schedulers, and with it what they offered."""
+    if calendar is None or calendar.kept_times[0] == np.inf:
+        return
+    rows = masks.shape[0] + 1  # of one scheduler; the last: any node
+    for part in range(calendar.kept_for[1]):
+        node = calendar.kept[part]
+        for at in range(row, deal.masks.shape[0] if masks[row, node] == 0 else 0, rows):
+            deal.masks[at, node] = 0
 
 
 @jit

@@ -31,6 +31,7 @@ from gpusched.sched.state import (
     LIMIT,
     MAPPING,
     PRIORITY,
+    RESOURCES,
     SKIP,
     STARTED,
     ClusterState,
@@ -100,7 +101,7 @@ def map_queue(
     Returns:
         What the pass says (the head, and its shadow time), and the mappings that were made.
     """
-    window = _window_of(state, queue, mapping.window)
+    window = _window_of(state, queue, mapping.window, backfill)
     if not len(window):
         return -1, np.inf, []
     others = queue[state.outcome.code[queue] == LIMIT]
@@ -124,12 +125,14 @@ def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints)
 _window_pass = queue_pass(_enter, nothing_held)
 
 
-def _window_of(state: ClusterState, queue: Ints, most: int) -> Ints:
+def _window_of(state: ClusterState, queue: Ints, most: int, backfill: int) -> Ints:
     """The first jobs that could all start together by their bounds; the codes of all others say why not they."""
     if state.jobs.links is not None:
         state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
     window = np.zeros(1 + min(most, len(queue)), np.int64)
-    _window_pass(state, queue, EASY, window)
+    _window_pass(state, queue, SKIP if backfill == SKIP else EASY, window)  # who skips keeps nothing
+    code = state.outcome.code
+    code[queue[code[queue] == RESOURCES]] = PRIORITY
     return window[1 : 1 + window[0]]
 
 
