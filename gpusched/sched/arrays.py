@@ -185,8 +185,8 @@ def waiting_of(
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
     ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
 
-    ``by_limit``: with reservations, jobs that share a row of the masks have about the same limit, not only one that
-    means the same now: so that the rows can be turned to other times.
+    With reservations, jobs that share a row of the masks have about the same limit; ``by_limit``: at any time, as the
+    rows are to be turned to other times, else now (none is rounded beyond the begin of a reservation).
     """
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
@@ -332,7 +332,7 @@ def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: 
 def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:
     """`_allowed`; with reservations what of it they leave now, a row for each key, then one to work in.
 
-    ``limits``: of those that are alike, the limit of one, or about that of all.
+    ``limits``: of those that are alike, the longest limit, or about that of all.
     """
     if not world.reserved or not keys:
         return _allowed([key[:5] for key in keys], world), no_calendar()

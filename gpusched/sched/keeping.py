@@ -31,12 +31,11 @@ def keep_nothing(calendar: Calendar | None) -> None:
 
 @jit
 def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None:
-    """Keep a place for a job that waits for the end of a reservation, unless one before it has any.
+    """Keep a place for a job that waits for the end of a reservation, unless one before it in the queue has one.
 
-    One that waits for its own reservation has its nodes by that.
-    From now on those that would still run when it is to start find its nodes closed, row by row of the masks: a job
-    counts as lasting as long as any that shares its row. Of them who cannot run elsewhere, whatever were free, are not
-    to be looked at (feasibility BACKFILL).
+    Jobs behind it that would still run when it is to start find its nodes closed from now on, row by row of the masks:
+    a job counts as lasting as long as the longest that shares its row. Those that could run nowhere else, whatever were
+    free, are not tried (feasibility BACKFILL). A job that waits for its own reservation has its nodes by that.
     """
     if calendar is None or calendar.kept_times[0] < np.inf:
         return
@@ -44,9 +43,7 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None
     if calendar.own[requests.mask[jobs.shape[job]]] >= 0:
         return
     feasibility, masks, limit = jobs.feasibility, jobs.masks, jobs.limit[job]
-    begin, given = reserve_any(
-        resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch
-    )  # fmt: skip
+    begin, given = reserve_any(resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch)
     if begin == np.inf:
         return
     calendar.kept_for[0], calendar.kept_for[1] = job, requests.parts[given]
