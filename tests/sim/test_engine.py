@@ -178,13 +178,12 @@ def test_partitions_have_their_own_queues_and_types_bind():
 
 
 PLAIN = {"NUMBA_DISABLE_JIT": "1"}
-NUMBA_ALONE = {"GPUSCHED_COMPILED": "numba", "NUMBA_OPT": "0"}  # what is run is asked, not how fast it is
 DECIDED = ("fifo+easy", "sjf-oracle", "fifo+conservative", "sjf-estimate+easy", "multifactor", *PREEMPTIVE)
 
 
 @pytest.mark.parametrize(
     ("policy", "how"),
-    [*((policy, PLAIN) for policy in DECIDED), ("fifo+easy", NUMBA_ALONE)],
+    [*((policy, PLAIN) for policy in DECIDED), ("fifo+easy", {"GPUSCHED_COMPILED": "numba"})],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_plain_python_and_numba_alone_decide_the_same(policy, how):

@@ -91,7 +91,7 @@ def test_a_detached_site_ends_without_a_trace(tmp_path: Path) -> None:
     assert sinfo.stdout == "dgx001 idle\n"
     assert len(_daemons(folder)) >= 4
     subprocess.run([*command, "down", "--root", tmp_path / "t"], env=environment, check=True)
-    assert _daemons(folder) == []
+    wait_until(lambda: not _daemons(folder), what="the last of them to be gone")
     assert not folder.exists()
 
 
