@@ -169,7 +169,8 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     asked = list(policies)
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(small_snapshot(policy))
-    for backfill in BACKFILLS:
+    plans = any("conservative" in (policy.backfill, policy.stand_in.backfill) for policy in asked)
+    for backfill in BACKFILLS if plans else [name for name in BACKFILLS if name != "conservative"]:
         for place in PLACES:
             decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))
