@@ -21,14 +21,12 @@ import numpy.typing as npt
 from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import draws_of, quantiles
-from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
-from gpusched.sched.decide import small_snapshot, with_sharing
 
 BUDGET_S = 0.1  # of one pause between two cycles
 PAUSE_S = 30.0  # between two batches at least; and
@@ -37,14 +35,6 @@ _DRAWS = 10
 _MOST_JOBS = 3000  # a longer queue is left alone until it is shorter: reading it alone would exceed the budget
 _WORK = 2_000_000  # queue entries of one run: some hundredths of a second
 _TRY_AGAIN_S = 600.0
-
-
-def warm_up(shares: bool = False) -> None:
-    """Run something small ahead, so that all passes are compiled (or loaded); ``shares``: nodes share GPUs."""
-    small = small_snapshot(PolicySpec(name="warm-up"))
-    for snapshot in (small, with_sharing(small))[: 1 + shares]:
-        ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
-        ahead.run(ahead.by_limits)
 
 
 def compile_for(snapshot: Snapshot) -> None:

@@ -103,15 +103,15 @@ class QueueForecast:
             turns=np.full(len(self._waiting.calendar.base), -np.inf),
             outcome=new_outcome(len(self.views), self._waiting.parts),
             placing=initial.placing,
-            plan=self._passes.scratch.plan if any(self._stages("conservative")) else None,
+            plan=self._passes.scratch.plan if self._plans() else None,
         )
         for node in range(nodes):
             fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
         return line
 
-    def _stages(self, backfill: str) -> Iterator[str]:
-        """Partitions with this backfill."""
-        return (name for name, policy in self.snapshot.policies.items() if staged(policy).backfill == backfill)
+    def _plans(self) -> bool:
+        """Whether any partition backfills conservatively."""
+        return any(staged(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
 
     @property
     def is_compiled(self) -> bool:

@@ -16,6 +16,7 @@ from gpusched.sched.backfill import attempt_any
 from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import Tree, account, places
 from gpusched.sched.fit import entry, request_of
+from gpusched.sched.keeping import keeps_nodes
 from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import node_fits
@@ -489,7 +490,7 @@ def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) 
     shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, line.fits
     parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
     kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
-    keeps = of["backfill"] == NONE or of["backfill"] == EASY
+    keeps = keeps_nodes(of["backfill"])
     count, hopeful, work = 0, draws, 0
     room_along(jobs.links, jobs.room, least)  # chains are few, jobs many: once here is cheaper than with each job
     while kind < stop:

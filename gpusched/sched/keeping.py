@@ -18,7 +18,7 @@ from gpusched.sched.backfill import reserve_any
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import choose
 from gpusched.sched.reservations.calendar import too_late
-from gpusched.sched.state import BACKFILL, FIRST_FIT, OK, Calendar, ClusterState
+from gpusched.sched.state import BACKFILL, EASY, FIRST_FIT, NONE, OK, Calendar, ClusterState
 
 
 @jit
@@ -27,6 +27,12 @@ def keep_nothing(calendar: Calendar | None) -> None:
     if calendar is not None:
         calendar.kept_times[:] = np.inf
         calendar.kept_for[1] = 0
+
+
+@jit
+def keeps_nodes(backfill: int) -> bool:
+    """Whether nodes are kept under this backfill: who skips keeps none, and conservative has a plan for all."""
+    return backfill == NONE or backfill == EASY
 
 
 @jit
@@ -40,9 +46,10 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None
     if calendar is None or calendar.kept_times[0] < np.inf:
         return
     resources, releases, requests, jobs, scratch, _, now = state
-    if calendar.own[requests.mask[jobs.shape[job]]] >= 0:
+    own = requests.mask[jobs.shape[job]]
+    if calendar.own[own] >= 0:
         return
-    feasibility, masks, limit = jobs.feasibility, jobs.masks, jobs.limit[job]
+    feasibility, masks, limit = jobs.feasibility, jobs.masks, calendar.limit[own]
     begin, given = reserve_any(resources, releases, masks, requests, jobs.shape[job], FIRST_FIT, now, limit, scratch)
     if begin == np.inf:
         return

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpusched.controller.estimating import Estimates
-from gpusched.controller.predicting import StartPredictor, warm_up
+from gpusched.controller.predicting import StartPredictor, compile_for
 from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, SetPriority, Submit
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
@@ -20,6 +20,7 @@ from gpusched.queue import rows
 from gpusched.queue.dependencies import Dependencies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
+from gpusched.sched.decide import small_snapshot
 from tests.controller.folding import ALICE, NOW, Desk, fresh_id, spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site
@@ -484,7 +485,7 @@ def test_predictions_of_an_arrays_tasks_are_made_once(site: Site) -> None:
     waiting, new = site.store.unpredicted()
     assert (waiting, new) == (28, [f"{ARRAY}_12"])
     predictor = StartPredictor(site.store, clock=iter(range(10_000)).__next__)
-    warm_up()  # else another process compiles first
+    compile_for(small_snapshot(PolicySpec(name="warm-up")))  # else another process compiles first
     for _ in range(30):
         predictor.step(inventory(), site.world.now, budget_s=1e9)
     assert site.store.unpredicted() == (28, [])

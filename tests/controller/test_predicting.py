@@ -15,7 +15,7 @@ import pytest
 
 from gpusched import compiled
 from gpusched.controller import predicting
-from gpusched.controller.predicting import PAUSE_S, StartPredictor, compile_for, warm_up
+from gpusched.controller.predicting import PAUSE_S, StartPredictor, compile_for
 from gpusched.forecast.queue import QueueForecast
 from gpusched.forecast.run import run_forward
 from gpusched.model.policy import PolicySpec
@@ -31,7 +31,7 @@ LIMIT_S = 600.0
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled() -> None:
-    warm_up()
+    compile_for(small_snapshot(PolicySpec(name="warm-up")))
 
 
 class Watch:
@@ -192,12 +192,8 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     return started
 
 
-def test_what_is_not_compiled_is_by_another_process(
-    site: Site, compiling: list[list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of just what waits here: with conservative backfill other passes are needed than with easy. Once, then it goes on
-    whether that was of use or not.
-    """
+def test_what_is_not_compiled_is_by_another_process(site: Site, compiling: list[list[Any]]) -> None:
+    """For the queue as it is. Once: then it goes on, whether that was of use or not."""
     waiting = full(site)[-2]
     site.turn()
     clock = Watch()
@@ -232,15 +228,14 @@ def test_who_compiles_for_it_ends_with_it(site: Site, compiling: list[list[Any]]
 def test_what_is_to_be_compiled_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For each kind of snapshot on its own, in this process or kept by another one."""
     small = small_snapshot(PolicySpec(name="p"))
+    snapshots = small, with_sharing(small), small_snapshot(PolicySpec(name="p", backfill="conservative"))
+    ahead, *others = (QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0) for snapshot in snapshots)
     compile_for(small)
-    ahead = QueueForecast(small, half_life_s=1.0, tick_s=1.0)
     monkeypatch.setattr(run_forward, "_ready", {})
     assert ahead.is_compiled, "it was kept"
+    compile_for(small)
     monkeypatch.setattr(compiled, "cache_folder", lambda module: tmp_path)
+    assert ahead.is_compiled, "it was loaded"
+    assert not any(other.is_compiled for other in others), "each is another version"
+    monkeypatch.setattr(run_forward, "_ready", {})
     assert not ahead.is_compiled
-    monkeypatch.undo()
-    assert ahead.is_compiled
-    sharing = QueueForecast(with_sharing(small), half_life_s=1.0, tick_s=1.0)
-    monkeypatch.setattr(compiled, "cache_folder", lambda module: tmp_path)
-    assert ahead.is_compiled
-    assert not sharing.is_compiled, "another version"

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm import Watch, cpu_s, fill, installed, of, starts
-from gpusched.controller.predicting import warm_up
+from gpusched.controller.predicting import compile_for
+from gpusched.model.policy import PolicySpec
+from gpusched.sched.decide import small_snapshot
 from gpusched.slurm.commands import Slurm
 from tests.testbed.slurm import SlurmSite
 
@@ -26,7 +28,7 @@ def test_ten_thousand_waiting_jobs(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    warm_up()  # else a process that compiles would count as ours
+    compile_for(small_snapshot(PolicySpec(name="warm-up")))  # else a process that compiles would count as ours
     monkeypatch.setenv("SLURM_CONF", slurm_site.env["SLURM_CONF"])
     monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "inventory.yaml"))

@@ -16,7 +16,7 @@ from gpusched.compiled import filled_in, in_python, inlined, jit
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
-from gpusched.sched.keeping import keep_clear, keep_nothing
+from gpusched.sched.keeping import keep_clear, keep_nothing, keeps_nodes
 from gpusched.sched.state import (
     BACKFILL,
     CONSERVATIVE,
@@ -144,7 +144,7 @@ _hold_behind = _shares = _renews = False
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
     """What `queue_pass` makes."""
     resources, releases, requests, jobs, scratch, outcome, now = state
-    head, shadow, keeps_clear = -1, np.inf, _hold_behind or backfill == NONE or backfill == EASY
+    head, shadow, keeps_clear = -1, np.inf, _hold_behind or keeps_nodes(backfill)
     if _renews:
         keep_nothing(scratch.calendar)
     scratch.stamp[0] += 1
