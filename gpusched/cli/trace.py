@@ -43,6 +43,16 @@ def import_(
     _written(path, trace, kept_out=rejected_kinds(trace), rejected_rows=rejected)
 
 
+@app.command("formats")
+def formats(json: output.JsonOption = False) -> None:
+    """List the formats of traces that can be read, and the package that each comes from."""
+    from gpusched.config.plugins import components
+    from gpusched.views.components import table
+
+    found = components("traces").values()
+    output.show(lambda: [{"name": c.name, "origin": c.origin, "object": c.value} for c in found], lambda: table(found))
+
+
 @app.command("stats")
 def stats(
     source: _Source, format_: _FormatOption = None, vc: _VcOption = None, json: output.JsonOption = False

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpusched.config import fields
+from gpusched.config.plugins import components
 from gpusched.config.yamlfile import Value
 from gpusched.model.notices import NoticeKind, Notices, Receiver, is_address
 
@@ -29,10 +30,25 @@ def _receivers(value: Value) -> tuple[Receiver, ...]:
 
 
 def _receiver(value: Value) -> Receiver:
-    values: dict[str, Any] = fields.read(value, RECEIVER, "a mapping with webhook or command, on, users")
-    if ("webhook" in values) == ("command" in values):
-        raise value.error("either a webhook or a command", "both" if "webhook" in values else "neither")
+    values: dict[str, Any] = fields.read(value, RECEIVER, "a mapping with webhook, command or notifier, on, users")
+    ways = [key for key in ("webhook", "command", "notifier") if key in values]
+    if len(ways) != 1:
+        raise value.error("a webhook, a command or a notifier", " and ".join(ways) or "none of them")
+    if "options" in values and ways != ["notifier"]:
+        raise value.error("options only with a notifier", f"them with a {ways[0]}")
     return Receiver(**values)
+
+
+def _notifier(value: Value) -> str:
+    return value.choice(tuple(components("notifiers")))
+
+
+def _options(value: Value) -> dict[str, str]:
+    given = value.fields("a mapping of the notifier's options, each a text")
+    for option in given.values():
+        if not option.is_text:
+            raise option.error("a text", "something else")  # it may be a secret, and errors are shown to everybody
+    return {name: option.text("a text") for name, option in given.items()}
 
 
 def _url(value: Value) -> str:
@@ -70,6 +86,8 @@ def _kinds(value: Value) -> tuple[NoticeKind, ...]:
 RECEIVER: fields.Fields = {
     "webhook": ("webhook", _url),
     "command": ("command", _argv),
+    "notifier": ("notifier", _notifier),
+    "options": ("options", _options),
     "on": ("on", _kinds),
     "users": ("users", fields.users),
 }

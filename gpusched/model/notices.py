@@ -47,17 +47,27 @@ def kinds_of(words: Iterable[str]) -> tuple[NoticeKind, ...]:
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told by the operator's wish.
+    """A place to which the operator has notices sent, by one of the ways below.
 
     Attributes:
-        webhook: It gets the notice as JSON by POST. command: Or by stdin, run as the controller's user.
+        webhook: URL that gets the notice as JSON by POST. command: Gets it on stdin, run as the controller's user.
+        notifier: Component of the group ``notifiers`` that sends it. options: What it is given besides.
         on: Of these kinds. users: Of the jobs of these users, and of nothing else; empty: of all, and of nodes.
     """
 
     webhook: str = ""
     command: tuple[str, ...] = ()
+    notifier: str = ""
+    options: dict[str, str] = {}
     on: tuple[NoticeKind, ...] = tuple(NoticeKind)
     users: tuple[str, ...] = ()
+
+    @property
+    def way(self) -> tuple[str, dict[str, str] | tuple[str, ...]]:
+        """Return the notifier's name and what it is given besides the notice: a webhook its URL, a command its argv."""
+        if self.webhook:
+            return "webhook", {"url": self.webhook}
+        return ("command", self.command) if self.command else (self.notifier, self.options)
 
 
 class Notices(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from pathlib import Path
-from typing import cast
+from typing import Protocol
 
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.config.plugins import OURS, components
+from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.traces.trace import Trace
 
-FORMATS: dict[str, str] = {  # what reads it
-    "philly-csv": "gpusched.traces.readers.philly_csv.read",
-    "philly": "gpusched.traces.readers.philly.read",
-    "helios": "gpusched.traces.readers.slurm_like.read_helios",
-    "pai2020": "gpusched.traces.readers.pai2020.read",
-    "openb": "gpusched.traces.readers.openb.read",
-    "acme": "gpusched.traces.readers.slurm_like.read_acme",
-    "swf": "gpusched.traces.readers.swf.read",
-    "sacct": "gpusched.traces.readers.sacct.read",
-    "gavel": "gpusched.traces.readers.gavel.read",
-    "history": "gpusched.traces.readers.history.read",
-    "gpusched": "gpusched.traces.file.read",
-}
 _NOT_KEPT = frozenset({"history", "gpusched"})  # changes all the time; is quick already
+
+
+class TraceReader(Protocol):
+    """What the entry points ``gpusched.traces`` name: reads a file, or a folder of a format of several tables."""
+
+    def __call__(self, path: Path, *, strict: bool) -> Trace:
+        """Return the trace; bad rows are kept out and named (`readers.draft`), or refused when ``strict``.
+
+        Raises:
+            FileError: The file is not of the format; or strict, and a row is bad (file:line).
+        """
 
 
 def load(
@@ -35,10 +33,15 @@ def load(
     until: float | str | None = None,
     strict: bool = False,
 ) -> Trace:
-    """The workload of a file, of a folder (formats of several tables; gpusched's state), compressed or not.
+    """Return the workload of a file, or of a folder (formats of several tables; gpusched's state), compressed or not.
 
-    ``format``: a name of `FORMATS`; None guesses it from the content. ``vc``, ``since``, ``until``: see `slice_trace`.
-    ``strict`` refuses the first bad row instead of keeping it out.
+    Args:
+        path: The file or folder.
+        format: A name among the `components` of ``traces``; None guesses it from the content.
+        vc: See `slice_trace`.
+        since: See there.
+        until: See there.
+        strict: Refuse the first bad row instead of keeping it out.
 
     Raises:
         FileError: Not of that format; or strict, and a row is bad (file:line).
@@ -61,19 +64,33 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
     """
     from gpusched.traces.readers.guess import find_in_folder, guess
 
-    if format is not None and format not in FORMATS:
+    if format is not None and format not in components("traces"):
         from gpusched.model.suggest import did_you_mean
 
-        raise UsageError(f"no trace format '{format}'{did_you_mean(format, FORMATS)}")
+        raise UsageError(f"no trace format '{format}'{did_you_mean(format, components('traces'))}")
     try:
         if path.is_dir():
             return find_in_folder(path, format)
-        name = format or guess(path)
+        name = format or guess(path) or _claimed(path)
     except (OSError, ValueError) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if name is None:
-        raise UsageError(f"{path}: its format cannot be detected", f"use --format ({', '.join(FORMATS)})")
+        raise UsageError(f"{path}: its format cannot be detected", f"use --format ({', '.join(components('traces'))})")
     return name, path
+
+
+def _claimed(path: Path) -> str | None:
+    """Return the format of another package whose reader claims the file by its function ``matches``, if any."""
+    for component in components("traces").values():
+        if component.distribution != OURS:
+            try:
+                if component.load().matches(path):
+                    return component.name
+            except AttributeError:  # it has no such function
+                continue
+            except Exception as error:  # a reader that is broken costs nobody else their trace
+                Warnings.give(str(error if isinstance(error, GpuschedError) else component.error(repr(error))))
+    return None
 
 
 def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
@@ -85,11 +102,18 @@ def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
     kept = None if name in _NOT_KEPT else cache.place(_sources(source), kind)
     if not strict and (trace := cache.get(kept)) is not None:
         return trace
-    module, _, read = FORMATS[name].rpartition(".")
+    component = components("traces")[name]
+    read: TraceReader = component.load()
     try:
-        trace = cast(Trace, getattr(importlib.import_module(module), read)(source, strict=strict))
+        trace = read(source, strict=strict)
     except OSError as error:
         raise GpuschedError(f"{error.filename or source}: {error.strerror or error}") from None
+    except Exception as error:
+        if component.distribution == OURS or isinstance(error, GpuschedError):
+            raise
+        raise component.error(f"{type(error).__name__}: {error}") from error
+    if not isinstance(trace, Trace):
+        raise component.error(f"it returned {type(trace).__name__}, not a Trace")
     cache.put(kept, trace)
     return trace
 

@@ -220,6 +220,8 @@ NOTICES = {
 RECEIVER = {
     "webhook": ("URL", "Gets each notice as JSON by POST. Any answer but 2xx is a failure."),
     "command": ("list of words", "Gets each as JSON on stdin, run as the controller's user in `/` for at most 30 s."),
+    "notifier": ("name", "Sends each by a component of another package ([extending](../guides/extending.md))."),
+    "options": ("mapping of texts", "What the notifier is given. Only with `notifier`."),
     "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
     "users": ("list of users", "Only of these users' jobs. Without it of all jobs, and of nodes."),
 }

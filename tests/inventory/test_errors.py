@@ -256,8 +256,8 @@ BAD = {
                              "expected a URL such as https://chat.example.org/hooks/gpusched"),
     "webhook to a file": (with_notices("{webhook: 'file:///etc/passwd'}"), ":6: notices.to[0].webhook: found another text, "
                           "expected a URL such as https://chat.example.org/hooks/gpusched"),
-    "webhook and command": (with_notices("{webhook: 'https://a/b', command: [/x]}"), ":6: notices.to[0]: found both, expected either a webhook or a command"),
-    "nobody is told": (with_notices("{on: [end]}"), ":6: notices.to[0]: found neither, expected either a webhook or a command"),
+    "webhook and command": (with_notices("{webhook: 'https://a/b', command: [/x]}"), ":6: notices.to[0]: found webhook and command, expected a webhook, a command or a notifier"),
+    "nobody is told": (with_notices("{on: [end]}"), ":6: notices.to[0]: found none of them, expected a webhook, a command or a notifier"),
     "relative command": (with_notices("{command: [page, me]}"), ":6: notices.to[0].command: found page me, expected a command "
                          "whose first word is an absolute path"),
     "notice mistyped": (with_notices("{command: [/x], on: [ends]}"), ':6: notices.to[0].on[0]: found "ends", expected one of '

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpusched.config.plugins import components
 from gpusched.errors import FileError, GpuschedError
 from gpusched.traces import file as tracefile
-from gpusched.traces.load import FORMATS, load
+from gpusched.traces.load import load
 from gpusched.traces.readers import cache
 from gpusched.traces.readers import philly_csv as importer
 from gpusched.traces.trace import Trace
@@ -128,4 +129,7 @@ def test_the_cache_stays_small_and_may_fail(put: Put, cache_folder: Path, monkey
 
 
 def test_every_format_has_its_module() -> None:
-    assert {"philly-csv", "philly", "helios", "pai2020", "openb", "swf", "gavel", "acme", "history"} < set(FORMATS)
+    formats = {"philly-csv", "philly", "helios", "pai2020", "openb", "swf", "gavel", "acme", "history"}
+    assert formats < set(components("traces"))
+    for component in components("traces").values():
+        assert callable(component.load())

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpusched.errors import printable
+from gpusched.config.plugins import components
+from gpusched.errors import GpuschedError, printable
 from gpusched.model.notices import Notices, Receiver
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Delivery:
             try:
                 deliver(sending)
                 why = ""
-            except Failed as error:
+            except (Failed, GpuschedError) as error:
                 why = str(error)
             except Exception as error:  # whatever it is, the next one is sent all the same
                 why = f"{type(error).__name__}: {error}"
@@ -92,11 +93,29 @@ def deliver(sending: Sending) -> None:
         _mail(sending)
         return
     assert sending.receiver is not None
-    content = msgspec.json.encode(sending.body)
-    if sending.receiver.webhook:
-        _post(sending.receiver.webhook, content)
-    else:
-        _run(sending.receiver.command, content)
+    name, options = sending.receiver.way
+    component = components("notifiers").get(name)
+    if component is None:
+        raise Failed(f"no notifier '{name}' is installed")
+    component.load()(sending.body, options)
+
+
+def post(body: Mapping[str, Any], options: Mapping[str, str]) -> None:
+    """Send a notice as JSON by POST to ``options["url"]``; the notifier ``webhook``.
+
+    Raises:
+        Failed: The answer was no success, or there was none.
+    """
+    _post(options["url"], msgspec.json.encode(body))
+
+
+def run(body: Mapping[str, Any], options: Sequence[str]) -> None:
+    """Run a command that gets the notice as JSON on stdin; the notifier ``command``.
+
+    Raises:
+        Failed: It could not be started, did not end in time, or exited with another code than 0.
+    """
+    _run(options, msgspec.json.encode(body))
 
 
 def _post(url: str, content: bytes) -> None:

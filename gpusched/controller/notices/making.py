@@ -31,7 +31,10 @@ _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
 
 def digest_of(receiver: Receiver) -> str:
     """What stands for a receiver in the store: where it is said to be is a secret."""
-    return hashlib.blake2b(msgspec.json.encode((receiver.webhook, receiver.command)), digest_size=8).hexdigest()
+    place: tuple[object, ...] = (receiver.webhook, receiver.command)
+    if receiver.notifier:  # without one, the digest is that of versions that had no notifiers
+        place += (receiver.notifier, sorted(receiver.options.items()))
+    return hashlib.blake2b(msgspec.json.encode(place), digest_size=8).hexdigest()
 
 
 class Maker:

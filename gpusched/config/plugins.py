@@ -1,0 +1,97 @@
+"""Components by entry point: those of this package and of others stand in the same groups of their pyproject.toml.
+
+A component is one object under one name: below ``[project.entry-points."gpusched.traces"]`` a line such as
+``mylog = "acme.mylog:read"``. Listing imports nothing of it; a component that is broken is one line, and takes nothing else with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpusched.errors import GpuschedError, Warnings
+
+OURS = "gpusched-cluster"
+"""The distribution of this package."""
+GROUPS = {"traces": "trace format", "notifiers": "notifier"}
+"""Group -> what one of its components is called; entry points stand in the group ``gpusched.traces`` and so on."""
+
+
+class ComponentError(GpuschedError):
+    """A component of another distribution cannot be loaded, or is not what its group asks for."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component that is installed.
+
+    Attributes:
+        group: One of `GROUPS`. name: What users call it by.
+        value: Where it is, ``package.module:object``.
+        distribution: What it came with. version: Of that.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def origin(self) -> str:
+        """Return where it comes from, as shown to users: ``gpusched``, or ``acme-gpusched 1.2``."""
+        return "gpusched" if self.distribution == OURS else f"{self.distribution} {self.version}"
+
+    def load(self) -> Any:
+        """Import the component.
+
+        Raises:
+            ComponentError: It cannot be imported, whatever the reason.
+        """
+        module, _, name = self.value.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split(".") if name else ():
+                found = getattr(found, part)
+        except Exception as error:  # another's code: anything can be wrong with it
+            raise self.error(f"{type(error).__name__}: {error}") from error
+        return found
+
+    def error(self, why: str) -> ComponentError:
+        """Return the error to raise where the component does not work."""
+        text = " ".join(f"{GROUPS[self.group]} '{self.name}' of {self.origin} does not work: {why}".split())
+        return ComponentError(text[:500], f"upgrade or remove {self.distribution}")
+
+
+@cache
+def components(group: str) -> Mapping[str, Component]:
+    """Return the installed components of a group by name, this package's first; nothing of them is imported.
+
+    A name that this package or a distribution earlier in the alphabet has already is ignored with a warning, so that
+    installing something cannot change what a name meant before.
+
+    Raises:
+        GpuschedError: This package's own are missing: its installation is of another version.
+    """
+    from importlib.metadata import entry_points
+
+    found = [
+        Component(group, point.name, point.value, point.dist.name, point.dist.version)
+        for point in entry_points(group=f"gpusched.{group}")
+        if point.dist is not None
+    ]
+    if all(one.distribution != OURS for one in found):
+        raise GpuschedError(
+            f"this installation of gpusched lists no {GROUPS[group]}", f"install it again: pip install {OURS}"
+        )
+    taken: dict[str, Component] = {}
+    for one in sorted(found, key=lambda c: (c.distribution != OURS, c.distribution)):
+        other = taken.setdefault(one.name, one)
+        if other.distribution != one.distribution:
+            Warnings.give(
+                f"{GROUPS[group]} '{one.name}' of {one.origin} is ignored: {other.origin} has one of that name"
+            )
+    return taken

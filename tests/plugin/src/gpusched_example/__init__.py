@@ -1,0 +1,1 @@
+"""Components for gpusched, one module each, as somebody else would write them."""
