@@ -19,7 +19,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.arrays import first_of
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.relay import Exec
-from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.model.resources import Node, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
 from gpusched.nodes.transport import RemoteScript
@@ -47,7 +47,7 @@ def exec_in_job(
         return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=ours))
     assert client.reader is not None
     ref = AttemptRef(client.reader.meta("cluster_id") or "", node.name, container_name(job.id, job.attempt, rank))
-    argv = runtime_for(RuntimeName(runtime)).exec_argv(ref, tuple(command), tty)
+    argv = runtime_for(runtime).exec_argv(ref, tuple(command), tty)
     sys.stdout.flush()
     if node.transport == "local":
         return _run(argv, tty or interactive)

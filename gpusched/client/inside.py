@@ -16,12 +16,13 @@ import msgspec
 from gpusched.client.script import layers, source
 from gpusched.client.script.values import ScriptContext
 from gpusched.client.submit import SubmitRequest, Submitter, assembled
+from gpusched.config.plugins import all_bare
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import AskReading
-from gpusched.model.resources import Inventory, RuntimeName
+from gpusched.model.resources import Inventory
 
 MAX_OPTIONS, MAX_WORDS = 4096, 150  # characters and words of lines with options: all others wait while they are read
 _MARKS = ("#SBATCH", "#GPUSCHED")
@@ -123,4 +124,4 @@ def _folder(job: JobRecord, cwd: str, inventory: Inventory) -> str:
 def _is_bare(partition: str, inventory: Inventory) -> bool:
     """Whether jobs there run without containers."""
     found = inventory.partition(partition)
-    return found is not None and {node.runtime for node in found.nodes} == {RuntimeName.PROCESS}
+    return found is not None and all_bare({node.runtime for node in found.nodes})

@@ -23,7 +23,6 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.arrays import first_of
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, container_name
 from gpusched.model.relay import KeptLog, NodeLog
-from gpusched.model.resources import RuntimeName
 from gpusched.model.units import count_of
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
@@ -197,7 +196,7 @@ class _Output:
         ref = AttemptRef(reader.meta("cluster_id") or "", node.name, name)
         transport = open_transport(node, self._client.inventory.settings)
         try:
-            yield from transport.stream(runtime_for(RuntimeName(runtime)).log(ref, follow, tail_bytes))
+            yield from transport.stream(runtime_for(runtime).log(ref, follow, tail_bytes))
         finally:
             transport.close()
 

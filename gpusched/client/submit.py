@@ -15,6 +15,7 @@ from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
 from gpusched.client.tasks import TaskRequest, size_by_tasks
 from gpusched.config.accounts import accounted, longest
+from gpusched.config.plugins import all_bare
 from gpusched.config.users import user_name
 from gpusched.config.validate import (
     MAX_NAME,
@@ -30,7 +31,7 @@ from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec, Mount
-from gpusched.model.resources import Inventory, Partition, ResizeRules, RuntimeName
+from gpusched.model.resources import Inventory, Partition, ResizeRules
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 
@@ -427,7 +428,7 @@ def _workdir(request: SubmitRequest, mounts: tuple[Mount, ...], cwd: str, partit
         partition, options.names(request.nodelist), options.names(request.exclude), options.names(request.gpu_type)
     )
     mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
-    return cwd if mounted or {node.runtime for node in nodes} == {RuntimeName.PROCESS} else None
+    return cwd if mounted or all_bare({node.runtime for node in nodes}) else None
 
 
 def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files, step
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
-_OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
+_OWN_DEVICE_NUMBERS = frozenset[str]({RuntimeName.PODMAN, RuntimeName.DOCKER})
 
 
 def launch_request(

@@ -22,7 +22,7 @@ from gpusched.cluster.ends import EndWatch
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
-from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
@@ -198,7 +198,7 @@ class SshCluster:
 
     def _carry_out(self, operation: Operation, node: Node) -> str:
         """Do it; "" or the node's error."""
-        runtime, transport = runtime_for(RuntimeName(operation.rank.runtime)), self._transport(node)
+        runtime, transport = runtime_for(operation.rank.runtime), self._transport(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
         match operation.verb:
             case "collect":

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpusched.config.plugins import components
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
@@ -340,6 +341,14 @@ SHARING: Fields = {
     "slowdown": ("slowdown", _number(0, 100, "the part by which a job may be slower")),
     "pipe": ("pipe", _text("an absolute path without quotes, commas and colons", _FOLDER)),
 }
+
+
+def _runtime(value: Value) -> str:
+    ours = tuple(RuntimeName)
+    known = value.is_text and value.text("a runtime") in ours  # reading an inventory looks for no others then
+    return value.choice(ours if known else dict.fromkeys((*ours, *components("runtimes"))))
+
+
 DEFAULTS: Fields = {
     "transport": ("transport", _transport),
     "user": ("user", _text("a user name", _USER)),
@@ -353,7 +362,7 @@ DEFAULTS: Fields = {
     "gpu_indices": ("gpu_indices", _gpu_indices),
     "rated_power": ("rated_power_w", _watts),
     "rated_power_w": ("rated_power_w", _number(1, 1e6, "watts")),
-    "runtime": ("runtime", lambda value: RuntimeName(value.choice([r.value for r in RuntimeName]))),
+    "runtime": ("runtime", _runtime),
     "simulated_gpus": ("simulated_gpus", Value.flag),
     "sharing": ("sharing", _sharing),
 }

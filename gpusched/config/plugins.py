@@ -1,22 +1,24 @@
 """Components by entry point: those of this package and of others stand in the same groups of their pyproject.toml.
 
 A component is one object under one name: below ``[project.entry-points."gpusched.traces"]`` a line such as
-``mylog = "acme.mylog:read"``. Listing imports nothing of it; a component that is broken is one line, and takes nothing else with it.
+``mylog = "acme.mylog:read"``. Listing imports nothing of it; a component that is broken is one line, and takes nothing
+else with it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from gpusched.errors import GpuschedError, Warnings
+from gpusched.model.resources import RuntimeName
 
 OURS = "gpusched-cluster"
 """The distribution of this package."""
-GROUPS = {"traces": "trace format", "notifiers": "notifier"}
+GROUPS = {"traces": "trace format", "notifiers": "notifier", "runtimes": "runtime"}
 """Group -> what one of its components is called; entry points stand in the group ``gpusched.traces`` and so on."""
 
 
@@ -95,3 +97,20 @@ def components(group: str) -> Mapping[str, Component]:
                 f"{GROUPS[group]} '{one.name}' of {one.origin} is ignored: {other.origin} has one of that name"
             )
     return taken
+
+
+def has_containers(runtime: str) -> bool:
+    """Return whether jobs of a node with this runtime run in containers: they have an image, and folders are mounted.
+
+    Raises:
+        ComponentError: It is another package's, and does not work.
+    """
+    if runtime in tuple(RuntimeName):
+        return runtime != RuntimeName.PROCESS
+    component = components("runtimes").get(runtime)
+    return component is not None and bool(getattr(component.load(), "containers", False))
+
+
+def all_bare(runtimes: Collection[str]) -> bool:
+    """Return whether there are nodes with such runtimes, and all of them run jobs without containers."""
+    return bool(runtimes) and not any(map(has_containers, runtimes))

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gpusched.config.plugins import all_bare, has_containers
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.images import image_error
 from gpusched.model.jobs import WITHOUT_ID, JobSpec
 from gpusched.model.notices import is_address, kinds_of
-from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
+from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
 from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, amounts_of, count_of, format_duration, format_memory
@@ -278,21 +279,22 @@ def _check_numbers(spec: JobSpec) -> None:
 def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...]) -> None:
     here = f"partition {partition.name}"
     runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
+    bare = all_bare(runtimes)
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
         if not IMAGE.fullmatch(spec.image):
             raise UsageError(
                 "--image must be one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}"
             )
-        if runtimes == {RuntimeName.PROCESS}:
+        if bare:
             raise UsageError(f"{here} runs jobs without containers; --image does not apply", "omit it")
         if error := image_error(spec.image, runtimes, transports):
             raise UsageError(error)
-    elif runtimes == {RuntimeName.PROCESS} and spec.mounts:
+    elif bare and spec.mounts:
         raise UsageError(f"{here} runs jobs without containers; --mount does not apply", "omit it")
-    elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
+    elif any(map(has_containers, runtimes)) and partition.default_image is None:
         raise UsageError(f"{here} runs containers and has no default image", "choose one with --image")
-    if not spec.command and spec.script is None and RuntimeName.PROCESS in runtimes:
+    if not spec.command and spec.script is None and not all(map(has_containers, runtimes)):
         raise UsageError(
             "nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG..., or a job script"
         )

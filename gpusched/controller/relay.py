@@ -30,7 +30,7 @@ from gpusched.controller.peers import RelayPeer, talk
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
 from gpusched.model.jobs import JobRecord, JobState, container_name
-from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
 from gpusched.nodes.transport import Transport, TransportError, stream_argv
@@ -141,7 +141,7 @@ def _place(
     if node is None:
         raise GpuschedError(f"job {job.id} is on {record.node}, which is no longer in the inventory")
     ref = AttemptRef(reader.meta("cluster_id") or "", node.name, container_name(job.id, attempt, request.rank))
-    return node, runtime_for(RuntimeName(record.runtime)), ref
+    return node, runtime_for(record.runtime), ref
 
 
 def _exec(peer: RelayPeer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:

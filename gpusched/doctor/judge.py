@@ -40,9 +40,11 @@ def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: boo
 
 def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:
     """Whether jobs can be started as declared, GPUs included."""
-    if node.runtime is RuntimeName.PROCESS:
+    if node.runtime == RuntimeName.PROCESS:
         return [_finding(node, "runtime", "ok", "process: jobs run without containers")]
-    name = node.runtime.value
+    name = node.runtime
+    if name not in tuple(RuntimeName):
+        return [_finding(node, "runtime", "ok", f"{name}: another package's; only a job shows whether it works")]
     facts = seen.runtime(name)
     if facts is None:
         hint = f"install {name} on the node, or declare another runtime (podman, docker, apptainer, process)"
@@ -82,9 +84,9 @@ def _logout(node: Node, seen: Inspection) -> Iterator[Finding]:
     if not seen.uid or seen.linger is not False:
         return
     hint = f"on the node, as root: loginctl enable-linger {seen.user or seen.uid}"
-    if node.runtime is RuntimeName.PROCESS and seen.kill_user_processes:
+    if node.runtime == RuntimeName.PROCESS and seen.kill_user_processes:
         yield _finding(node, "logout", "fail", "systemd-logind ends the account's processes when SSH disconnects", hint)
-    elif node.runtime is RuntimeName.PODMAN:
+    elif node.runtime == RuntimeName.PODMAN:
         message = "rootless podman loses its runtime folder when the account's last SSH session ends"
         yield _finding(node, "logout", "warn", message, hint)
 
@@ -193,14 +195,14 @@ def _one_gpu(node: Node, gpu: Gpu) -> Iterator[Finding]:
 def _runtime_gpus(node: Node, facts: RuntimeFacts) -> Iterator[Finding]:
     if not node.gpus or node.simulated_gpus:
         return
-    if node.runtime is RuntimeName.PODMAN:
+    if node.runtime == RuntimeName.PODMAN:
         version = tuple(int(n) for n in re.findall(r"[0-9]+", facts.version)[:2])
         if version < _PODMAN_CDI:
             message = f"podman {facts.version or '?'} cannot give GPUs to containers (CDI came with 4.1)"
             yield _finding(node, "runtime", "fail", message, "install podman 4.1 or later there, or declare docker")
         if not facts.cdi:
             yield _finding(node, "cdi", "fail", "no CDI spec for nvidia.com/gpu, so podman cannot give GPUs", _CDI_HINT)
-    elif node.runtime is RuntimeName.DOCKER and not facts.toolkit:
+    elif node.runtime == RuntimeName.DOCKER and not facts.toolkit:
         message = "the NVIDIA container toolkit is missing, so docker cannot give GPUs"
         yield _finding(node, "toolkit", "fail", message, _TOOLKIT_HINT)
 
@@ -217,9 +219,9 @@ def _runtime_limits(node: Node, facts: RuntimeFacts, seen: Inspection) -> Iterat
 
 
 def _works_hint(node: Node, seen: Inspection) -> str:
-    if node.runtime is RuntimeName.DOCKER:
+    if node.runtime == RuntimeName.DOCKER:
         return f"is dockerd running, and is {seen.user or 'the account'} in the group docker?"
-    return f"run `{node.runtime.value} info` on the node as {seen.user or 'the account'}"
+    return f"run `{node.runtime} info` on the node as {seen.user or 'the account'}"
 
 
 # Words

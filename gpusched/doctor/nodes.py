@@ -84,7 +84,7 @@ def _examine(
     from gpusched.nodes.probe import probe
 
     pipe = node.sharing.pipe if node.sharing is not None and node.sharing.mode == "mps" else ""
-    inspection = inspect(transport, node, (node.runtime.value,), pipe)
+    inspection = inspect(transport, node, (node.runtime,), pipe)
     if inspection is None:
         message = "logged in, but the account's shell does not run `sh`"
         hint = "give the account an ordinary login shell, such as /bin/sh"

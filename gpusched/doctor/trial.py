@@ -16,7 +16,7 @@ from gpusched.nodes.transport import Transport
 _TIMEOUT_S = 200.0
 _CLUSTER = "check"  # no installation's: a controller that looks on leaves it alone
 _NOBODY = 65534
-_HINTS = {
+_HINTS: dict[str, str] = {
     RuntimeName.PODMAN: "no job can start there; after a driver upgrade, as root on the node: "
     "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
     RuntimeName.DOCKER: "no job can start there; check that the NVIDIA container toolkit is set up for this driver",

@@ -20,7 +20,7 @@ _DIGEST = r"[A-Za-z][A-Za-z0-9+._-]*:[0-9A-Fa-f]{32,128}"
 _REFERENCE = re.compile(rf"(?:docker://)?(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::{_TAG})?(?:@{_DIGEST})?")
 
 
-def image_error(image: str, runtimes: Collection[RuntimeName], transports: Collection[str]) -> str | None:
+def image_error(image: str, runtimes: Collection[str], transports: Collection[str]) -> str | None:
     """Why nodes with these runtimes cannot be given this image, or None where they can.
 
     apptainer opens what it is given with the rights of the job's user, so there paths and other schemes are good.

@@ -13,7 +13,7 @@ from gpusched.model.topology import Topology
 
 
 class RuntimeName(StrEnum):
-    """How jobs are run on a node."""
+    """The runtimes of this package; those of other packages are components of the group ``runtimes``."""
 
     PODMAN = "podman"
     DOCKER = "docker"
@@ -76,7 +76,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = ""
     gpu_indices: tuple[int, ...] | None = None
     rated_power_w: float | None = None
-    runtime: RuntimeName
+    runtime: str
     fabric_address: str | None = None
     simulated_gpus: bool = False
     sharing: SharingSettings | None = None

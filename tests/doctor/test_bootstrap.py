@@ -234,7 +234,7 @@ def test_whatever_is_found_can_be_read_back(
             one.host.address,
             one.host.port,
         )
-        assert node.runtime is one.runtime
+        assert node.runtime == one.runtime
         assert node.memory_mib == (one.memory_mib // 1024 * 1024 if one.memory_mib >= 1024 else one.memory_mib)
         assert (node.key, node.user) == ("/a b/#c", one.host.user or "gpu")
         assert one.rated_power_w in (None, node.rated_power_w)

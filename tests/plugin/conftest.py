@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpusched.config import plugins
+from tests.plugin.building import HERE, install
 
-HERE = Path(__file__).parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the distribution's wheel and unpack it, as pip does; returns the folder for `sys.path`."""
-    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
-    shutil.copy(HERE / "pyproject.toml", source)
-    shutil.copytree(HERE / "src", source / "src")
-    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(wheels)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
-    target = tmp_path_factory.mktemp("installed")
-    (wheel,) = wheels.iterdir()
-    zipfile.ZipFile(wheel).extractall(target)
-    return target
+    """Install the distribution; returns the folder for `sys.path`."""
+    return install(tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture

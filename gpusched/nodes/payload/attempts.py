@@ -194,7 +194,7 @@ def merge(
     for name in sorted(set(facts) | set(containers or {})):
         fact = facts.get(name)
         container = (containers or {}).get(name)
-        if fact is not None and fact["meta"].get("runtime") in ("process", "apptainer"):
+        if fact is not None and fact["meta"].get("runtime") not in (None, "podman", "docker"):
             attempt = _supervised(fact)
         elif container is not None:
             attempt = _contained(fact, container)

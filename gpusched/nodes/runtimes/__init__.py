@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from gpusched.model.resources import RuntimeName
+from gpusched.config.plugins import ComponentError, components
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, LaunchRequest, Runtime
 from gpusched.nodes.runtimes.checks import secret_name_error
 
 __all__ = ["EXISTS_EXIT_CODE", "AttemptRef", "LaunchRequest", "Runtime", "runtime_for", "secret_name_error"]
 
 
-def runtime_for(name: RuntimeName) -> Runtime:
-    """The runtime that a node declares."""
-    match name:
-        case RuntimeName.PODMAN | RuntimeName.DOCKER:
-            from gpusched.nodes.runtimes.engine import Docker, Podman
+def runtime_for(name: str) -> Runtime:
+    """Return the runtime of that name: a component of the group ``runtimes``.
 
-            return Podman() if name is RuntimeName.PODMAN else Docker()
-        case RuntimeName.APPTAINER:
-            from gpusched.nodes.runtimes.apptainer import Apptainer
-
-            return Apptainer()
-        case RuntimeName.PROCESS:
-            from gpusched.nodes.runtimes.supervised import Process
-
-            return Process()
+    Raises:
+        ComponentError: It is not installed here, or does not work.
+    """
+    component = components("runtimes").get(name)
+    if component is None:
+        raise ComponentError(f"no runtime '{name}' is installed here", "install the package that it came with")
+    made: Runtime = component.load()()
+    return made

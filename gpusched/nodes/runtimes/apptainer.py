@@ -37,6 +37,7 @@ class Apptainer(SupervisedRuntime):
     """
 
     name = "apptainer"
+    containers = True
     prefix = "APPTAINERENV_"  # and not its --env, which splits at commas and is seen by everybody
     enters_workdir = False  # it is a path inside the container
 

@@ -164,6 +164,8 @@ class SupervisedRuntime:
     """What the process and apptainer runtimes have in common."""
 
     name: str
+    containers = False
+    """Whether jobs run in containers: they have an image, and folders can be mounted."""
 
     def program(self, request: LaunchRequest) -> str:
         """The sh functions ``prepare`` (before the start), ``job`` and ``run`` (the job; something else beside it).

@@ -1,0 +1,51 @@
+"""Components of another package that decide live: its runtime runs jobs on real nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.plugin.building import HERE, install
+
+pytestmark = [pytest.mark.processes, pytest.mark.one_partition]
+
+
+@pytest.fixture
+def cluster(stopped: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A running cluster of nodes with the distribution's runtime, which is installed for all commands."""
+    path = os.pathsep.join([str(HERE.parents[1]), str(install(tmp_path))])
+    env = stopped.env
+    monkeypatch.setattr(stopped, "env", lambda **more: env(**{"PYTHONPATH": path} | more))
+    stopped.write_inventory(nodes={node.name: {"runtime": "nice"} for node in stopped.testbed.nodes})
+    stopped.start_controller(program=("-P", "-m", "gpusched"))  # a Python of its own, for the variable
+    return stopped
+
+
+def test_a_runtime_of_another_package_runs_jobs(cluster: Cluster) -> None:
+    job = cluster.submit("--gpus", "1", command=("sh", "-c", "nice; exit 3"))
+    ended = cluster.wait_state(job)
+    assert (str(ended.state), ended.exit_code) == ("FAILED", 3)
+    assert cluster.logs(job) == "7\n"
+    running = cluster.submit("--gpus", "1", command=("sleep", "1000"))
+    cluster.wait_state(running, "RUNNING")
+    assert cluster.cli("exec", running, "--", "echo", "inside").stdout == "inside\n"
+    cluster.cli("cancel", running)
+    assert str(cluster.wait_state(running).state) == "CANCELLED"
+    cluster.wait_clean()
+    refused = cluster.cli("submit", "-p", "A100", "--gpus", "1", "--image", "busybox", "--", "true", check=False)
+    assert "runs jobs without containers; --image does not apply" in refused.stderr
+
+
+def test_without_its_package_the_runtime_is_one_line_and_jobs_go_on(cluster: Cluster) -> None:
+    running = cluster.submit("--gpus", "1", command=("sleep", "1000"))
+    cluster.wait_state(running, "RUNNING")
+    without = {"PYTHONPATH": str(HERE.parents[1])}
+    said = cluster.cli("check", "dgx001", check=False, env=without)
+    assert 'runtime: found "nice", expected one of' in said.stdout
+    assert cluster.cli("status", env=without).returncode == 0
+    cluster.cli("cancel", running)
+    cluster.wait_state(running)
