@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from gpusched.config.plugins import components
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
@@ -343,12 +342,6 @@ SHARING: Fields = {
 }
 
 
-def _runtime(value: Value) -> str:
-    ours = tuple(RuntimeName)
-    known = value.is_text and value.text("a runtime") in ours  # reading an inventory looks for no others then
-    return value.choice(ours if known else dict.fromkeys((*ours, *components("runtimes"))))
-
-
 DEFAULTS: Fields = {
     "transport": ("transport", _transport),
     "user": ("user", _text("a user name", _USER)),
@@ -362,7 +355,7 @@ DEFAULTS: Fields = {
     "gpu_indices": ("gpu_indices", _gpu_indices),
     "rated_power": ("rated_power_w", _watts),
     "rated_power_w": ("rated_power_w", _number(1, 1e6, "watts")),
-    "runtime": ("runtime", _runtime),
+    "runtime": ("runtime", lambda value: value.component("runtimes", tuple(RuntimeName))),
     "simulated_gpus": ("simulated_gpus", Value.flag),
     "sharing": ("sharing", _sharing),
 }

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpusched.config import fields
-from gpusched.config.plugins import components
 from gpusched.config.yamlfile import Value
 from gpusched.model.notices import NoticeKind, Notices, Receiver, is_address
 
@@ -37,10 +36,6 @@ def _receiver(value: Value) -> Receiver:
     if "options" in values and ways != ["notifier"]:
         raise value.error("options only with a notifier", f"them with a {ways[0]}")
     return Receiver(**values)
-
-
-def _notifier(value: Value) -> str:
-    return value.choice(tuple(components("notifiers")))
 
 
 def _options(value: Value) -> dict[str, str]:
@@ -86,7 +81,7 @@ def _kinds(value: Value) -> tuple[NoticeKind, ...]:
 RECEIVER: fields.Fields = {
     "webhook": ("webhook", _url),
     "command": ("command", _argv),
-    "notifier": ("notifier", _notifier),
+    "notifier": ("notifier", lambda value: value.component("notifiers", ("webhook", "command"))),
     "options": ("options", _options),
     "on": ("on", _kinds),
     "users": ("users", fields.users),

@@ -18,7 +18,7 @@ from gpusched.model.resources import RuntimeName
 
 OURS = "gpusched-cluster"
 """The distribution of this package."""
-GROUPS = {"traces": "trace format", "notifiers": "notifier", "runtimes": "runtime"}
+GROUPS = {"traces": "trace format", "notifiers": "notifier", "runtimes": "runtime", "orders": "order"}
 """Group -> what one of its components is called; entry points stand in the group ``gpusched.traces`` and so on."""
 
 

@@ -19,10 +19,10 @@ from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import (
     AGENTS,
     MAPPED,
+    ORDERS,
     UNPLANNED,
     Backfill,
     Mapping,
-    Order,
     Place,
     PolicySpec,
     PreemptionSettings,
@@ -100,13 +100,14 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     file = Path(path)
     trained = file if file.is_dir() else file.with_suffix("")
     file = file / POLICY if file.is_dir() else file
-    stages = {"order": get_args(Order), "place": get_args(Place), "backfill": get_args(Backfill)}
-    stages["sizes"] = get_args(Sizing)
+    stages = {"place": get_args(Place), "backfill": get_args(Backfill), "sizes": get_args(Sizing)}
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
-    known = (*_AGENT_KEYS, *stages) if "agent" in root.fields(expected) else ("agent", *stages)
+    known = ("order", *(_AGENT_KEYS if "agent" in root.fields(expected) else ("agent",)), *stages)
     fields = root.fields(expected, ("description", "mapping", "place_wait", "resize", *known))
     chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
+    if "order" in fields:
+        chosen["order"] = fields["order"].component("orders", ORDERS)
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
     if "mapping" in fields:

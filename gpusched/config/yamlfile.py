@@ -131,6 +131,14 @@ class Value:
             raise self.error("one of " + ", ".join(options) + suggestion(str(text), options))
         return str(text)
 
+    def component(self, group: str, ours: Collection[str]) -> str:
+        """Return the name of a component: one of ``ours``, or another package's, for which is only looked then."""
+        if self.is_text and self._node.content in ours:
+            return str(self._node.content)
+        from gpusched.config.plugins import components
+
+        return self.choice(dict.fromkeys((*ours, *components(group))))
+
     def items(self, expected: str) -> list[Value]:
         """The items of a list; nothing is an empty list."""
         if self._node.is_null:

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-# A new order stands here, in `sched.order`, and for replays in `sim.orders` and `sim.knowledge`
-# (of a static one) or `sim.engine.keys` (of one that changes).
-Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
+ORDERS = ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare", "smallest", "lpt-limit")
+"""The orders of this package that decide live; those of other packages are components of the group ``orders``."""
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy", "conservative"]
 Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
@@ -134,7 +133,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    order: Order = "fifo"
+    order: str = "fifo"
     place: Place = "first-fit"
     backfill: Backfill = "none"
     description: str = ""

@@ -10,7 +10,6 @@ import numpy as np
 
 from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of
-from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.accounts import accounts_of
@@ -166,7 +165,7 @@ class PendingArrays(NamedTuple):
     queues: dict[str, list[int]]
     calendar: Calendar
 
-    def ordered(self, partition: str, order: Order) -> Ints:
+    def ordered(self, partition: str, order: str) -> Ints:
         """The partition's jobs from first to last, ``int64[jobs]``."""
         chosen = ints(self.queues[partition])
         keys = self.keys.of(chosen)

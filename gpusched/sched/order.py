@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.config.plugins import OURS, ComponentError, components
+from gpusched.errors import Warnings
 from gpusched.model.ids import id_key
-from gpusched.model.policy import Order
 from gpusched.sched.state import Floats, Ints
+
+Columns = Sequence[Floats | Ints]
+"""What an order goes by, ``float64[jobs]`` or ``int64[jobs]`` each: the first that differs decides, smaller first."""
 
 
 class Keys(NamedTuple):
@@ -39,25 +43,74 @@ class Keys(NamedTuple):
         return Keys._make(column[jobs] for column in self)
 
 
-def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
-    """The jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
+def fifo(keys: Keys) -> Columns:
+    """Order by submit time alone."""
+    return ()
 
-    fifo: by submit time. ljf: largest first, by GPUs, cores, memory (Narantuya et al., CMC 2022). sjf: shortest limit
-    first; sjf-estimate: shortest estimated run time. fairshare: least usage of the user first, with groups by their
-    tree. Ties always by Slurm's priority where jobs are Slurm's, then by submit time, then id.
+
+def shortest_limit(keys: Keys) -> Columns:
+    """Order by limit, shortest first (``sjf``): W. E. Smith, Naval Research Logistics Quarterly 3, 1956."""
+    return (keys.limit,)
+
+
+def longest_limit(keys: Keys) -> Columns:
+    """Order by limit, longest first (``lpt-limit``): Graham, SIAM J. Applied Mathematics 17(2), 1969."""
+    return (-keys.limit,)
+
+
+def shortest_estimate(keys: Keys) -> Columns:
+    """Order by estimated run time, shortest first (``sjf-estimate``)."""
+    return (keys.expected,)
+
+
+def largest(keys: Keys) -> Columns:
+    """Order by GPUs, then cores, then memory, most first (``ljf``): Narantuya et al., CMC 2022."""
+    return -keys.gpus, -keys.cores, -keys.memory
+
+
+def smallest(keys: Keys) -> Columns:
+    """Order by GPUs, fewest first: Majumdar, Eager, Bunt, SIGMETRICS 1988."""
+    return (keys.gpus,)
+
+
+def fairshare(keys: Keys) -> Columns:
+    """Order by the user's decayed usage, least first; with groups by their tree."""
+    return (keys.usage,)
+
+
+def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
+    """Return what an order goes by, the first column first; smaller values go first.
+
+    Raises:
+        ComponentError: It is not installed, cannot be loaded, or its columns are not a number for each job.
     """
-    columns: list[Ints | Floats] = [-keys.priority]
-    if order == "ljf":
-        columns += [-keys.gpus, -keys.cores, -keys.memory]
-    elif order == "sjf":
-        columns.append(keys.limit)
-    elif order == "sjf-estimate":
-        columns.append(keys.expected)
-    elif order == "fairshare":
-        columns.append(keys.usage)
-    elif order != "fifo":
-        assert_never(order)
-    columns += [-keys.standing, keys.submit]
+    component = components("orders").get(order)
+    if component is None:
+        raise ComponentError(f"no order '{order}' is installed here", "install the package that it came with")
+    by: Callable[[Keys], Columns] = component.load()
+    if component.distribution == OURS:
+        return list(by(keys))
+    try:
+        columns = [np.asarray(column, np.float64) for column in by(keys)]
+    except Exception as error:  # another's code: anything can be wrong with it
+        raise component.error(f"{type(error).__name__}: {error}") from error
+    if any(column.shape != keys.submit.shape or np.isnan(column).any() for column in columns):
+        raise component.error("it did not return one number for each job")
+    return [*columns]
+
+
+def queue_order(order: str, keys: Keys, ids: Sequence[str]) -> Ints:
+    """Return the jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
+
+    ``order``: A component of the group ``orders``. Ties go by Slurm's priority where jobs are Slurm's, then by submit
+    time, then by id. An order that does not work is fifo, with a warning: a queue must not stop for it.
+    """
+    try:
+        own = columns_of(order, keys)
+    except ComponentError as error:
+        Warnings.give(f"{error.line()}; fifo is used")
+        own = []
+    columns: list[Ints | Floats] = [-keys.priority, *own, -keys.standing, keys.submit]
     ranked = np.lexsort(columns[::-1])
     return _by_id_where_equal(ranked, columns, ids)
 

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.config.plugins import components
 from gpusched.estimation.features import NO_HISTORY_S
 from gpusched.model.units import count_of
+from gpusched.sched.order import Keys, columns_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.orders import ORDERS, Knows
 from gpusched.sim.policies import ReplayPolicy
@@ -49,22 +51,29 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
 
 
 def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
-    """Each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
+    """Return each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
 
-    Other orders (see `orders.ORDERS`) get their tie-break. ``expected``: what the policy expects of run times,
-    ``duration``: the real ones, seconds.
+    Orders that change, and agents, get their tie-break: by (submit, id).
+
+    Args:
+        order: Its name, as of `sim.orders`.
+        trace: The jobs.
+        expected: What the policy expects of run times, seconds.
+        duration: The real ones.
     """
     begin = float(trace.submit[0]) if len(trace) else 0.0
-    columns: dict[str, list[Floats | Ints]] = {
-        "fifo": [],
-        "sjf": [expected],
+    of_replays: dict[str, list[Floats | Ints]] = {  # what no live decision can know
         "sjf-oracle": [duration],
-        "ljf": [-trace.gpus, -trace.cores, -trace.memory_mib],
-        "lpt-limit": [-expected],
         "lpt-oracle": [-duration],
-        "smallest": [trace.gpus],
         "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))],
     }
-    is_static = order in ORDERS and ORDERS[order].kind == "static"  # an agent's order is its own
-    keys = [*(columns[order] if is_static else ()), np.arange(len(trace))]
-    return np.argsort(np.lexsort(keys[::-1]))
+    known = ORDERS.get(order)
+    if order in of_replays:
+        columns = of_replays[order]
+    elif (known is None and order not in components("orders")) or (known is not None and known.kind != "static"):
+        columns = []
+    else:
+        none, nobody = np.zeros(len(trace), np.int64), np.zeros(len(trace))
+        keys = Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, nobody)
+        columns = columns_of(order, keys)
+    return np.argsort(np.lexsort([*columns, np.arange(len(trace))][::-1]))

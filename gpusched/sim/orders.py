@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpusched.config.paths import state_folder
+from gpusched.config.plugins import components
 from gpusched.config.policies import BUILT_IN, names_in, policy_folders
 from gpusched.errors import UsageError
 from gpusched.queue import lastgood
@@ -63,6 +64,28 @@ ALIASES = {
     "sjf-limit": "sjf", "largest": "ljf", "ljf-oracle": "lpt-oracle", "ljf-limit": "lpt-limit",
     "ljf-estimate": "lpt-estimate",
 }  # fmt: skip
+
+
+def order_rule(name: str) -> OrderRule | None:
+    """Return what is known of an order: of ours, or of a component of the group ``orders``; None: there is none.
+
+    A component's attribute ``knows`` says what it goes by: ``nothing`` of run times (the default), or the ``limit``.
+
+    Raises:
+        ComponentError: It does not work, or ``knows`` is something else.
+    """
+    if name in ORDERS:
+        return ORDERS[name]
+    if name in components("orders"):
+        component = components("orders")[name]
+        match getattr(component.load(), "knows", "nothing"):
+            case "nothing" | "limit" as knows:
+                return OrderRule(knows=knows, source=component.origin)
+            case knows:
+                raise component.error(f"knows is {knows!r}, neither 'nothing' nor 'limit'")
+    return None
+
+
 SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
 _OFFERED = ("", "-skip", "+easy", "+conservative")
 _ONCE_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
@@ -71,6 +94,7 @@ _ONCE_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the l
 def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
     """Every name that `look_up` takes: of files, then of orders with their backfill."""
     plain = [name for name in ORDERS if ORDERS[name].kind != "preemptive"]
+    plain += [name for name in components("orders") if name not in ORDERS]
     orders = (*(name + suffix for name in plain for suffix in _OFFERED), *(n for n in ORDERS if n not in plain))
     return tuple(dict.fromkeys((*names_in(folders), *orders)))
 

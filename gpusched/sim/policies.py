@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from gpusched.config.plugins import ComponentError
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, ModelError, TrainedModel, load_model
 from gpusched.errors import UsageError
@@ -26,7 +27,7 @@ from gpusched.sched.state import (
     RANDOM,
     SPREAD,
 )
-from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
+from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, OrderRule, known_policies, order_rule
 
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 
@@ -82,7 +83,7 @@ class ReplayPolicy:
     @property
     def kind(self) -> Kind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
-        return "agent" if self.by_agent else ORDERS[self.order].kind
+        return "agent" if self.by_agent else _rule(self.order).kind
 
     @property
     def by_estimate(self) -> bool:
@@ -154,10 +155,18 @@ def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
         if text.endswith(suffix):
             base, backfill = text.removesuffix(suffix), found
     base = ALIASES.get(base, base)
-    if base not in ORDERS or (ORDERS[base].kind == "preemptive" and backfill != "none"):
+    rule = order_rule(base)
+    if rule is None or (rule.kind == "preemptive" and backfill != "none"):
         raise UsageError(f"no policy named {text!r}{did_you_mean(text, known)}")
-    rule = ORDERS[base]
     return _with_backfill(ReplayPolicy(name=text, order=base, knows=rule.knows, source=rule.source), backfill)
+
+
+def _rule(order: str) -> OrderRule:
+    """Return what is known of an order that a policy has, which can have been removed since."""
+    found = order_rule(order)
+    if found is None:
+        raise ComponentError(f"no order '{order}' is installed here", "install the package that it came with")
+    return found
 
 
 def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
@@ -169,7 +178,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     model = load_model(Path(spec.folder), partition, spec.agent) if spec.agent is not None else None
     if model is not None and not spec.traits.sizes:
         return _of_agent(spec, name or spec.name, model)
-    rule = ORDERS[spec.order]
+    rule = _rule(spec.order)
     source = f"{rule.source}; {name or spec.name}"
     if model is not None:
         source += f", sizes by {spec.agent} agent, weights {model.digest}"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Cluster
 from tests.plugin.building import HERE, install
+from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.one_partition]
 
@@ -20,7 +21,12 @@ def cluster(stopped: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = os.pathsep.join([str(HERE.parents[1]), str(install(tmp_path))])
     env = stopped.env
     monkeypatch.setattr(stopped, "env", lambda **more: env(**{"PYTHONPATH": path} | more))
-    stopped.write_inventory(nodes={node.name: {"runtime": "nice"} for node in stopped.testbed.nodes})
+    mine = stopped.folder / "policies" / "mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text("order: short-and-small\nplace: best-fit\nbackfill: none\n")
+    stopped.write_inventory(
+        policies={"A100": "mine"}, nodes={node.name: {"runtime": "nice"} for node in stopped.testbed.nodes}
+    )
     stopped.start_controller(program=("-P", "-m", "gpusched"))  # a Python of its own, for the variable
     return stopped
 
@@ -49,3 +55,18 @@ def test_without_its_package_the_runtime_is_one_line_and_jobs_go_on(cluster: Clu
     assert cluster.cli("status", env=without).returncode == 0
     cluster.cli("cancel", running)
     cluster.wait_state(running)
+
+
+def test_an_order_of_another_package_decides_who_starts(cluster: Cluster) -> None:
+    all_gpus = ["--nodes", "2", "--gpus-per-node", "8"]
+    first = cluster.submit(*all_gpus, command=("sleep", "1000"))
+    cluster.wait_state(first, "RUNNING")
+    long = cluster.submit(*all_gpus, "--time", "2h", command=("sleep", "1000"))
+    short = cluster.submit(*all_gpus, "--time", "1h", command=("sleep", "1000"))
+    wait_until(lambda: cluster.state_of(short) == "PENDING", 30, "the queue to be taken up")
+    cluster.cli("cancel", first)
+    cluster.wait_state(short, "RUNNING")
+    assert cluster.state_of(long) == "PENDING"
+    cluster.cli("cancel", long, short)
+    for job in (long, short):
+        cluster.wait_state(job)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
-from gpusched.config.plugins import ComponentError, components
+from gpusched.config.plugins import OURS, ComponentError, components
 from gpusched.controller.notices.desk import NotificationService
 from gpusched.errors import FileError, Warnings
 from gpusched.model.events import Event
+from gpusched.model.policy import ORDERS
+from gpusched.model.resources import RuntimeName
 from gpusched.queue.store import Store
+from gpusched.sched.order import Keys, queue_order
 from tests.plugin.conftest import Run
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
@@ -87,7 +91,7 @@ def test_a_notifier_gets_what_happened_and_its_options(plugin: None, tmp_path: P
 @pytest.mark.parametrize(
     ("receiver", "error"),
     [
-        ("{notifier: chats}", "expected one of command, webhook, chat: did you mean chat?"),
+        ("{notifier: chats}", "expected one of webhook, command, chat: did you mean chat?"),
         ("{notifier: chat, webhook: 'http://h/'}", "expected a webhook, a command or a notifier"),
         ("{webhook: 'http://h/', options: {a: b}}", "expected options only with a notifier"),
     ],
@@ -97,3 +101,48 @@ def test_a_receiver_that_cannot_be_is_one_line(plugin: None, tmp_path: Path, rec
     with pytest.raises(FileError) as raised:
         load_inventory(tmp_path / "inventory.yaml")
     assert error in raised.value.line()
+
+
+def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: Path) -> None:
+    """Of three jobs on one node the one that takes least GPU time by its limit starts first, whoever was first."""
+    jobs = [(0, 50, 8, 50), (1, 400, 8, 500), (2, 90, 8, 100), (3, 200, 4, 150)]  # submit, run, GPUs, limit
+    rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} {most} -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g, most) in enumerate(jobs)]
+    (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
+    (tmp_path / "mine.yaml").write_text("order: short-and-small\nplace: best-fit\nbackfill: none\n")
+    words = ["replay", "day.swf", "--nodes", "1", "--json", "--policy"]
+    means = {}
+    for policy in ("short-and-small", "mine.yaml", "sjf", "fifo"):
+        means[policy] = json.loads(gpusched(*words, policy).stdout)[0]["mean_jct_s"]
+    # starts: 0 at 0 s, 3 (600 GPU s) at 50, 2 (800) at 250, 1 (4,000) at 340
+    assert means["short-and-small"] == means["mine.yaml"] == pytest.approx((50 + 739 + 338 + 247) / 4)
+    assert means["sjf"] != means["fifo"]
+    words.remove("--json")
+    assert gpusched(*words, "failing").stderr.splitlines()[-1] == (
+        "gpusched: error: order 'failing' of gpusched-example 1.0 does not work: ZeroDivisionError: no such thing; "
+        "upgrade or remove gpusched-example"
+    )
+    assert "no policy named 'short-and-smal'; did you mean 'short-and-small'?" in gpusched(*words, "short-and-smal").stderr
+    (tmp_path / "mine.yaml").write_text("order: short-and-smal\n")
+    assert "did you mean short-and-small?" in gpusched(*words, "mine.yaml").stderr
+
+
+def test_an_order_that_fails_live_is_fifo_with_one_line(plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = np.zeros(3, np.int64)
+    limit, submit, gpus = np.array([9.0, 2, 9]), np.array([2.0, 3, 1]), np.array([1, 1, 1])
+    keys = Keys(zeros, zeros, submit, gpus, zeros, zeros, limit, limit, np.zeros(3))
+    ids = ["a", "b", "c"]
+    assert queue_order("short-and-small", keys, ids).tolist() == [1, 2, 0]
+    lines: list[str] = []
+    monkeypatch.setattr(Warnings, "show", lines.append)
+    monkeypatch.setattr(Warnings, "given", set())
+    assert queue_order("failing", keys, ids).tolist() == queue_order("fifo", keys, ids).tolist() == [2, 0, 1]
+    assert queue_order("of-a-package-that-is-gone", keys, ids).tolist() == [2, 0, 1]
+    assert [line.rpartition("; ")[2] for line in lines] == ["fifo is used"] * 2
+
+
+def test_what_this_package_knows_without_looking_is_what_it_registers() -> None:
+    """Names that commands accept without reading entry points are those of the entry points."""
+    for group, known in (("orders", ORDERS), ("runtimes", tuple(RuntimeName)), ("notifiers", ("webhook", "command"))):
+        assert {c.name for c in components(group).values() if c.distribution == OURS} == set(known), group
+        for component in components(group).values():
+            assert callable(component.load()), component
