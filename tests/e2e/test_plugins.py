@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Cluster
 from tests.plugin.building import HERE, install
-from tests.testbed import wait_until
-
-pytestmark = [pytest.mark.processes, pytest.mark.one_partition]
+from tests.testbed import Testbed, wait_until
 
 
-@pytest.fixture
-def cluster(stopped: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A running cluster of nodes with the distribution's runtime, which is installed for all commands."""
-    path = os.pathsep.join([str(HERE.parents[1]), str(install(tmp_path))])
-    env = stopped.env
-    monkeypatch.setattr(stopped, "env", lambda **more: env(**{"PYTHONPATH": path} | more))
-    mine = stopped.folder / "policies" / "mine.yaml"
+@pytest.fixture(scope="module")
+def cluster(testbed_session: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a cluster of nodes with the distribution's runtime and order; all commands have it installed."""
+    folder = tmp_path_factory.mktemp("plugins")
+    path = os.pathsep.join([str(HERE.parents[1]), str(install(folder))])
+
+    class WithPlugin(Cluster):
+        runtime = "process"  # as for the tests' helpers; see the nodes below
+
+        def env(self, **more: str) -> dict[str, str]:
+            return super().env(**{"PYTHONPATH": path} | more)
+
+    made = WithPlugin(testbed_session, folder, ("A100",))
+    mine = folder / "policies" / "mine.yaml"
     mine.parent.mkdir()
     mine.write_text("order: short-and-small\nplace: best-fit\nbackfill: none\n")
-    stopped.write_inventory(
-        policies={"A100": "mine"}, nodes={node.name: {"runtime": "nice"} for node in stopped.testbed.nodes}
-    )
-    stopped.start_controller(program=("-P", "-m", "gpusched"))  # a Python of its own, for the variable
-    return stopped
+    nodes = {node.name: {"runtime": "nice"} for node in testbed_session.nodes}
+    made.write_inventory(policies={"A100": "mine"}, nodes=nodes)
+    made.start_controller(program=("-P", "-m", "gpusched"))  # a Python of its own, for the variable
+    yield made
+    made.close()
+    testbed_session.reset()
 
 
 def test_a_runtime_of_another_package_runs_jobs(cluster: Cluster) -> None:

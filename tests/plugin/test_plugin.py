@@ -121,7 +121,9 @@ def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: P
         "gpusched: error: order 'failing' of gpusched-example 1.0 does not work: ZeroDivisionError: no such thing; "
         "upgrade or remove gpusched-example"
     )
-    assert "no policy named 'short-and-smal'; did you mean 'short-and-small'?" in gpusched(*words, "short-and-smal").stderr
+    assert (
+        "no policy named 'short-and-smal'; did you mean 'short-and-small'?" in gpusched(*words, "short-and-smal").stderr
+    )
     (tmp_path / "mine.yaml").write_text("order: short-and-smal\n")
     assert "did you mean short-and-small?" in gpusched(*words, "mine.yaml").stderr
 
