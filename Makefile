@@ -1,4 +1,4 @@
-# make test | lint | demo | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
+# make test | lint | demo | docs | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: test lint demo mutate clean install packages test-pythons test-latest newest lock
+.PHONY: test lint demo docs mutate clean install packages test-pythons test-latest newest lock
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -78,6 +78,16 @@ mutate: install
 	@$(INSTALL) -e '.[mutate]'
 	@$(BIN)/python -m tests.mutate $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(PATHS)
 
+# The documentation as a site in build/site, with search; a broken link is an error (decision 0065).
+docs:
+	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/.stamp-docs
+	@.venv-docs/bin/zensical build --clean --strict
+
+$(VENV)/.stamp-docs: requirements/docs.txt
+	@$(make_venv)
+	@$(LOCKED) -r requirements/docs.txt
+	@touch $@
+
 install: $(STAMP)
 
 # Both are locked, with hashes (decision 0045).
@@ -93,6 +103,7 @@ $(DEMO_STAMP): pyproject.toml requirements/base.txt
 	@$(make_venv)
 	@echo "installing what gpusched needs into $(VENV)"
 	@$(LOCKED) -r requirements/base.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Where pip knows no such build (or another than the locked one), tests go without torch; nothing fetches CUDA.
@@ -129,6 +140,7 @@ lock:
 	@$(COMPILE) --build-deps-for editable --extra test --extra milp -o requirements/test.txt pyproject.toml
 	@$(COMPILE) --build-deps-for editable -c requirements/test.txt -o requirements/base.txt pyproject.toml
 	@$(COMPILE) -c requirements/test.txt -o requirements/torch.txt requirements/torch.in
+	@$(COMPILE) -c requirements/test.txt -o requirements/docs.txt requirements/docs.in
 	@rm -rf .venv-lock
 
 packages:
