@@ -79,12 +79,6 @@ class PlacementFit(NamedTuple):
         keys = zip(batch.tolist(), *(column.tolist() for column in placed), strict=True)
         return np.array([self.measured.get(key, other) for key, other in zip(keys, found, strict=True)], np.float64)
 
-    def interval(self, step_s: Floats, cover: float = 0.8) -> tuple[Floats, Floats]:
-        """The bounds between which that part of the errors lies, for predicted steps."""
-        low, high = quantiles(self.errors, cover)
-        high_s = step_s * (1 + high) if np.isfinite(high) else np.full_like(step_s, np.inf)
-        return step_s * max(1 + low, 0.0), high_s
-
     def below_least(self, step_s: Floats, batch: Floats) -> Bools:
         """``bool[n]``: predicted to be faster than anything that was measured with this batch size."""
         return np.asarray(step_s < np.interp(batch, self.batches, self.least_s))
