@@ -28,22 +28,20 @@ class ClassEffect(NamedTuple):
 
 
 class RemainingSpeed(NamedTuple):
-    """What will be left of a job's speed: the middle, and the bounds between which it lies as often as asked for."""
+    """What will be left of a job's speed: the middle, and the usual bounds."""
 
     ratio: float
     low: float
     high: float
 
 
-def expected(
-    job: ClassEffect, others: Sequence[ClassEffect], *, noise: float = NOISE, deviations: float = USUAL
-) -> RemainingSpeed:
-    """What will be left of a job's speed beside these kinds; the usual bounds hold four times in five."""
+def expected(job: ClassEffect, others: Sequence[ClassEffect], *, noise: float = NOISE) -> RemainingSpeed:
+    """What will be left of a job's speed beside these kinds; the bounds hold four times in five."""
     products = [float(np.exp(np.clip(job.mean[0] + other.mean[1], LOW, HIGH))) for other in others]
     total = 1 + sum(products)
     variance = noise**2 * bool(products) + job.cov[0, 0] * (sum(products) / total) ** 2
     variance += sum(other.cov[1, 1] * (product / total) ** 2 for other, product in zip(others, products, strict=True))
-    by = float(np.exp(deviations * np.sqrt(variance)))
+    by = float(np.exp(USUAL * np.sqrt(variance)))
     return RemainingSpeed(1 / total, 1 / (total * by), min(1.0, by / total))
 
 
