@@ -24,13 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import pair_fit
+from benchmarks.measured_tables import pairs_of, read_pairs, read_steps
+from benchmarks.pair_fit import InterferenceTable
 from gpusched.sched.interference import pairs as by_pairs
 from gpusched.sched.interference import placement as by_placement
-from gpusched.sched.interference.pairs import ClassEffect, InterferenceTable
+from gpusched.sched.interference.pairs import ClassEffect
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.profiles import read_profiles
-from gpusched.sim.profiles.contention import pairs_of, read_pairs
-from gpusched.sim.profiles.placement import is_one, read_steps
+from gpusched.sim.profiles.placement import is_one
 
 FOLDS, PROBES, COVER = 5, 3, 0.8
 
@@ -54,7 +56,7 @@ def placements(folder: Path) -> None:
                 part = by_placement.StepTimes(times.placed.only(rest), times.batch[rest], times.step_s[rest])
                 fit = by_placement.fit(part, bus=one.bus)
                 told, real = fit.step_s(times.placed.only(out), times.batch[out]), times.step_s[out]
-                low, high = fit.interval(told, COVER)
+                low, high = pair_fit.steps_between(fit, told, COVER)
                 mine += list(np.abs(told / real - 1)[np.isfinite(told)])
                 held += list(((low <= real) & (real <= high))[np.isfinite(told)])
                 blind += list(np.abs(_fewest(part, times.batch[out]) / real - 1)[np.isfinite(told)])
@@ -92,7 +94,7 @@ def pairs(tables: dict[str, InterferenceTable], seeds: int) -> None:
             fold = (np.random.default_rng(seed).permutation(pair.max() + 1) % FOLDS)[pair]
             for one in range(FOLDS):
                 out, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
-                fit, real = by_pairs.fit(table.only(rest)), table.ratio[out]
+                fit, real = pair_fit.fit(table.only(rest)), table.ratio[out]
                 told = fit.ratio(table.job[out], table.beside[out])
                 low, high = fit.interval(told, COVER)
                 plain = fit._replace(offsets=np.zeros_like(fit.offsets)).ratio(table.job[out], table.beside[out])
@@ -116,7 +118,7 @@ def probes(tables: dict[str, InterferenceTable], seeds: int) -> None:
             inside = np.flatnonzero((family[table.job] != new) & (family[table.beside] != new))
             if not len(inside):
                 continue
-            fit = by_pairs.fit(table.only(inside))
+            fit = pair_fit.fit(table.only(inside))
             kinds = np.flatnonzero(family == new)
             with_others = np.flatnonzero((family[table.job] == new) != (family[table.beside] == new))
             for seed in range(seeds):
@@ -144,7 +146,7 @@ def probes(tables: dict[str, InterferenceTable], seeds: int) -> None:
 
 def _probed(
     table: InterferenceTable,
-    fit: by_pairs.PairFit,
+    fit: pair_fit.PairFit,
     kinds: Ints,
     with_others: Ints,
     rng: np.random.Generator,

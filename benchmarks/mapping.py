@@ -24,7 +24,7 @@ from gpusched.model.policy import Mapping, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.rates import Rates, read_rates, speed_of
+from gpusched.sim.rates import RateClass, Rates, alone_on, read_rates
 from gpusched.sim.replay import replay
 from gpusched.study.timeline import run_seconds
 from gpusched.traces.load import load
@@ -52,8 +52,11 @@ def drawn(source: Trace, rates: Rates, jobs: int, load_factor: float, nodes: int
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, len(source), jobs)
     trace = select(source, rows)
-    speeds = np.array([[speed_of(rates.profiles, source.models[m], kind, int(g)) for kind in TYPES]
-                       for m, g in zip(trace.model, trace.gpus, strict=True)])  # fmt: skip
+    kinds = [
+        RateClass(source.models[m], g, 1, None, g)
+        for m, g in zip(trace.model.tolist(), trace.gpus.tolist(), strict=True)
+    ]
+    speeds = np.array([[alone_on(rates, one, gpu_type) or 1.0 for gpu_type in TYPES] for one in kinds])
     does = 8 * nodes * speeds.mean(0).sum()
     gap = float((trace.gpus * trace.duration).mean() / (load_factor * does))
     submit = np.cumsum(rng.exponential(gap, jobs))

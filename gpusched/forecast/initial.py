@@ -34,6 +34,7 @@ from gpusched.sched.state import (
     Records,
     copied,
     filled,
+    ints,
     new_scratch,
     seed_words,
 )
@@ -152,7 +153,7 @@ def initial_state_of(
     index = {name: i for i, name in enumerate(names)}
     every = np.append(np.arange(count), count + owner)  # of the waiting and the running ones
     jobs = np.zeros(len(every), QUEUED)
-    jobs["user"] = _ints([index[leaf] for leaf in leaves])[every]
+    jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
     jobs["partition"] = _partitions(views, running, policies, world)[every]
     jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
     jobs["level"][:count], jobs["settles"][:count] = _numbered(-waiting.keys.priority), settles
@@ -262,8 +263,8 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
     for at, one in enumerate(snapshot.bounds):
         for time, amount in one.frees:
             used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount
-    week, kept = np.full(len(bound.account), float(WEEK_S)), _ints([int(used.sum()), 0])
-    return SimLedger(bound.account, bound.room, bound.links, row, used, _ints([hour]), kept, np.zeros(1), week)
+    week, kept = np.full(len(bound.account), float(WEEK_S)), ints([int(used.sum()), 0])
+    return SimLedger(bound.account, bound.room, bound.links, row, used, ints([hour]), kept, np.zeros(1), week)
 
 
 def _eligible(view: PendingView) -> float:
@@ -332,7 +333,7 @@ def _partitions(
     for job in running:
         rows = [world.row[p.node] for p in job.allocation.parts if p.node in world.row]
         found.append(index.get(world.nodes[rows[0]].partition, 0) if rows else 0)
-    return _ints(found)
+    return ints(found)
 
 
 def _held(
@@ -391,7 +392,7 @@ def _dependents(
         jobs["child_begun"][k] = len(child)
         child += begins.get(k, [])
         jobs["child_stop"][k] = len(child)
-    return needs, _ints(child)
+    return needs, ints(child)
 
 
 def _alone(
@@ -432,7 +433,3 @@ def _waits_for(dependency: Dependency, view: PendingView) -> str:
     if dependency.kind is DependencyKind.AFTERCORR and index >= 0 and "_" not in dependency.job_id:
         return f"{dependency.job_id}_{index}"
     return dependency.job_id
-
-
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)

@@ -387,34 +387,27 @@ def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, line: Q
     if pace is None:
         return
     outcome = line.outcome
-    queue, place = _who_pair(pace.pairs, sim, passes, line, partition)
+    queue = _who_pair(pace.pairs, sim, passes, line, partition)
     if queue.size == 0:
         return
     outcome.total[:] = 0
-    pair_up(pace, sim, log, passes, outcome, queue[stable_order(place)])
+    pair_up(pace, sim, log, passes, outcome, queue)
     _leave_started(sim, line)
     _fit_started(line, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit
-def _who_pair(
-    pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays, partition: int
-) -> tuple[Ints, Floats]:
-    """Who waits and may share, and the first of each kind, of whom one is the head; with their places in the order."""
-    of, count = line.queues[partition], 0
-    queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
+def _who_pair(pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays, partition: int) -> Ints:
+    """Who waits and may share, and the first of each kind, of whom one is the head; in order."""
     if pairs is None:
-        return queue[:0], place[:0]
-    for kind in range(of["kind"], of["kind_stop"]):
-        job = first = line.kinds[kind]["first"]
-        while job >= 0:
-            if job == first or pairs.row[job] >= 0:
-                queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
-                line.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
-                count += 1
-            job = line.jobs[job]["next"]
-    line.counter[WORK] += of["waiting"]
-    return queue[:count], place[:count]
+        return np.empty(0, np.int64)
+    queue, count = _in_order(line, partition), 0
+    for job in queue:
+        if pairs.row[job] >= 0 or line.kinds[line.jobs[job]["kind"]]["first"] == job:
+            line.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
+            queue[count] = job
+            count += 1
+    return queue[:count]
 
 
 @jit
@@ -590,12 +583,9 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: ForecastPass) -> tuple[int, int]:
     """By the rule; after an unlucky draw the next cycle draws again."""
-    line, jobs = more.line, state.jobs
-    code, given = attempt_any(
-        state.resources, jobs.masks, state.requests, jobs.shape[job], more.place, late, more.rng, state.scratch
-    )
+    code, given = attempt_any(state, state.jobs.shape[job], more.place, late, more.rng)
     if code == POLICY:
-        more.clock[1] = min(more.clock[1], state.now + line.clock[TICK])
+        more.clock[1] = min(more.clock[1], state.now + more.line.clock[TICK])
     return code, given
 
 
@@ -605,7 +595,7 @@ def _keep(state: ClusterState, job: int, code: int, more: ForecastPass) -> float
     line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
     if more.backfill != EASY:
         return np.inf
-    shadow, known = keep_for(state, job, more.place), line.late.room
+    shadow, known = keep_for(state, job, more.place, state.now), line.late.room
     for node in range(state.requests.lo[shape], state.requests.hi[shape]):
         gpus, cores, memory = late.gpus[node], late.cores[node], late.memory[node]
         if gpus != known.gpus[node] or cores != known.cores[node] or memory != known.memory[node]:

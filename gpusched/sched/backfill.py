@@ -27,10 +27,9 @@ from gpusched.sched.state import (
     RANDOM,
     STARTED,
     Calendar,
+    ClusterState,
     Flags,
-    PassOutcome,
     PlacementRequest,
-    QueueJobs,
     Releases,
     Requests,
     Resources,
@@ -40,17 +39,9 @@ from gpusched.sched.state import (
 
 
 @jit
-def attempt_any(
-    resources: Resources,
-    masks: Flags,
-    requests: Requests,
-    shape: int,
-    rule: int,
-    late: bool,
-    rng: Words,
-    scratch: Scratch,
-) -> tuple[int, int]:
+def attempt_any(state: ClusterState, shape: int, rule: int, late: bool, rng: Words) -> tuple[int, int]:
     """`attempt` of a request and, where it does not fit, of the looser ones; and which of them it is that fits."""
+    masks, requests, scratch = state.jobs.masks, state.requests, state.scratch
     stamp, why, at = scratch.stamp[0], PRIORITY, shape
     while at >= 0:
         if scratch.failed[at] == stamp:
@@ -58,7 +49,7 @@ def attempt_any(
         elif late and scratch.failed_late[at] == stamp:
             code = BACKFILL
         else:
-            code = attempt(resources, masks, request_of(requests, at), at, rule, late, rng, scratch)
+            code = attempt(state.resources, masks, request_of(requests, at), at, rule, late, rng, scratch)
         if code == STARTED:
             return code, at
         why = code if why == PRIORITY else why
@@ -103,19 +94,9 @@ def undrawn(rule: int) -> int:
 
 
 @jit
-def launch(
-    resources: Resources,
-    releases: Releases,
-    jobs: QueueJobs,
-    request: PlacementRequest,
-    job: int,
-    now: float,
-    late: bool,
-    guarded: bool,
-    scratch: Scratch,
-    outcome: PassOutcome,
-) -> None:
+def launch(state: ClusterState, request: PlacementRequest, job: int, late: bool, guarded: bool) -> None:
     """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
+    resources, releases, _, jobs, scratch, outcome, now = state
     outcome.started[outcome.total[0]] = job
     outcome.offset[job] = outcome.total[1]
     for part in range(request.parts):

@@ -82,10 +82,8 @@ class _Ledger:
             return f"the plan already has an action for job {action.job_id}"
         if isinstance(action, Start):
             why = self._refuse_start(action)
-        elif isinstance(action, Resize):
-            why = self._refuse_resize(action)
-        elif isinstance(action, Preempt):
-            why = self._refuse_preempt(action)
+        elif isinstance(action, Resize | Preempt):
+            why = self._refuse_stop(action)
         else:
             known = action.job_id in self._running or action.job_id in self.pending
             why = None if known else f"job {action.job_id} is not pending or running"
@@ -112,13 +110,15 @@ class _Ledger:
             self._rooms.take(job, action.allocation.gpus)
         return why
 
-    def _refuse_resize(self, action: Resize) -> str | None:
+    def _refuse_stop(self, action: Resize | Preempt) -> str | None:
         job = self._running.get(action.job_id)
         if job is None:
             return f"job {action.job_id} is not running"
         policy = self._policy_of(job)
         if policy is None:
             return f"no policy decides on job {action.job_id}"
+        if isinstance(action, Preempt):
+            return may_stop(job, policy.preempt, self._snapshot.now)
         if why := may_resize(job, policy.resize, self._snapshot.now):
             return why
         assert job.spec is not None
@@ -127,15 +127,6 @@ class _Ledger:
         if not allowed:
             return f"job {job.id} cannot go from {job.spec.gpus} to {action.gpus} GPUs"
         return self._rooms.refuse_resize(job, action.gpus)
-
-    def _refuse_preempt(self, action: Preempt) -> str | None:
-        job = self._running.get(action.job_id)
-        if job is None:
-            return f"job {action.job_id} is not running"
-        policy = self._policy_of(job)
-        if policy is None:
-            return f"no policy decides on job {action.job_id}"
-        return may_stop(job, policy.preempt, self._snapshot.now)
 
     def _policy_of(self, job: RunningView) -> PolicySpec | None:
         node = next((n for p in job.allocation.parts if (n := self._nodes.get(p.node)) is not None), None)
@@ -244,12 +235,9 @@ class _Ledger:
     def _hold(self, parts: Iterable[NodeAllocation], job_id: str) -> None:
         for part in parts:
             self._holder.update(dict.fromkeys(((part.node, g) for g in part.gpus), job_id))
-            self._move(part, -1)
-
-    def _move(self, part: NodeAllocation, sign: int) -> None:
-        if part.node in self._cores:
-            self._cores[part.node] += sign * part.cores
-            self._memory[part.node] += sign * part.memory_mib
+            if part.node in self._cores:
+                self._cores[part.node] -= part.cores
+                self._memory[part.node] -= part.memory_mib
 
 
 def _not_a_gang(job_id: str, allocation: Allocation) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from gpusched.model.limits import WEEK_S, Bound, takes
@@ -24,11 +25,12 @@ class Rooms:
         """Why the job may not start, by what it exceeds first; None: it may. ``gpus``: other than it asks for."""
         if self._array_is_full(job):
             return ARRAY_FULL
-        for at in job.bounds:
-            cost = self._cost(at, job, gpus)
-            if cost > max(self._room[at], 0):
-                return self.reasons.of(at, cost, self._room[at])
-        return None
+        return self._exceeded((at, self._cost(at, job, gpus)) for at in job.bounds)
+
+    def _exceeded(self, costs: Iterable[tuple[int, int]]) -> Reason | None:
+        """The reason of the first (bound, how much) that is more than is left."""
+        found = next(((at, cost) for at, cost in costs if cost > max(self._room[at], 0)), None)
+        return None if found is None else self.reasons.of(*found, self._room[found[0]])
 
     def beyond(self, job: PendingView) -> Reason | None:
         """The limit that the job exceeds whoever ends: one that was lowered since; None: there is none."""
@@ -49,9 +51,8 @@ class Rooms:
     def refuse_resize(self, job: RunningView, gpus: int) -> str | None:
         """Why a running job may not have so many GPUs; None, and noted, if it may."""
         costs = self._growth(job, gpus)
-        for at, cost in costs:
-            if cost > max(self._room[at], 0):
-                return self.reasons.of(at, cost, self._room[at]).message
+        if (why := self._exceeded(costs)) is not None:
+            return why.message
         for at, cost in costs:
             self._room[at] -= cost
         return None

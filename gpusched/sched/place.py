@@ -240,16 +240,12 @@ def draw(resources: Resources, masks: Flags, request: PlacementRequest, rng: Wor
         if resources.gpus[node] >= 0 and (request.mask < 0 or masks[request.mask, node] != 0):
             scratch.keys[pool] = node
             pool += 1
-    if pool < request.parts:
+    if not _draw_from(pool, request.parts, rng, scratch):
         return False
-    fits = True
     for part in range(request.parts):
-        at = part + next_random(rng, pool - part)
-        node = scratch.keys[at]
-        scratch.keys[at] = scratch.keys[part]
-        scratch.chosen[part] = node
-        fits = fits and node_fits(resources, masks, request, node)
-    return fits
+        if not node_fits(resources, masks, request, scratch.chosen[part]):
+            return False
+    return True
 
 
 @jit
@@ -264,9 +260,15 @@ def draw_fitting(resources: Resources, masks: Flags, request: PlacementRequest, 
         if node_fits(resources, masks, request, node):
             scratch.keys[pool] = node
             pool += 1
-    if pool < request.parts:
+    return _draw_from(pool, request.parts, rng, scratch)
+
+
+@jit
+def _draw_from(pool: int, parts: int, rng: Words, scratch: Scratch) -> bool:
+    """Draws so many of ``scratch.keys[:pool]`` into ``scratch.chosen``; whether there are enough."""
+    if pool < parts:
         return False
-    for part in range(request.parts):
+    for part in range(parts):
         at = part + next_random(rng, pool - part)
         scratch.chosen[part] = scratch.keys[at]
         scratch.keys[at] = scratch.keys[part]

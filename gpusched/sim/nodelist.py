@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpusched.errors import FileError, GpuschedError
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.traces.readers.columns import read_csv
+from gpusched.sim.profiles.measured import whole_table
 
 COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
@@ -19,12 +19,9 @@ def read_node_list(path: Path) -> Pool:
         GpuschedError: It cannot be read.
     """
     try:
-        table = read_csv(path, "a node list", COLUMNS)
+        table = whole_table(path, "a node list", COLUMNS)
     except OSError as error:
         raise GpuschedError(f"{path}: {error.strerror or error}") from None
-    if table.ragged:
-        line, has, expected = table.ragged[0]
-        raise FileError(str(path), line, "", f"{has} fields", f"{expected} fields")
     if not len(table):
         raise FileError(str(path), None, "", "no node", ",".join(COLUMNS))
     names, nodes = set(), []

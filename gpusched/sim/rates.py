@@ -48,37 +48,6 @@ def read_rates(paths: Sequence[Path | str], recorded_on: str | None = None) -> R
     return Rates(profiles=profiles, recorded_on=recorded_on)
 
 
-def speed_of(
-    profiles: Profiles,
-    model: str,
-    gpu_type: str,
-    gpus: int,
-    spread: int = 1,
-    neighbour: str | None = None,
-    *,
-    recorded_on: str | None = None,
-    recorded_gpus: int | None = None,
-) -> float:
-    """How fast a job goes by the speed that its run time was recorded at; 1.0 also where that is not known.
-
-    Args:
-        profiles: What was measured.
-        model: The job's, as the profile calls it.
-        gpu_type: Of the slowest of its nodes; "": as recorded.
-        gpus: GPUs in all.
-        spread: Nodes that they are on.
-        neighbour: Model of the job that shares all its GPUs, or None.
-        recorded_on: GPU type of the recorded run; None: the profile's.
-        recorded_gpus: GPUs of the recorded run, closest together; None: as many as now.
-    """
-    alone = _alone(profiles, model, gpu_type, gpus, spread, recorded_on, recorded_gpus)
-    if neighbour is None:
-        return AS_RECORDED if alone is None else alone
-    kind = gpu_type or recorded_on or _usual_type(profiles, model)
-    slowed = profiles.slowed(model, kind, gpus, neighbour)
-    return (AS_RECORDED if alone is None else alone) * (1.0 if slowed is None else slowed)
-
-
 def _alone(
     profiles: Profiles, model: str, gpu_type: str, gpus: int, spread: int | None, recorded_on: str | None,
     before: int | None,

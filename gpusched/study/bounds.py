@@ -84,8 +84,8 @@ def _flow(release: Floats, duration: Floats, work: Floats, gpus: float) -> float
     alone = float(duration.sum())
     if gpus <= 0:
         return alone
-    srpt = float(srpt_flow(release, work / gpus, new_heap(len(work) + 1)))
-    busy = float(smith_busy(release, work / gpus, new_heap(len(work) + 1)))
+    srpt = float(served(release, work / gpus, new_heap(len(work) + 1), True))
+    busy = float(served(release, work / gpus, new_heap(len(work) + 1), False))
     return max(alone, srpt, busy + alone / 2 - float(release.sum()))
 
 
@@ -99,32 +99,14 @@ def _last_end(release: Floats, duration: Floats, work: Floats, gpus: float) -> f
 
 
 @jit
-def srpt_flow(release: Floats, size: Floats, heap: Heap) -> float:
-    """Sum of flow times of preemptive SRPT on one machine of speed 1; ``release`` ascending; ``heap`` empty."""
-    left = size.copy()
-    jobs, at, now, flow = release.size, 0, 0.0, 0.0
-    while at < jobs or heap.size[0] > 0:
-        if heap.size[0] == 0:
-            now = max(now, release[at])
-        while at < jobs and release[at] <= now:
-            push(heap, left[at], at)
-            at += 1
-        job = pop(heap)
-        if at < jobs and now + left[job] > release[at]:
-            left[job] -= release[at] - now
-            now = release[at]
-            push(heap, left[job], job)
-        else:
-            now += left[job]
-            flow += now - release[job]
-    return flow
+def served(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
+    """Serve jobs on one machine of speed 1, preemptively, always the one of least work; ``release`` ascends.
 
-
-@jit
-def smith_busy(release: Floats, size: Floats, heap: Heap) -> float:
-    """Sum of mean busy times, serving the released job of least whole size; a job without size counts its release."""
+    ``by_left``: least work left, and the sum of flow times is returned; else least whole work, and the sum of mean busy
+    times (a job without size counts its release). ``heap``: empty.
+    """
     left = size.copy()
-    jobs, at, now, busy = release.size, 0, 0.0, 0.0
+    jobs, at, now, total = release.size, 0, 0.0, 0.0
     while at < jobs or heap.size[0] > 0:
         if heap.size[0] == 0:
             now = max(now, release[at])
@@ -133,13 +115,17 @@ def smith_busy(release: Floats, size: Floats, heap: Heap) -> float:
             at += 1
         job = pop(heap)
         done = left[job]
-        if at < jobs and now + done > release[at]:
+        stopped = at < jobs and now + done > release[at]
+        if stopped:
             done = release[at] - now
-            push(heap, size[job], job)
-        if size[job] > 0:
-            busy += (done / size[job]) * (now + 0.5 * done)
-        else:
-            busy += release[job]
         left[job] -= done
-        now += done
-    return busy
+        if stopped:
+            push(heap, left[job] if by_left else size[job], job)
+        if by_left:
+            total += 0.0 if stopped else now + done - release[job]
+        elif size[job] > 0:
+            total += (done / size[job]) * (now + 0.5 * done)
+        else:
+            total += release[job]
+        now = release[at] if stopped and by_left else now + done
+    return total

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from gpusched.compiled.arrays import Floats, Ints
 from gpusched.sim.result import ReplayResult
 from gpusched.study.metrics import JobTimes, job_times
 
-Floats = npt.NDArray[np.float64]
 DAY_S = 86400.0
 RESAMPLES = 2000
 MIN_DAYS = 5
@@ -68,10 +67,10 @@ def compare(
     return tuple(_change(name, times, both, day, count, draws) for name in FIGURES)
 
 
-def day_of(result: ReplayResult, jobs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def day_of(result: ReplayResult, jobs: Ints) -> Ints:
     """The day on which each of these jobs was submitted, counted from the first: UTC days where there is a calendar."""
     epoch = result.trace.epoch or 0.0
-    day: npt.NDArray[np.int64] = np.floor((result.trace.submit[jobs] + epoch) / DAY_S).astype(np.int64)
+    day: Ints = np.floor((result.trace.submit[jobs] + epoch) / DAY_S).astype(np.int64)
     first: np.int64 = day.min()
     return np.subtract(day, first)
 
@@ -79,8 +78,8 @@ def day_of(result: ReplayResult, jobs: npt.NDArray[np.int64]) -> npt.NDArray[np.
 def _change(
     name: str,
     times: tuple[JobTimes, JobTimes],
-    both: npt.NDArray[np.int64],
-    day: npt.NDArray[np.int64],
+    both: Ints,
+    day: Ints,
     count: Floats,
     draws: Floats | None,
 ) -> MeanDifference:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from gpusched.compiled.arrays import Floats, Ints
 from gpusched.model.units import count_of
 from gpusched.sim.result import ReplayResult
 from gpusched.study.compare import MeanDifference
@@ -20,7 +20,6 @@ from gpusched.study.timeline import Parts, binned_mean, parts_of, runs_of
 from gpusched.views import bars, figures
 from gpusched.views import replay as view
 
-Floats = npt.NDArray[np.float64]
 TEMPLATE = Path(__file__).with_name("page.html")
 BINS, QUANTILES = 240, 200
 MAX_BARS, MAX_ROWS = 1500, 64
@@ -193,7 +192,7 @@ def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> d
     }  # fmt: skip
 
 
-def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: ReplayResult) -> list[int]:
+def _lanes(parts: Parts, seen: Ints, result: ReplayResult) -> list[int]:
     """For each bar the first GPU of its node drawn for it; only a picture: the replay counts GPUs, not which."""
     free: dict[int, list[float]] = {}
     lane = dict.fromkeys(seen.tolist(), 0)

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from gpusched.compiled.arrays import Floats, Ints
 from gpusched.sim.power import J_PER_KWH, PowerModel, power_model
 from gpusched.sim.result import ReplayResult
 from gpusched.study.timeline import Parts, Runs, parts_of, run_seconds, runs_of, together
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 SLOWDOWN_THRESHOLD_S = 10.0
 
 

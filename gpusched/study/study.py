@@ -221,14 +221,13 @@ def result_without(result: ReplayResult, first: int) -> ReplayResult:
 
 
 def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
-    own = np.flatnonzero(cut.job >= first)
-    spans = [cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]] for i in own.tolist()]
+    own, parts = cut.job >= first, np.diff(cut.part_offsets)
     return CutRuns(
         job=cut.job[own] - first,
         start=cut.start[own],
         end=cut.end[own],
-        part_offsets=np.concatenate(([0], np.cumsum([len(s) for s in spans]))).astype(np.int64),
-        part_nodes=np.concatenate([np.zeros(0, np.int64), *spans]).astype(np.int64),
+        part_offsets=np.concatenate(([0], np.cumsum(parts[own]))).astype(np.int64),
+        part_nodes=cut.part_nodes[np.repeat(own, parts)],
         part_gpus=None if cut.part_gpus is None else cut.part_gpus[own],
     )
 

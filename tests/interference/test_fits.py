@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import pair_fit
+from benchmarks.measured_tables import read_pairs, read_steps
+from benchmarks.pair_fit import InterferenceTable
 from gpusched.sched.interference import pairs as by_pairs
 from gpusched.sched.interference import placement as by_placement
-from gpusched.sched.interference.pairs import ClassEffect, InterferenceTable
+from gpusched.sched.interference.pairs import ClassEffect
 from gpusched.sched.interference.placement import Placed, StepTimes
-from gpusched.sim.profiles.contention import read_pairs
-from gpusched.sim.profiles.placement import read_steps
 from tests.traces.samples import real
 
 TRUTH = np.array([[0.01, 0.02], [0.1, 0.2], [0.3, 0.4]])  # seconds: a and b of the bus, the NIC, the uplink
@@ -70,7 +71,7 @@ def test_any_few_measurements_in_any_unit_have_a_fit(unit: float):
         noisy = both.step_s[rows] * rng.lognormal(0, 0.3, len(rows)) * unit
         fit = by_placement.fit(StepTimes(both.placed.only(rows), both.batch[rows], noisy))
         told = fit._replace(measured={}).step_s(both.placed, both.batch)
-        low, high = fit.interval(told)
+        low, high = pair_fit.steps_between(fit, told)
         sure = np.isfinite(told)
         assert (told[sure] > 0).all()
         assert (low[sure] <= told[sure]).all()
@@ -95,7 +96,7 @@ def test_intervals_of_steps_hold_as_often_as_they_say():
         fit = by_placement.fit(steps(many, 8.0, rng.lognormal(0, 0.1, len(many.gpus))))
         new = placed(*((m, 4 * m, 4, r) for m in range(1, 8) for r in (1, 2)))
         real_s = steps(new, 8.0, rng.lognormal(0, 0.1, len(new.gpus))).step_s
-        low, high = fit.interval(fit.step_s(new, np.full(len(new.gpus), 8.0)))
+        low, high = pair_fit.steps_between(fit, fit.step_s(new, np.full(len(new.gpus), 8.0)))
         held += list((low <= real_s) & (real_s <= high))
     assert 0.73 < np.mean(held) < 0.95  # with so few placements, one left out is harder than one among all
 
@@ -119,7 +120,7 @@ def imagined(seed: int, kinds: int = 12, noise: float = 0.05) -> tuple[Interfere
     rng = np.random.default_rng(seed)
     means = rng.normal(-0.9, 0.8, (kinds, 2))
     job, beside = (c.reshape(-1) for c in np.mgrid[:kinds, :kinds])
-    ratio = by_pairs.left(means[job, 0] + means[beside, 1]) * np.exp(rng.normal(0, noise, kinds**2))
+    ratio = pair_fit.left(means[job, 0] + means[beside, 1]) * np.exp(rng.normal(0, noise, kinds**2))
     names = tuple(f"k{i}" for i in range(kinds))
     return InterferenceTable(names, tuple(f"f{i}" for i in range(kinds)), job, beside, np.minimum(ratio, 1.0)), means
 
@@ -127,9 +128,9 @@ def imagined(seed: int, kinds: int = 12, noise: float = 0.05) -> tuple[Interfere
 def test_sensitivity_and_pressure_are_found_and_the_interval_holds():
     table, means = imagined(1)
     out = np.flatnonzero((table.job + 3 * table.beside) % 4 == 0)
-    fit = by_pairs.fit(table.only(np.setdiff1d(np.arange(len(table.ratio)), out)))
+    fit = pair_fit.fit(table.only(np.setdiff1d(np.arange(len(table.ratio)), out)))
     told = fit.ratio(table.job[out], table.beside[out])
-    real_ratio = by_pairs.left(means[table.job[out], 0] + means[table.beside[out], 1])
+    real_ratio = pair_fit.left(means[table.job[out], 0] + means[table.beside[out], 1])
     assert np.abs(told - real_ratio).mean() < 0.02
     low, high = fit.interval(told)
     assert np.mean((low <= table.ratio[out]) & (table.ratio[out] <= high)) == pytest.approx(0.8, abs=0.1)
@@ -140,19 +141,19 @@ def test_a_measured_pair_goes_before_the_formula_and_one_odd_pair_does_not_spoil
     table, means = imagined(2)
     odd = table.ratio.copy()
     odd[5] = 0.02  # k0 beside k5
-    fit = by_pairs.fit(table._replace(ratio=odd))
+    fit = pair_fit.fit(table._replace(ratio=odd))
     assert fit.ratio(table.job[5:6], table.beside[5:6]) == 0.02
     lone = fit._replace(measured=np.full_like(fit.measured, np.nan))
     told = lone.ratio(table.job[:12], table.beside[:12])
     others = [j for j in range(12) if j != 5]
-    assert np.abs(told - by_pairs.left(means[0, 0] + means[:, 1]))[others].max() < 0.06
+    assert np.abs(told - pair_fit.left(means[0, 0] + means[:, 1]))[others].max() < 0.06
     assert told[5] > 0.02
     assert list(fit.below_least(np.array([0.019, 0.03]), np.array([0, 0]))) == [True, False]
 
 
 def test_three_probes_say_what_a_new_kind_does():
     table, _ = imagined(3)
-    fit = by_pairs.fit(table.only(np.flatnonzero((table.job > 0) & (table.beside > 0))))
+    fit = pair_fit.fit(table.only(np.flatnonzero((table.job > 0) & (table.beside > 0))))
     new = fit.prior
     for other in (3, 6, 9):
         mine, its = (float(np.log(table.ratio[row])) for row in (other, other * 12))
@@ -184,4 +185,4 @@ def test_bounds_widen_with_doubt_and_neighbours():
 
 def test_measured_pairs_left_out_are_predicted():
     table = read_pairs(real("../profiles/contention/deepshare_pairs.csv"))
-    assert np.abs(by_pairs.fit(table).errors).mean() < 0.066
+    assert np.abs(pair_fit.fit(table).errors).mean() < 0.066

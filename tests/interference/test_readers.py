@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.measured_tables import pairs_of, read_pairs, read_steps
 from gpusched.errors import FileError, GpuschedError
 from gpusched.sim.profiles import read_profiles
-from gpusched.sim.profiles.contention import pairs_of, read_pairs
-from gpusched.sim.profiles.placement import read_steps
 from tests.traces.samples import real
 
 

@@ -70,7 +70,7 @@ def test_no_rack_has_a_cheaper_place(seed: int) -> None:
     best = compute + max(bus, net) if rng.random() < 0.5 else compute
     excess = (compute + max(bus, net)) / best - 1.0
     ways = Ways(ints([0, 1]), ints([0]), np.array([excess]), ints([kind]), np.array([best]))
-    cost, way = cheapest(tree, model, load, resources, NO_MASKS, requests, ways, 0, np.inf, search)
+    cost, way = cheapest(tree, model, load, resources, NO_MASKS, requests, ways, 0, search)
     found = search.best[:parts].tolist() if way >= 0 else None
 
     request, least, expected, at = request_of(requests, 0), np.inf, None, np.inf

@@ -14,7 +14,7 @@ from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import read_profiles, read_restarts
 from gpusched.sim.profiles.dl2 import read_speeds
-from gpusched.sim.rates import read_rates, speed_of
+from gpusched.sim.rates import RateClass, Rates, alone_on, read_rates, table_of
 from gpusched.sim.replay import replay
 from gpusched.traces.load import load
 from tests.traces.samples import real
@@ -119,17 +119,22 @@ def test_restart_costs_by_model(tmp_path: Path):
         read_restarts(tmp_path / "away.csv")
 
 
-def test_speed_of_is_relative_to_what_was_recorded():
-    profiles = read_profiles([profiles_of("gavel_throughputs.json.gz")])
-    assert speed_of(profiles, RESNET, "V100", 1) == 1.0
-    assert speed_of(profiles, RESNET, "K80", 1) == pytest.approx(4.795294551566172 / 32.353384328946916)
-    assert speed_of(profiles, RESNET, "V100", 1, recorded_on="K80") == pytest.approx(32.353384 / 4.7952945)
-    assert speed_of(profiles, RESNET, "V100", 2, 2) == pytest.approx(35.33651988 / 100.142062)
-    assert speed_of(profiles, RESNET, "V100", 2, recorded_gpus=1) == pytest.approx(100.142062 / 32.3533843)
-    beside = speed_of(profiles, RESNET, "V100", 1, 1, "ResNet-18 (batch size 256)")
-    assert beside == pytest.approx(24.45464779058787 / 32.353384328946916)
-    assert speed_of(profiles, "unheard of", "V100", 1) == 1.0
-    assert speed_of(profiles, RESNET, "H100", 1) == 1.0
+def test_speeds_are_relative_to_what_was_recorded():
+    rates = Rates(profiles=read_profiles([profiles_of("gavel_throughputs.json.gz")]))
+
+    def speed(gpu_type: str, gpus: int, nodes: int = 1, on: str | None = None, before: int = 0) -> float | None:
+        return alone_on(rates, RateClass(RESNET, gpus, nodes, on, before or gpus), gpu_type)
+
+    assert speed("V100", 1) == 1.0
+    assert speed("K80", 1) == pytest.approx(4.795294551566172 / 32.353384328946916)
+    assert speed("V100", 1, on="K80") == pytest.approx(32.353384 / 4.7952945)
+    assert speed("V100", 2, 2) == pytest.approx(35.33651988 / 100.142062)
+    assert speed("V100", 2, before=1) == pytest.approx(100.142062 / 32.3533843)
+    models = (RESNET, "ResNet-18 (batch size 256)", "unheard of")
+    table = table_of(rates, [RateClass(name, 1, 1, None, 1) for name in models], ("V100", "H100"))
+    assert table[0, 0, 2] == pytest.approx(24.45464779058787 / 32.353384328946916)
+    assert table[0, 2, 0] == table[1, 0, 0] == 1.0
+    assert speed("H100", 1) is None
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,8 @@ def test_a_gavel_trace_runs_slower_on_k80_and_says_so():
     np.testing.assert_allclose(fast.end - fast.start, trace.duration, rtol=1e-9)
     slow = replay(trace, Pool.uniform(300, 8, gpu_type="K80"), "fifo", rates=rates)
     for job in range(0, len(trace), 97):
-        speed = speed_of(rates.profiles, trace.models[trace.model[job]], "K80", int(trace.gpus[job]))
+        gpus = int(trace.gpus[job])
+        speed = alone_on(rates, RateClass(trace.models[trace.model[job]], gpus, 1, None, gpus), "K80") or 1.0
         assert slow.end[job] - slow.start[job] == pytest.approx(trace.duration[job] / speed)
     assert slow.notes[0] == "846 jobs run at measured speeds (gavel_throughputs.json.gz)"
     assert slow.notes[1].startswith("15 jobs run at their recorded speed")

@@ -74,8 +74,8 @@ def learned(
         places.setdefault((seen.kind, n.link), len(places))
         places.setdefault((n.kind, n.link), len(places))
     sways = [_sway(kinds[name], link) for name, link in places]
-    lost = _lost([(_known(sways[places[seen.kind, n.link]]), _known(sways[places[n.kind, n.link]]), n.share)
-                  for n in beside])  # fmt: skip
+    lost, variance = _lost([(_known(sways[places[seen.kind, n.link]]), _known(sways[places[n.kind, n.link]]), n.share)
+                            for n in beside])  # fmt: skip
     told = log(seen.pace)
     paces = _at(kinds[seen.kind], seen.shape)
     alone = alone_at(paces)
@@ -90,16 +90,16 @@ def learned(
             kinds[name] = _with_sway(kinds[name], sway, new, link)
         if len(beside) == 1 and beside[0].share > _WHOLE:
             kinds[seen.kind] = _with_beside(kinds[seen.kind], beside[0].link, beside[0].kind, told - alone.log)
-    weight = _LEAST_SPREAD / (_LEAST_SPREAD + lost.variance) if shares > _ALONE else 1.0
+    weight = _LEAST_SPREAD / (_LEAST_SPREAD + variance) if shares > _ALONE else 1.0
     new_paces = Paces(
-        shape=seen.shape, logs=(*(paces.logs if paces else ()), (told + lost.log, weight))[-LATEST:],
+        shape=seen.shape, logs=(*(paces.logs if paces else ()), (told + lost, weight))[-LATEST:],
         count=(paces.count if paces else 0) + 1, best=max(paces.best if paces else -inf, told),
     )  # fmt: skip
     own = kinds[seen.kind]
     others = tuple(p for p in own.shapes if p.shape != seen.shape)
     kinds[seen.kind] = msgspec.structs.replace(own, shapes=(*others, new_paces)[-MOST_SHAPES:])
     changed = tuple(belief for name, belief in kinds.items() if belief != known.get(name))
-    return changed, told + lost.log
+    return changed, told + lost
 
 
 def alone_at(paces: Paces | None) -> SoloSpeed | None:
@@ -283,18 +283,12 @@ def _with_beside(belief: JobClassEstimate, link: Link, kind: str, log_ratio: flo
     return msgspec.structs.replace(belief, beside=(*others, new)[-MOST_BESIDE:])
 
 
-class _Lost(NamedTuple):
+def _lost(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> tuple[float, float]:
     """What neighbours took: the logarithm of how much longer a step was, and its variance."""
-
-    log: float
-    variance: float
-
-
-def _lost(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> _Lost:
     products = [share * exp(min(float(mine.mean[0] + its.mean[1]), 3.0)) for mine, its, share in beside]
     total = 1 + sum(products)
     variance = sum(
         (product / total) ** 2 * float(mine.cov[0, 0] + its.cov[1, 1])
         for product, (mine, its, _) in zip(products, beside, strict=True)
     )
-    return _Lost(log(total), variance)
+    return log(total), variance

@@ -16,7 +16,7 @@ from gpusched.sched.state import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-BUS, NIC, UPLINK = range(3)
+BUS = 0  # of links: a server's bus, its NIC, the rack's uplink
 FOLDS = 8  # of the placements, for the interval
 _ROUNDS = 30
 _DOUBT = 0.01  # how much it counts that a link takes as long as a step, beside a relative error of 1
@@ -53,7 +53,7 @@ class PlacementFit(NamedTuple):
 
     Attributes:
         batches: ``float64[batches]``, ascending. compute_s: ``float64[batches]``: C of each.
-        links: ``float64[3, 2]``: a and b of `BUS`, `NIC`, `UPLINK`, seconds; NaN: no measurement crossed it.
+        links: ``float64[3, 2]``: a and b of bus, NIC and uplink, seconds; NaN: no measurement crossed it.
         least_s: ``float64[batches]``: the shortest step measured.
         measured: (batch, GPUs on the fullest server, GPUs, servers, racks) -> mean seconds.
         errors: ``float64[n]``, ascending: relative errors (measured / predicted - 1) of placements left out in turn.
@@ -79,26 +79,19 @@ class PlacementFit(NamedTuple):
         keys = zip(batch.tolist(), *(column.tolist() for column in placed), strict=True)
         return np.array([self.measured.get(key, other) for key, other in zip(keys, found, strict=True)], np.float64)
 
-    def interval(self, step_s: Floats, cover: float = 0.8) -> tuple[Floats, Floats]:
-        """The bounds between which that part of the errors lies, for predicted steps."""
-        low, high = quantiles(self.errors, cover)
-        high_s = step_s * (1 + high) if np.isfinite(high) else np.full_like(step_s, np.inf)
-        return step_s * max(1 + low, 0.0), high_s
-
     def below_least(self, step_s: Floats, batch: Floats) -> Bools:
         """``bool[n]``: predicted to be faster than anything that was measured with this batch size."""
         return np.asarray(step_s < np.interp(batch, self.batches, self.least_s))
 
 
-def fit(times: StepTimes, *, bus: bool = True, folds: int = FOLDS) -> PlacementFit:
+def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
     """The least absolute relative error, nothing negative; ``bus``: whether GPUs of a server share one (no NVSwitch).
 
-    The errors are those of fits without one part in ``folds`` of the placements, of which every measurement is left
-    out.
+    The errors are those of fits without one part in `FOLDS` of the placements, of which every measurement is left out.
     """
     batches, of = np.unique(times.batch, return_inverse=True)
     placements, where = np.unique(np.column_stack(times.placed), axis=0, return_inverse=True)
-    parts = min(folds, len(placements)) if len(placements) > 1 else 0
+    parts = min(FOLDS, len(placements)) if len(placements) > 1 else 0
     fold = where.reshape(-1) % max(parts, 1)
     least = np.full(len(batches), np.inf)
     np.minimum.at(least, of, times.step_s)

@@ -24,24 +24,20 @@ class PlacementRule(NamedTuple):
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
     """The naive placement's unlucky draw counts as not starting."""
-    jobs = state.jobs
-    return attempt_any(
-        state.resources, jobs.masks, state.requests, jobs.shape[job], rule.place, late, rule.rng, state.scratch
-    )
+    return attempt_any(state, state.jobs.shape[job], rule.place, late, rule.rng)
 
 
 @jit
 def _reserve(state: ClusterState, job: int, code: int, rule: PlacementRule) -> float:
-    return keep_for(state, job, rule.place)
+    return keep_for(state, job, rule.place, state.now)
 
 
 @jit
-def keep_for(state: ClusterState, job: int, place: int) -> float:
-    """Keep for the head the nodes where it fits first; when that is, seconds."""
+def keep_for(state: ClusterState, job: int, place: int, begin: float) -> float:
+    """Keep for the head the nodes where it fits first, from ``begin`` on; when that is, seconds."""
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     shadow, given = reserve_any(
-        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], place, state.now, jobs.limit[job],
-        scratch,
+        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], place, begin, jobs.limit[job], scratch,
     )  # fmt: skip
     protect(state.resources, request_of(requests, given), shadow < np.inf, scratch)
     return shadow
@@ -50,13 +46,13 @@ def keep_for(state: ClusterState, job: int, place: int) -> float:
 @jit
 def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
     """In a plan, which is made anew in every pass, nothing is drawn: naive and random are first fit."""
-    jobs, requests, scratch, shape = state.jobs, state.requests, state.scratch, state.jobs.shape[job]
-    if jobs.feasibility[shape] == RESERVED:
+    scratch, shape = state.scratch, state.jobs.shape[job]
+    if state.jobs.feasibility[shape] == RESERVED:
         hold_planned(scratch.plan, state, job, undrawn(rule.place))
         return RESERVED, shape
     if is_begun(scratch.plan, state):
         return planned(scratch.plan, state, job, first, undrawn(rule.place))
-    return attempt_any(state.resources, jobs.masks, requests, shape, undrawn(rule.place), late, rule.rng, scratch)
+    return attempt_any(state, shape, undrawn(rule.place), late, rule.rng)
 
 
 @jit

@@ -143,7 +143,7 @@ _hold_behind = _shares = _renews = False
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
     """What `queue_pass` makes."""
-    resources, releases, requests, jobs, scratch, outcome, now = state
+    _, _, requests, jobs, scratch, outcome, now = state
     head, shadow, keeps_clear = -1, np.inf, _hold_behind or keeps_nodes(backfill)
     if _renews:
         keep_nothing(scratch.calendar)
@@ -182,7 +182,7 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 request = request_of(requests, given)
                 if _shares:
                     request = _taken(state, job, request, more)
-                launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
+                launch(state, request, job, late, guarded)
                 outcome.shape[job] = given
                 _started(state, job, request, more)
             else:

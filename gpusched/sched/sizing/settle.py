@@ -19,8 +19,6 @@ _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
 _USUAL_LEFT_S = 3600.0  # of a job that does not tell
 _LATEST = 8  # submissions by which is judged how long a size lasts
 
-KEPT, WANTED, REFUSED = range(3)
-
 
 class SizingRules(NamedTuple):
     """What decides beside the scene.

@@ -82,20 +82,19 @@ def new_search(tree: NetworkTree) -> PlacementSearch:
 def cheapest(
     tree: NetworkTree, model: SlowdownModel, load: Load, resources: Resources, masks: Flags, requests: Requests,
     ways: Ways,
-    of: int, most: float, search: PlacementSearch,
+    of: int, search: PlacementSearch,
 ) -> tuple[float, int]:  # fmt: skip
     """What the cheapest placement of one of class ``of`` costs now, and its way; nodes in ``search.best``.
 
     The cost is the part by which its steps are longer than where they are shortest, and those of its neighbours than
-    before, weighed by their GPUs against its own. Ways that cost more than ``most`` alone are left out; -1: none is
-    left that fits.
+    before, weighed by their GPUs against its own. -1: none fits.
 
     Candidates: for every way the quietest and the tightest nodes of each rack, and of all racks, those with the most
     room first, or those with the quietest ways up.
     """
     best, chosen = np.inf, -1
     for way in range(ways.first[of], ways.first[of + 1]):
-        if ways.excess[way] > most or ways.excess[way] >= best:
+        if ways.excess[way] >= best:
             continue
         request = request_of(requests, ways.shape[way])
         fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[of], search)

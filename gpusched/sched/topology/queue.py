@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpusched.compiled import jit
-from gpusched.sched.backfill import protect, reserve_any
 from gpusched.sched.fit import entry, request_of
+from gpusched.sched.kernel.by_rule import keep_for
 from gpusched.sched.kernel.queue_pass import Pass, Place, queue_pass
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
@@ -96,15 +94,10 @@ def priced_pass(place: Place[Priced]) -> Pass[Priced]:
 @jit
 def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
     """Of who waits for a better place, its nodes from when it waits no more."""
-    costs, jobs, requests, over = priced.costs, state.jobs, state.requests, state.now
+    costs, over = priced.costs, state.now
     if code == POLICY:
         over = until_of(costs, job, costs.told[job, 0] + costs.told[job, 1])
-    shadow, given = reserve_any(
-        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], RACK, over, jobs.limit[job],
-        state.scratch,
-    )  # fmt: skip
-    protect(state.resources, request_of(requests, given), shadow < np.inf, state.scratch)
-    return shadow
+    return keep_for(state, job, RACK, over)
 
 
 @jit
@@ -175,7 +168,7 @@ def _price(
 ) -> int:
     """`contention.cheapest`, and its ``price``."""
     tree, search = costs.tree, costs.search
-    _, way = cheapest(tree, model, costs.load, room, jobs.masks, requests, ways, c, np.inf, search)
+    _, way = cheapest(tree, model, costs.load, room, jobs.masks, requests, ways, c, search)
     if way >= 0:
         given = ways.shape[way]
         price[0], price[1] = cost_of(

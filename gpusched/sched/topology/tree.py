@@ -12,7 +12,7 @@ from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats, Ints
 
 NIC_GBPS = 100.0
-"""Of a node's NICs together, where nothing says how fast they are."""
+"""Of a node's NICs together where kinds of jobs were measured, and where nothing says how fast they are."""
 
 
 class NetworkTree(NamedTuple):
@@ -46,9 +46,8 @@ class LinkUse(NamedTuple):
 
 
 def tree_of(
-    topology: Topology, names: Sequence[str], *, nvswitch: bool = False, nic_gbps: float = NIC_GBPS,
-    measured_gbps: float = NIC_GBPS,
-) -> NetworkTree:  # fmt: skip
+    topology: Topology, names: Sequence[str], *, nvswitch: bool = False, nic_gbps: float = NIC_GBPS
+) -> NetworkTree:
     """The arrays of a topology.
 
     Args:
@@ -56,15 +55,14 @@ def tree_of(
         names: Of the nodes, by row.
         nvswitch: Whether GPUs of a node reach each other without sharing anything.
         nic_gbps: Of every node.
-        measured_gbps: Of the nodes on which the kinds of jobs were measured.
     """
     number = {switch.name: i for i, switch in enumerate(topology.switches)}
     racks, nodes = topology.racks(), len(names)
     weight = np.zeros(2 * nodes + len(number))
     weight[:nodes] = 0.0 if nvswitch else 1.0
-    weight[nodes : 2 * nodes] = measured_gbps / nic_gbps
+    weight[nodes : 2 * nodes] = NIC_GBPS / nic_gbps
     for i, switch in enumerate(topology.switches):
-        weight[2 * nodes + i] = measured_gbps / switch.uplink_gbps if switch.uplink_gbps else 0.0
+        weight[2 * nodes + i] = NIC_GBPS / switch.uplink_gbps if switch.uplink_gbps else 0.0
     rack = np.array([number[racks[name]] if name in racks else -1 for name in names], np.int64)
     by_rack = np.argsort(rack, kind="stable").astype(np.int64)
     return NetworkTree(

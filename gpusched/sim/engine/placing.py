@@ -199,17 +199,15 @@ def cheapest_way(
     assert pace is not None
     links = pace.links
     assert links is not None
-    cost, way = cheapest(
-        links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
-        of.search,
-    )  # fmt: skip
-    if way >= 0 and cost > HARMLESS:  # as live: before it waits breaking up nodes counts for nothing
-        of.search.tight[0] = 0.0
+    cost, way = np.inf, -1
+    for tight in (1.0, 0.0):  # as live: before it waits breaking up nodes counts for nothing
+        of.search.tight[0] = tight
         cost, way = cheapest(
-            links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
-            of.search,
-        )  # fmt: skip
-        of.search.tight[0] = 1.0
+            links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, of.search
+        )
+        if way < 0 or cost <= HARMLESS:
+            break
+    of.search.tight[0] = 1.0
     if way < 0:
         return -1, now
     parts = sim.shapes[of.ways.shape[way]]["parts"]

@@ -14,28 +14,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from gpusched.errors import FileError
-from gpusched.sched.interference.placement import Placed, StepTimes
 from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.table import Profiles, Series, split_model, type_key, with_batch
 from gpusched.traces.readers.columns import Table, stem
 
-_NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
+NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
 CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "quad": "RTX6000"}
 """GPU types of Sia's clusters, from its sia-simulator/simulator_config.py: AWS g4dn.12xlarge (of 4 T4), DGX-A100 with
 few (dgx) and with more (dgx-ext) batch sizes, 8 RTX 2080Ti, 4 Quadro RTX 6000. Others go by their own name."""
 _RECORDED_ON = "A100"
-
-_WITHOUT_BUS = ("dgx",)  # NVSwitch: GPUs of one server do not share one
 
 _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
 
 
 def is_one(name: str) -> bool:
     """Whether a file is called like one of these."""
-    return _NAME.fullmatch(name) is not None
+    return NAME.fullmatch(name) is not None
 
 
 def read(paths: Sequence[Path]) -> list[Profiles]:
@@ -48,11 +43,11 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
         return []
     found: _Samples = defaultdict(lambda: defaultdict(list))
     for path in sorted(paths, key=lambda p: ("-ext" not in p.name, p.name)):  # dgx adds what dgx-ext lacks
-        match = _NAME.fullmatch(stem(path))
+        match = NAME.fullmatch(stem(path))
         assert match is not None
         kind = type_key(CLUSTERS.get(match["cluster"], match["cluster"]))
         new: _Samples = defaultdict(lambda: defaultdict(list))
-        for row in _rows(path, match["kind"]):
+        for row in rows_in(path, match["kind"]):
             at = row.gpus, row.nodes
             new[match["model"].lower(), kind, row.batch][at].append((row.even, row.gpus * row.batch / row.step_s))
         for key, points in new.items():
@@ -70,36 +65,9 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
     return [Profiles(series=series, usual=usual, recorded_on=recorded_on, sources=sources, notes=notes)]
 
 
-class MeasuredSteps(NamedTuple):
-    """Steps of a model on a machine as they were measured; ``bus``: whether GPUs of a server share one."""
-
-    model: str
-    machine: str
-    times: StepTimes
-    bus: bool
-
-
-def read_steps(path: Path) -> MeasuredSteps:
-    """The steps of one file. Sia's servers hang on one switch: they are of one rack.
-
-    Raises:
-        FileError: It holds something else.
-    """
-    match = _NAME.fullmatch(stem(path))
-    if match is None:
-        raise FileError(
-            str(path), None, "", "another name", "MODEL-placements-CLUSTER.csv or MODEL-scalability-CLUSTER.csv"
-        )
-    rows = list(_rows(path, match["kind"]))
-    most, gpus, nodes = (np.array(c, np.int64) for c in zip(*((r.most, r.gpus, r.nodes) for r in rows), strict=True))
-    placed = Placed(most, gpus, nodes, np.ones_like(nodes))
-    times = StepTimes(placed, np.array([float(r.batch) for r in rows]), np.array([r.step_s for r in rows]))
-    return MeasuredSteps(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))
-
-
 def _models(path: Path, keys: list[str]) -> frozenset[str]:
     """The keys of the model that a file is about."""
-    match = _NAME.fullmatch(stem(path))
+    match = NAME.fullmatch(stem(path))
     model = match["model"].lower() if match else ""
     return frozenset(key for key in keys if split_model(key)[0] == model)
 
@@ -135,7 +103,8 @@ class _Row(NamedTuple):
     step_s: float
 
 
-def _rows(path: Path, kind: str) -> Iterator[_Row]:
+def rows_in(path: Path, kind: str) -> Iterator[_Row]:
+    """What a file says, row by row; ``kind``: as its name has it."""
     columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
     table = whole_table(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     for row in range(len(table)):

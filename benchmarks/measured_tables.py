@@ -1,4 +1,6 @@
-"""Measured contention: what is left of jobs' speed beside others.
+"""Public tables as the models of placement and contention are fitted to them and judged by them.
+
+`read_steps` has Sia's steps by placement, see `gpusched.sim.profiles.placement`.
 
 `read_pairs` knows by their columns: DeepShare's pairs of jobs that share a network (gajagajago/deepshare, Apache-2.0;
 model, gpus, nodes, beside_model, beside_gpus, beside_nodes, ratio), PAL's jobs on the same GPUs (hal-uw/blox-pal, MIT;
@@ -10,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.pair_fit import InterferenceTable
 from gpusched.errors import FileError, GpuschedError
-from gpusched.sched.interference.pairs import InterferenceTable
+from gpusched.sched.interference.placement import Placed, StepTimes
 from gpusched.sim.profiles.measured import number_at, whole_table
+from gpusched.sim.profiles.placement import NAME, rows_in
 from gpusched.sim.profiles.table import Profiles, split_model, type_key
-from gpusched.traces.readers.columns import open_text
+from gpusched.traces.readers.columns import open_text, stem
 
 _DEEPSHARE = ("model", "gpus", "nodes", "beside_model", "beside_gpus", "beside_nodes", "ratio")
 _PAL = (
@@ -25,6 +30,7 @@ _PAL = (
 )  # fmt: skip
 _HIEST = ("model", "batch", "gpus", "placement", "beside_model", "beside_batch", "beside_gpus", "seconds")
 _ALONE = ("", "Empty")
+_WITHOUT_BUS = ("dgx",)  # NVSwitch: GPUs of one server do not share one
 _FILE = "a file of measured contention"
 
 _Row = tuple[tuple[str, str], tuple[str, str], float]
@@ -126,3 +132,30 @@ _READERS = {_DEEPSHARE: _deepshare, _PAL: _pal, _HIEST: _hiest}
 def _header(path: Path) -> list[str]:
     with open_text(path) as text:
         return [name.strip() for name in text.readline().split(",")]
+
+
+class MeasuredSteps(NamedTuple):
+    """Steps of a model on a machine as they were measured; ``bus``: whether GPUs of a server share one."""
+
+    model: str
+    machine: str
+    times: StepTimes
+    bus: bool
+
+
+def read_steps(path: Path) -> MeasuredSteps:
+    """The steps of one file. Sia's servers hang on one switch: they are of one rack.
+
+    Raises:
+        FileError: It holds something else.
+    """
+    match = NAME.fullmatch(stem(path))
+    if match is None:
+        raise FileError(
+            str(path), None, "", "another name", "MODEL-placements-CLUSTER.csv or MODEL-scalability-CLUSTER.csv"
+        )
+    rows = list(rows_in(path, match["kind"]))
+    most, gpus, nodes = (np.array(c, np.int64) for c in zip(*((r.most, r.gpus, r.nodes) for r in rows), strict=True))
+    placed = Placed(most, gpus, nodes, np.ones_like(nodes))
+    times = StepTimes(placed, np.array([float(r.batch) for r in rows]), np.array([r.step_s for r in rows]))
+    return MeasuredSteps(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))
