@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
+from gpusched.agents.common.torch_ import optimizer_arrays, restore_optimizer
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.episodes import Episode, Play, play
@@ -116,24 +117,14 @@ class Learner:
         """All that is needed to go on: arrays, and whole numbers."""
         arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
         arrays["generator"] = self._generator.get_state().numpy()
-        for i, parameter in enumerate(self.net.parameters()):
-            for name, value in self.optimiser.state.get(parameter, {}).items():
-                arrays[f"adam.{i}.{name}"] = np.atleast_1d(value.detach().numpy()).copy()
-        return arrays, {"steps": self.steps, "plays": self._plays}
+        return arrays | optimizer_arrays(self.optimiser), {"steps": self.steps, "plays": self._plays}
 
     def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
         """Goes on from a `state`."""
-        torch = self._torch
         self.net.load(arrays)
-        for i, parameter in enumerate(self.net.parameters()):
-            names = {k.rpartition(".")[2]: k for k in arrays if k.startswith(f"adam.{i}.")}
-            if names:
-                self.optimiser.state[parameter] = {
-                    name: torch.as_tensor(arrays[key].copy()).reshape(() if name == "step" else parameter.shape)
-                    for name, key in names.items()
-                }
+        restore_optimizer(self.optimiser, arrays)
         self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))
-        self._generator.set_state(torch.as_tensor(arrays["generator"].copy()))
+        self._generator.set_state(self._torch.as_tensor(arrays["generator"].copy()))
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
     def plays(self, episodes: list[Episode], rollouts: int) -> list[list[Play]]:
