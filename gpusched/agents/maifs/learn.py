@@ -16,9 +16,10 @@ from gpusched.agents.maifs.engine import play, play_agent
 from gpusched.agents.maifs.kinds import Kinds, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
 from gpusched.agents.maifs.rules import GREEDY, Rule
-from gpusched.agents.maifs.workloads import Arrivals, draw
+from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import World, told, world_of
 from gpusched.sched.state import Floats
+from gpusched.traces.trace import Trace
 
 _PARTS = (0.6, 1.0)
 _NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
@@ -68,7 +69,7 @@ class Learned(NamedTuple):
 
 
 def learn(
-    arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings, seed: int, jobs: int,
+    arrivals: dict[str, Trace], kinds: Kinds, settings: Settings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
 ) -> Learned:  # fmt: skip
     """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
@@ -96,7 +97,7 @@ def learn(
 
 
 def _pruned(
-    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings
+    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Trace], kinds: Kinds, settings: Settings
 ) -> Floats:  # fmt: skip
     """The whole way from the start or a part of it, with the jobs' hidden layer or without.
 
@@ -115,7 +116,7 @@ def _pruned(
 
 
 def _try(
-    arrivals: dict[str, Arrivals], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
+    arrivals: dict[str, Trace], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
 ) -> Try:  # fmt: skip
     """Traces, loads and weeks in turn."""
     trace, loads = list(arrivals)[turn % len(arrivals)], maifs().loads

@@ -16,12 +16,13 @@ from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, Kinds, R
 from gpusched.agents.maifs.learn import Settings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import RULES, Rule
-from gpusched.agents.maifs.workloads import Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
+from gpusched.agents.maifs.workloads import Jobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import World, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import Played
 from gpusched.study.paper import Advance, Made, Options, played
+from gpusched.traces.trace import Trace
 
 QUICK = Settings(generations=1, population=4, tries=2, density=0.1, choose=1)
 weights_of = partial(read_vector, "maifs", SHAPES)
@@ -93,7 +94,7 @@ def reproduce(options: Options, advance: Advance) -> Made:
     return Made(maifs(), played(drawn, rows, options, advance))
 
 
-def _trained(arrivals: dict[str, Arrivals], kinds: Kinds, options: Options, advance: Advance) -> Floats:
+def _trained(arrivals: dict[str, Trace], kinds: Kinds, options: Options, advance: Advance) -> Floats:
     settings, seed = QUICK if options.quick else Settings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
