@@ -50,45 +50,38 @@ class Network:
         with torch.no_grad():
             linears[-1].weight.zero_()
             linears[-1].bias.zero_()
-        self._parts = {f"net.{i}": layer for i, layer in enumerate(linears)}
+        heads = [(part, torch.nn.Linear(hidden, hidden, bias=False).weight) for part in PARTS if attention]
+        self._net, self._heads = torch.nn.Sequential(*linears), torch.nn.ParameterDict(heads)
+        # so that its state has the names of a weights file; pairs keep their order, a dict would be sorted
+        self._parts = torch.nn.ModuleDict({"net": self._net, "attention": self._heads})
         self.attends = attention
-        if attention:
-            self._parts |= {f"attention.{part}": torch.nn.Linear(hidden, hidden, bias=False) for part in PARTS}
 
     def __call__(self, rows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """Answers ``[..., outputs]`` to ``rows: [..., window, inputs]`` (without attention any rows).
 
         ``present: bool[..., window]``: which rows are jobs. What comes out for others means nothing.
         """
-        parts = self._parts
-        hidden = parts["net.1"](parts["net.0"](rows).relu()).relu()
+        first, second, last = self._net
+        hidden = second(first(rows).relu()).relu()
         if self.attends:
-            query, key, value = (parts[f"attention.{part}"](hidden) for part in PARTS)
+            query, key, value = (self._torch.nn.functional.linear(hidden, self._heads[part]) for part in PARTS)
             likeness = query @ key.transpose(-1, -2) / math.sqrt(hidden.shape[-1])
             likeness = likeness.masked_fill(~present[..., None, :], -1e9)
             hidden = hidden + likeness.softmax(dim=-1) @ value
-        answers: torch.Tensor = parts["net.2"](hidden)
+        answers: torch.Tensor = last(hidden)
         return answers
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of all layers."""
-        for part in self._parts.values():
-            yield from part.parameters()
+        return self._parts.parameters()
 
     def arrays(self) -> Arrays:
         """The weights as a file holds them."""
-        return {name: array.detach().numpy().copy() for name, array in self._named()}
+        return {name: array.numpy().copy() for name, array in self._parts.state_dict().items()}
 
     def load(self, arrays: Arrays) -> None:
         """Takes the weights of `arrays`."""
-        with self._torch.no_grad():
-            for name, array in self._named():
-                array.copy_(self._torch.as_tensor(arrays[name]))
-
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        for name, part in self._parts.items():
-            kinds = [("", part.weight)] if part.bias is None else [(".weight", part.weight), (".bias", part.bias)]
-            yield from ((name + kind, array) for kind, array in kinds)
+        self._parts.load_state_dict({name: self._torch.as_tensor(arrays[name]) for name in self._parts.state_dict()})
 
 
 class Learner:
