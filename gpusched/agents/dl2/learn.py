@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gpusched.agents.common.checkpoint import Checkpoint, below
 from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
 from gpusched.agents.dl2.agent import Player, Prepared, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
@@ -29,8 +30,6 @@ from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
-
-    from gpusched.agents.common.checkpoint import Checkpoint
 
 _STEPS, _ROWS = 100_000, 120  # of a workload at most; rows of a step on the average that are kept
 _LOOK_EVERY = 10  # rounds
@@ -183,7 +182,7 @@ def learn(
     first = school.restore(*saved) if saved is not None else 0
     if saved is None:
         school.imitate()
-    warm = _actor_of(saved[0], "warm.") if saved is not None else school.networks.weights()
+    warm = Actor(**below("warm.", saved[0])) if saved is not None else school.networks.weights()
     choice = world.choice()
     present = [world.jct(None, one) for one in choice]
 
@@ -191,7 +190,7 @@ def learn(
         return float(np.mean([world.jct(actor, one) / jct for one, jct in zip(choice, present, strict=True)]))
 
     if saved is not None:
-        best, least = _actor_of(saved[0], "best."), saved[1]["least"]
+        best, least = Actor(**below("best.", saved[0])), saved[1]["least"]
     else:
         best, least = warm, score(warm)
         tell(f"after the warm-up {least - 1:+.1%} against DRF", 0.0)
@@ -360,10 +359,6 @@ class _Networks:
         hidden = (rows @ own + (shared @ common)[:, None] + bias).relu()
         score = rows @ linear + hidden @ out + rows[..., DONE_ROW] * (shared @ done)[:, None]
         return score.masked_fill(~there, -1e9)
-
-
-def _actor_of(arrays: Mapping[str, Any], prefix: str) -> Actor:
-    return Actor(*(arrays[prefix + name] for name in Actor._fields))
 
 
 def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _Batch:

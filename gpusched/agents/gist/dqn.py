@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpusched.agents.common import torch_
+from gpusched.agents.common.checkpoint import Checkpoint, below
 from gpusched.agents.common.request import Report
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
 from gpusched.agents.gist.setting import Setting
@@ -32,8 +33,6 @@ from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
-
-    from gpusched.agents.common.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -283,16 +282,12 @@ class Agent:
         self.rng.bit_generator.state = state["rng"]
         self.course = [Point(*point) for point in state["course"]]
         self.earlier_s = state["seconds"]
-
-        def below(prefix: str) -> dict[str, Any]:
-            return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
         for name, net in (("online.", self.online), ("target.", self.target)):
-            net.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in below(name).items()})
+            net.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in below(name, arrays).items()})
         torch_.restore_optimizer(self.optimizer, arrays)
         for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
-        self.best_arrays = below("best.")
+        self.best_arrays = below("best.", arrays)
 
 
 def train(
