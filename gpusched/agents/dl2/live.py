@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape
+from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, new_tape
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
@@ -47,7 +47,7 @@ class Learning(NamedTuple):
     restart: float
 
 
-_NOT_LEARNING = Learning(no_tape(), 0.0, NO_TEACHER, 0.0, 0.0)
+_NOT_LEARNING = Learning(new_tape(0, 0, 0), 0.0, NO_TEACHER, 0.0, 0.0)
 
 
 def prepare(model: Model) -> Prepared:
