@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpusched.agents.common.checkpoint import Checkpoint, below
-from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
+from gpusched.agents.common.torch_ import begin, packed, unpacked
 from gpusched.agents.dl2.agent import Player, Prepared, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
@@ -228,22 +228,22 @@ class _School:
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything, for a checkpoint."""
-        arrays = {f"actor.{i}": part.detach().cpu().numpy() for i, part in enumerate(self.networks.actor)}
-        arrays |= {f"critic.{name}": value.cpu().numpy() for name, value in self.networks.critic.state_dict().items()}
+        actor = [part.detach() for part in self.networks.actor]
+        critic, optimiser = self.networks.critic.state_dict(), self._optimiser.state_dict()
+        arrays = packed(actor=actor, critic=critic, optimiser=optimiser)
         for k, (batch, states, targets) in enumerate(self._memory):
             arrays |= {f"memory.{k}.{i}": part for i, part in enumerate((*batch, states, targets))}
         rounds = {"rng": self._rng.bit_generator.state, "memory": len(self._memory)}
-        return arrays | optimizer_arrays(self._optimiser), rounds
+        return arrays, rounds
 
     def restore(self, arrays: Arrays, state: dict[str, Any]) -> int:
         """The other way; rounds that are done."""
-        torch = self.torch
-        with torch.no_grad():
-            for i, part in enumerate(self.networks.actor):
-                part.copy_(self._there(arrays[f"actor.{i}"]))
-        critic = {n: torch.from_numpy(arrays[f"critic.{n}"].copy()) for n in self.networks.critic.state_dict()}
-        self.networks.critic.load_state_dict(critic)
-        restore_optimizer(self._optimiser, arrays)
+        learned = unpacked(arrays)
+        with self.torch.no_grad():
+            for part, kept in zip(self.networks.actor, learned["actor"], strict=True):
+                part.copy_(kept)
+        self.networks.critic.load_state_dict(learned["critic"])
+        self._optimiser.load_state_dict(learned["optimiser"])
         for k in range(state["memory"]):
             parts: list[Any] = [arrays[f"memory.{k}.{i}"] for i in range(len(_Batch._fields) + 2)]
             self._memory.append((_Batch(*parts[:-2]), parts[-2], parts[-1]))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
-from gpusched.agents.common.torch_ import optimizer_arrays, restore_optimizer
+from gpusched.agents.common.torch_ import packed, unpacked
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import Prepared
 from gpusched.agents.rltune.episodes import Episode, Play, play
@@ -109,15 +109,16 @@ class Learner:
     def state(self) -> tuple[Arrays, dict[str, int]]:
         """All that is needed to go on: arrays, and whole numbers."""
         arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
-        arrays["generator"] = self._generator.get_state().numpy()
-        return arrays | optimizer_arrays(self.optimiser), {"steps": self.steps, "plays": self._plays}
+        arrays |= packed(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
+        return arrays, {"steps": self.steps, "plays": self._plays}
 
     def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
         """Goes on from a `state`."""
+        learned = unpacked(arrays)
         self.net.load(arrays)
-        restore_optimizer(self.optimiser, arrays)
+        self.optimiser.load_state_dict(learned["optimiser"])
         self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))
-        self._generator.set_state(self._torch.as_tensor(arrays["generator"].copy()))
+        self._generator.set_state(learned["generator"])
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
     def plays(self, episodes: list[Episode], rollouts: int) -> list[list[Play]]:
