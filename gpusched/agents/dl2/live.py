@@ -68,16 +68,15 @@ def choose_sizes(prepared: Prepared, question: Question) -> Ints:
     Raises:
         Unusable: A score is no number.
     """
-    chosen = choose(prepared, question.claims, None)
-    if chosen is None:
-        raise Unusable(NO_NUMBER)
-    return chosen
+    return choose(prepared, question.claims, None)
 
 
-def choose(prepared: Prepared, claims: Claims, learning: Learning | None) -> Ints | None:
-    """GPUs of each job, ``int64[jobs]``; None: a score is no number."""
+def choose(prepared: Prepared, claims: Claims, learning: Learning | None) -> Ints:
+    """GPUs of each job, ``int64[jobs]``; as `choose_sizes`."""
     found = _choose(prepared.actor, claims, prepared.slot_s, learning is not None, learning or _NOT_LEARNING)
-    return found if len(found) == claims.number[COUNT] else None
+    if len(found) < claims.number[COUNT]:
+        raise Unusable(NO_NUMBER)
+    return found
 
 
 @jit
