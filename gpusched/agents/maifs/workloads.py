@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, Kinds, maifs
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, MaifsJobClasses, maifs
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.traces.generate import generate
@@ -25,7 +25,7 @@ PER_GROUP = 4
 _ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
 
 
-class Jobs(NamedTuple):
+class MaifsJobs(NamedTuple):
     """A workload, jobs by arrival.
 
     Attributes:
@@ -72,9 +72,9 @@ def _arrivals(read: Trace) -> Trace:
 
 
 def draw(
-    arrivals: Trace, trace: str, kinds: Kinds, models: tuple[str, ...], week: int, load: float, seed: int,
+    arrivals: Trace, trace: str, kinds: MaifsJobClasses, models: tuple[str, ...], week: int, load: float, seed: int,
     density: float = 1.0, days: float = 7.0,
-) -> Jobs:  # fmt: skip
+) -> MaifsJobs:  # fmt: skip
     """A week's jobs, or those of some days of it, drawn with a seed.
 
     Args:
@@ -111,7 +111,7 @@ def draw(
     steps = duration * usual[kind, np.arange(len(kind))]
     nodes = max(2, round(float((gpus * duration).sum()) / (SERVER[0] * days * 86_400.0 * load)))
     groups = -(-nodes // PER_GROUP)
-    return Jobs(
+    return MaifsJobs(
         arrival=at, kind=kind, steps=steps, asked=asked,
         least=np.maximum(gpus // 4, 1), most=np.minimum(gpus * 4, 16),
         noise=np.exp(rng.normal(0, 0.03, len(kind))),
