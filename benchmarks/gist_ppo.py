@@ -20,11 +20,12 @@ import torch
 from benchmarks.agent_scale import workload
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.queued import AgentQueue, queue_for
-from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
+from gpusched.agents.gist.decide import by_score, score_queue, see_queue, walk
 from gpusched.agents.gist.networks import JOB_INPUTS, agent_of, heuristic, observation_of
 from gpusched.agents.gist.replay import judging
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
+from gpusched.sched.fit import fitting
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of
@@ -65,7 +66,8 @@ def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, 
         own = queue.waiting[: queue.size[0]].copy()
         if own.size == 0:
             continue
-        fits = fitting(sim.resources, passes.requests, passes.jobs, own, passes.scratch)
+        state = state_of(sim, passes, queue.outcome)
+        fits = fitting(state, own)
         if not fits.any():
             continue
         observation = observation_of(sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own)
@@ -82,7 +84,6 @@ def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, 
             record.count[at], record.area[at] = min(own.size, MOST), record.total[1]
             record.total[0] += 1
         queue.outcome.total[:] = 0
-        state = state_of(sim, passes, queue.outcome)
         walk(state, passes.usable, ordered, judged.submit, judged.agent, observation, fits)
         apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 

@@ -8,33 +8,46 @@ module        offers                                                 called by
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ============  =====================================================  ==================================================
 
-An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and
-in replays, and no ``replay``: the stages of its policy's file do the rest. One that chooses nodes by what they cost
+An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and in
+replays, and no ``replay``: the stages of its policy's file do the rest. One that chooses nodes by what they cost
 (`AgentTraits.places`) learns elsewhere: no ``train``.
 
 What the weights can is the type of what ``prepare`` makes of them, once, when they are loaded: RLTune's stop running
 jobs (`TrainedModel.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in
-``decide``.
-A new agent is a folder, an entry in `REGISTRY`, and one each in `describe`, `model.policy.Agent` and `AGENTS`, a policy
-file in ``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is
-none yet.
+``decide``. A new agent is a folder, an entry each in `describe`, `model.policy.Agent` and `AGENTS`, a policy file in
+``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is none yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpusched.config.weights import TrainedModel
+from gpusched.model.policy import AGENTS, Agent, AgentTraits
 
 if TYPE_CHECKING:
     from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
+    from gpusched.agents.dl2 import live as dl2_live
+    from gpusched.agents.dl2 import train as dl2_train
     from gpusched.agents.dl2.live import LiveActor as Dl2Weights
+    from gpusched.agents.gist import live as gist_live
+    from gpusched.agents.gist import replay as gist_replay
+    from gpusched.agents.gist import train as gist_train
     from gpusched.agents.gist.networks import GistWeights as GistWeights
+    from gpusched.agents.maifs import live as maifs_live
+    from gpusched.agents.maifs import train as maifs_train
     from gpusched.agents.maifs.network import MaifsWeights as MaifsWeights
+    from gpusched.agents.rltune import live as rltune_live
+    from gpusched.agents.rltune import replay as rltune_replay
+    from gpusched.agents.rltune import train as rltune_train
     from gpusched.agents.rltune.decide import PreparedScorer as RltuneWeights
     from gpusched.agents.rltune.preempt import PreemptionModel as RltuneRanks
+    from gpusched.agents.topology import live as topology_live
+    from gpusched.agents.topology import replay as topology_replay
     from gpusched.agents.topology.network import TopologyWeights as TopologyWeights
     from gpusched.sched.agent import Context
     from gpusched.sched.reasons import QueueBlock
@@ -104,82 +117,23 @@ class AgentParts:
     train: Callable[[], Train] | None = None
 
 
-def _gist_live() -> Live[GistWeights]:
-    from gpusched.agents.gist import live
-
-    return live
-
-
-def _gist_replay() -> Replay[GistWeights]:
-    from gpusched.agents.gist import replay
-
-    return replay
+def _parts_of(agent: Agent, traits: AgentTraits) -> AgentParts:
+    """Return what an agent's folder offers, by its traits."""
+    live, replay, train = (
+        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
+    )
+    if traits.sizes:
+        return AgentParts(sizes=live, train=train)
+    return AgentParts(live=live, replay=replay, train=None if traits.places else train)
 
 
-def _gist_train() -> Train:
-    from gpusched.agents.gist import train
+REGISTRY: dict[str, AgentParts] = {agent: _parts_of(agent, traits) for agent, traits in AGENTS.items()}
 
-    return train
-
-
-def _rltune_live() -> Live[RltuneWeights | RltuneRanks]:
-    from gpusched.agents.rltune import live
-
-    return live
-
-
-def _rltune_replay() -> Replay[RltuneWeights | RltuneRanks]:
-    from gpusched.agents.rltune import replay
-
-    return replay
-
-
-def _rltune_train() -> Train:
-    from gpusched.agents.rltune import train
-
-    return train
-
-
-def _dl2_sizes() -> Sizes[Dl2Weights]:
-    from gpusched.agents.dl2 import live
-
-    return live
-
-
-def _dl2_train() -> Train:
-    from gpusched.agents.dl2 import train
-
-    return train
-
-
-def _maifs_sizes() -> Sizes[MaifsWeights]:
-    from gpusched.agents.maifs import live
-
-    return live
-
-
-def _maifs_train() -> Train:
-    from gpusched.agents.maifs import train
-
-    return train
-
-
-def _topology_live() -> Live[TopologyWeights]:
-    from gpusched.agents.topology import live
-
-    return live
-
-
-def _topology_replay() -> Replay[TopologyWeights]:
-    from gpusched.agents.topology import replay
-
-    return replay
-
-
-REGISTRY: dict[str, AgentParts] = {
-    "gist": AgentParts(live=_gist_live, replay=_gist_replay, train=_gist_train),
-    "rltune": AgentParts(live=_rltune_live, replay=_rltune_replay, train=_rltune_train),
-    "dl2": AgentParts(sizes=_dl2_sizes, train=_dl2_train),
-    "maifs": AgentParts(sizes=_maifs_sizes, train=_maifs_train),
-    "topology": AgentParts(live=_topology_live, replay=_topology_replay),
-}
+if TYPE_CHECKING:  # modules that are imported by name have no types there: here they are held to the protocols
+    _gist: tuple[Live[GistWeights], Replay[GistWeights], Train] = (gist_live, gist_replay, gist_train)
+    _rltune: tuple[Live[RltuneWeights | RltuneRanks], Replay[RltuneWeights | RltuneRanks], Train] = (
+        rltune_live, rltune_replay, rltune_train
+    )  # fmt: skip
+    _dl2: tuple[Sizes[Dl2Weights], Train] = (dl2_live, dl2_train)
+    _maifs: tuple[Sizes[MaifsWeights], Train] = (maifs_live, maifs_train)
+    _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights]] = (topology_live, topology_replay)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpusched.compiled import jit
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
@@ -11,6 +13,7 @@ from gpusched.sched.state import (
     OK,
     RESERVED,
     Calendar,
+    ClusterState,
     Flags,
     Ints,
     PlacementRequest,
@@ -83,6 +86,21 @@ def set_feasibility(
             feasibility[shape] = NOT_AVAILABLE
         else:
             feasibility[shape] = BAD_CONSTRAINTS
+
+
+@jit
+def fitting(state: ClusterState, queue: Ints) -> Flags:
+    """``uint8[shapes]``: which of the queue's shapes could start now."""
+    jobs = state.jobs
+    fits, seen = np.zeros((2, jobs.feasibility.size), np.uint8)
+    for job in queue:
+        shape = jobs.shape[job]
+        if seen[shape] == 0:
+            seen[shape] = 1
+            if jobs.feasibility[shape] == OK:
+                request = request_of(state.requests, shape)
+                fits[shape] = choose(state.resources, jobs.masks, request, FIRST_FIT, state.scratch)
+    return fits
 
 
 @jit

@@ -148,6 +148,13 @@ def test_first_come_first_served_is_exact() -> None:
     assert played.restarts == 0
 
 
+@pytest.mark.parametrize("rule", [rules.PROPORTIONAL_RULE, rules.LAS])
+def test_rules_fill_the_group_with_the_fewest_gpus_left(rule: int) -> None:
+    # 4 GPUs and 1 on one of two nodes, each a group, so that 8 go on the other at once.
+    world = tiny((0.0, 2, 1000.0), (10.0, 0, 1000.0), (20.0, 3, 100.0), groups=2)
+    assert play(world, told(world.truth), SizingRule(rule)).jct == pytest.approx([1000.0, 1050.0, 140.0])
+
+
 def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     world = tiny((0.0, 0, 1000.0))
     (run, course), known = new_run(world.jobs), told(world.truth)

@@ -224,25 +224,17 @@ def _go_on(sim: Sim, log: EventLog, masks: Flags, asked: Ints, stubborn: Ints, m
         if job >= 0:
             return job
         if advance(sim, log) == OVER:
-            waiting = _first_waiting(sim)
-            if waiting < 0:
+            waiting = np.flatnonzero(sim.state["status"] == WAITING)
+            if waiting.size == 0:
                 return -1
             stubborn[0] += 1
             if stubborn[0] > MAX_REPROMPTS:  # an agent that leaves an empty cluster empty: one job is started for it
-                request = shape_request(sim.shapes, sim.jobs[waiting]["shape"])
+                request = shape_request(sim.shapes, sim.jobs[waiting[0]]["shape"])
                 sim.chosen[0] = 0
                 while not node_fits(sim.resources, masks, request, sim.chosen[0]):
                     sim.chosen[0] += 1
-                start_job(sim, log, waiting, sim.chosen, 0, NOTHING_TAKEN, 0.0)
+                start_job(sim, log, waiting[0], sim.chosen, 0, NOTHING_TAKEN, 0.0)
         asked[:] = 0
-
-
-@jit
-def _first_waiting(sim: Sim) -> int:
-    for j in range(sim.jobs.size):
-        if sim.state[j]["status"] == WAITING:
-            return j
-    return -1
 
 
 @jit

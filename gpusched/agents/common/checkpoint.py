@@ -15,6 +15,11 @@ from gpusched.config.weights import Arrays
 EVERY_S = 5.0
 
 
+def below(prefix: str, arrays: Arrays) -> dict[str, Any]:
+    """Return the arrays whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 class Checkpoint:
     """One training's file, a safetensors; a file of another training (another ``key``) counts as none.
 

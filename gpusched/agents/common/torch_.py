@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gpusched.config.weights import Arrays
 from gpusched.errors import GpuschedError, UsageError
@@ -55,21 +58,15 @@ def begin(seed: int, device: str = "cpu") -> Device:
     return found
 
 
-def optimizer_arrays(optimizer: Any) -> Arrays:
-    """What an optimiser keeps of each parameter, for a checkpoint: ``adam.<parameter>.<name>``."""
-    return {
-        f"adam.{i}.{name}": value.cpu().numpy()
-        for i, moments in optimizer.state_dict()["state"].items()
-        for name, value in moments.items()
-    }
+def packed(**state: Any) -> Arrays:
+    """Return what networks, optimisers and generators keep, for a checkpoint."""
+    data = BytesIO()
+    need("torch").save(state, data)
+    return {"torch": np.frombuffer(data.getvalue(), np.uint8)}
 
 
-def restore_optimizer(optimizer: Any, arrays: Arrays) -> None:
-    """The other way; rates and the like stay as they are."""
-    torch: Any = need("torch")
-    moments: dict[int, dict[str, Any]] = {}
-    for name, value in arrays.items():
-        if name.startswith("adam."):
-            _, index, key = name.split(".")
-            moments.setdefault(int(index), {})[key] = torch.from_numpy(value.copy())
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+def unpacked(arrays: Arrays) -> dict[str, Any]:
+    """The other way."""
+    data = BytesIO(arrays["torch"].tobytes())
+    found: dict[str, Any] = need("torch").load(data, map_location="cpu", weights_only=True)
+    return found

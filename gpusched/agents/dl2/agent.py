@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape, nobody
+from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, new_tape, nobody
 from gpusched.agents.dl2.observed import ObservedClasses, kinds_of, new_observed
 from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress, jobs_of, kinds_in, play
 from gpusched.agents.dl2.workloads import SLOTS, Dl2Setting, Dl2Workload, dl2, draw
@@ -92,7 +92,7 @@ class Player:
         if self._tape is not None:
             self.slots.append(int(self._tape.number[0]))
         allocate(
-            self._actor, kinds, present, free, capacity, self._tape is not None, _KEPT, self._tape or no_tape(),
+            self._actor, kinds, present, free, capacity, self._tape is not None, _KEPT, self._tape or new_tape(0, 0, 0),
             float((self._stayed == 0).sum()), taught, 0.0,
         )  # fmt: skip
         course.sizes[there] = present.sizes

@@ -95,11 +95,6 @@ class Tape(NamedTuple):
 CRITIC = SHARED + 16
 
 
-def no_tape() -> Tape:
-    """Of nobody who learns."""
-    return new_tape(0, 0, 0)
-
-
 def new_tape(steps: int, kept: int, rows: int) -> Tape:
     """Room for so many steps in all, steps kept, and rows of those."""
     return Tape(

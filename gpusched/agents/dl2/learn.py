@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
+from gpusched.agents.common.checkpoint import Checkpoint, below
+from gpusched.agents.common.torch_ import begin, packed, unpacked
 from gpusched.agents.dl2.agent import PlayableWorkload, Player, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
@@ -29,8 +30,6 @@ from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
-
-    from gpusched.agents.common.checkpoint import Checkpoint
 
 _STEPS, _ROWS = 100_000, 120  # of a workload at most; rows of a step on the average that are kept
 _LOOK_EVERY = 10  # rounds
@@ -183,7 +182,7 @@ def learn(
     first = school.restore(*saved) if saved is not None else 0
     if saved is None:
         school.imitate()
-    warm = _actor_of(saved[0], "warm.") if saved is not None else school.networks.weights()
+    warm = Actor(**below("warm.", saved[0])) if saved is not None else school.networks.weights()
     choice = world.choice()
     present = [world.jct(None, one) for one in choice]
 
@@ -191,7 +190,7 @@ def learn(
         return float(np.mean([world.jct(actor, one) / jct for one, jct in zip(choice, present, strict=True)]))
 
     if saved is not None:
-        best, least = _actor_of(saved[0], "best."), saved[1]["least"]
+        best, least = Actor(**below("best.", saved[0])), saved[1]["least"]
     else:
         best, least = warm, score(warm)
         tell(f"after the warm-up {least - 1:+.1%} against DRF", 0.0)
@@ -229,22 +228,22 @@ class _School:
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything, for a checkpoint."""
-        arrays = {f"actor.{i}": part.detach().cpu().numpy() for i, part in enumerate(self.networks.actor)}
-        arrays |= {f"critic.{name}": value.cpu().numpy() for name, value in self.networks.critic.state_dict().items()}
+        actor = [part.detach() for part in self.networks.actor]
+        critic, optimiser = self.networks.critic.state_dict(), self._optimiser.state_dict()
+        arrays = packed(actor=actor, critic=critic, optimiser=optimiser)
         for k, (batch, states, targets) in enumerate(self._memory):
             arrays |= {f"memory.{k}.{i}": part for i, part in enumerate((*batch, states, targets))}
         rounds = {"rng": self._rng.bit_generator.state, "memory": len(self._memory)}
-        return arrays | optimizer_arrays(self._optimiser), rounds
+        return arrays, rounds
 
     def restore(self, arrays: Arrays, state: dict[str, Any]) -> int:
         """The other way; rounds that are done."""
-        torch = self.torch
-        with torch.no_grad():
-            for i, part in enumerate(self.networks.actor):
-                part.copy_(self._there(arrays[f"actor.{i}"]))
-        critic = {n: torch.from_numpy(arrays[f"critic.{n}"].copy()) for n in self.networks.critic.state_dict()}
-        self.networks.critic.load_state_dict(critic)
-        restore_optimizer(self._optimiser, arrays)
+        learned = unpacked(arrays)
+        with self.torch.no_grad():
+            for part, kept in zip(self.networks.actor, learned["actor"], strict=True):
+                part.copy_(kept)
+        self.networks.critic.load_state_dict(learned["critic"])
+        self._optimiser.load_state_dict(learned["optimiser"])
         for k in range(state["memory"]):
             parts: list[Any] = [arrays[f"memory.{k}.{i}"] for i in range(len(_StepBatch._fields) + 2)]
             self._memory.append((_StepBatch(*parts[:-2]), parts[-2], parts[-1]))
@@ -360,10 +359,6 @@ class _Networks:
         hidden = (rows @ own + (shared @ common)[:, None] + bias).relu()
         score = rows @ linear + hidden @ out + rows[..., DONE_ROW] * (shared @ done)[:, None]
         return score.masked_fill(~there, -1e9)
-
-
-def _actor_of(arrays: Mapping[str, Any], prefix: str) -> Actor:
-    return Actor(*(arrays[prefix + name] for name in Actor._fields))
 
 
 def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _StepBatch:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape
+from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, new_tape
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Unusable
 from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
-from gpusched.sched.state import Flags, Floats, Ints, Records
+from gpusched.sched.state import Ints
 
 NO_TEACHER: Ints = np.zeros(0, np.int64)
 _NEVER = 1 << 40  # GPUs that a size takes which there is not
@@ -47,7 +47,7 @@ class Learning(NamedTuple):
     restart: float
 
 
-_NOT_LEARNING = Learning(no_tape(), 0.0, NO_TEACHER, 0.0, 0.0)
+_NOT_LEARNING = Learning(new_tape(0, 0, 0), 0.0, NO_TEACHER, 0.0, 0.0)
 
 
 def prepare(model: TrainedModel) -> LiveActor:
@@ -68,29 +68,23 @@ def choose_sizes(prepared: LiveActor, question: Question) -> Ints:
     Raises:
         Unusable: A score is no number.
     """
-    chosen = choose(prepared, question.claims, None)
-    if chosen is None:
+    return choose(prepared, question.claims, None)
+
+
+def choose(prepared: LiveActor, claims: Claims, learning: Learning | None) -> Ints:
+    """GPUs of each job, ``int64[jobs]``; as `choose_sizes`."""
+    found = _choose(prepared.actor, claims, prepared.slot_s, learning is not None, learning or _NOT_LEARNING)
+    if len(found) < claims.number[COUNT]:
         raise Unusable(NO_NUMBER)
-    return chosen
-
-
-def choose(prepared: LiveActor, claims: Claims, learning: Learning | None) -> Ints | None:
-    """GPUs of each job, ``int64[jobs]``; None: a score is no number."""
-    count, whole = int(claims.number[COUNT]), int(claims.number[CAPACITY])
-    known = claims.jobs[:count], claims.sizes[:count], claims.allowed[:count], claims.pace[:count]
-    more = learning or _NOT_LEARNING
-    found = _choose(
-        prepared.actor, *known, whole, prepared.slot_s, learning is not None, more.tape, more.explore, more.teacher,
-        more.coming, more.restart,
-    )  # fmt: skip
-    return found if len(found) == count else None
+    return found
 
 
 @jit
-def _choose(actor: Actor, jobs: Records, all_sizes: Ints, allowed: Flags, pace: Floats, whole: int, slot_s: float,
-            draw: bool, tape: Tape, explore: float, teacher: Ints, coming: float, restart: float) -> Ints:  # fmt: skip
+def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: Learning) -> Ints:
     """As `choose`; nothing at all where a score is no number."""
-    count, most = all_sizes.shape
+    count, whole, most = claims.number[COUNT], claims.number[CAPACITY], claims.sizes.shape[1]
+    jobs, all_sizes, allowed, pace = claims.jobs[:count], claims.sizes, claims.allowed, claims.pace
+    tape, explore, teacher, coming, restart = learning
     # Sizes that it may have now: nothing first, 0 beyond the last. What is beyond would never fit.
     sizes, speeds = np.zeros((count, most + 1), np.int64), np.zeros((count, 1, most + 1))
     need = np.full((count, 1, most + 1, 2), _NEVER)

@@ -45,9 +45,7 @@ class PartitionWorld:
         def policy(claims: Claims, coming: int) -> Ints:
             slots.append(int(tape.number[0]))
             teacher = by_drf(claims) if taught else NO_TEACHER
-            chosen = choose(prepared, claims, Learning(tape, explore, teacher, float(coming), self._log.restart))
-            assert chosen is not None
-            return chosen
+            return choose(prepared, claims, Learning(tape, explore, teacher, float(coming), self._log.restart))
 
         run(one, policy, self._log.restart)
         return np.array(slots)
@@ -60,9 +58,7 @@ class PartitionWorld:
         prepared = LiveActor(actor, 1.0) if actor is not None else None
 
         def policy(claims: Claims, coming: int) -> Ints:
-            chosen = choose(prepared, claims, None) if prepared is not None else by_drf(claims)
-            assert chosen is not None
-            return chosen
+            return choose(prepared, claims, None) if prepared is not None else by_drf(claims)
 
         return float((run(one, policy, self._log.restart) - one.submit).mean())
 

@@ -27,16 +27,14 @@ from gpusched.agents.gist.networks import (
 )
 from gpusched.compiled import jit
 from gpusched.sched.backfill import protect, reserve
-from gpusched.sched.fit import request_of
+from gpusched.sched.fit import fitting, request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
-from gpusched.sched.place import choose, node_fits
+from gpusched.sched.place import node_fits
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
     EASY,
-    FIRST_FIT,
-    OK,
     PLENTY,
     POLICY,
     PRIORITY,
@@ -74,7 +72,7 @@ def agent_pass(
     if queue.size == 0:
         return queue, -1, np.inf, True
     resources, requests, jobs = state.resources, state.requests, state.jobs
-    fits = fitting(resources, requests, jobs, queue, state.scratch)
+    fits = fitting(state, queue)
     if not wanted and not fits.any():
         return queue, -1, np.inf, True
     obs = observation_of(resources, usable, state.releases, requests, jobs, queue)
@@ -86,20 +84,6 @@ def agent_pass(
     ordered = by_score(queue, scores, priority)
     head, shadow, sound = walk(state, usable, ordered, submit, agent, obs, fits)
     return ordered, head, shadow, sound
-
-
-@jit
-def fitting(resources: Resources, requests: Requests, jobs: QueueJobs, queue: Ints, scratch: Scratch) -> Flags:
-    """``uint8[shapes]``: which of the queue's shapes could start now."""
-    fits = np.zeros(jobs.feasibility.size, np.uint8)
-    seen = np.zeros(jobs.feasibility.size, np.uint8)
-    for job in queue:
-        shape = jobs.shape[job]
-        if seen[shape] == 0:
-            seen[shape] = 1
-            if jobs.feasibility[shape] == OK:
-                fits[shape] = choose(resources, jobs.masks, request_of(requests, shape), FIRST_FIT, scratch)
-    return fits
 
 
 @jit

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpusched.agents.common import torch_
+from gpusched.agents.common.checkpoint import Checkpoint, below
 from gpusched.agents.common.request import TrainingReport
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
 from gpusched.agents.gist.setting import EpisodeSetting
@@ -32,8 +33,6 @@ from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
-
-    from gpusched.agents.common.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -262,19 +261,16 @@ class DQNAgent:
         """Everything, for a checkpoint."""
         arrays = {**self.memory.columns, **kept(self.clusters.batch), "played": np.array(self.played)}
         arrays["by_sequence"] = self.by_sequence
-        for name, net in (("online", self.online), ("target", self.target)):
-            arrays |= {f"{name}.{key}": value.cpu().numpy() for key, value in net.state_dict().items()}
-        arrays |= torch_.optimizer_arrays(self.optimizer)
+        learned = {"online": self.online, "target": self.target, "optimizer": self.optimizer}
+        arrays |= torch_.packed(**{name: of.state_dict() for name, of in learned.items()})
         arrays |= {f"best.{key}": value for key, value in self.best_arrays.items()}
-        rates = [group["lr"] for group in self.optimizer.param_groups]
         return arrays, {
             "rng": self.rng.bit_generator.state, "course": self.course, "seconds": self.seconds,
-            "count": self.memory.count, "rates": rates,
+            "count": self.memory.count,
         }  # fmt: skip
 
     def restore(self, arrays: Arrays, state: dict[str, Any]) -> None:
         """The other way."""
-        torch = self.torch
         for name, array in self.memory.columns.items():
             array[:] = arrays[name]
         put_back(self.clusters.batch, arrays)
@@ -283,16 +279,11 @@ class DQNAgent:
         self.rng.bit_generator.state = state["rng"]
         self.course = [Point(*point) for point in state["course"]]
         self.earlier_s = state["seconds"]
-
-        def below(prefix: str) -> dict[str, Any]:
-            return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
-        for name, net in (("online.", self.online), ("target.", self.target)):
-            net.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in below(name).items()})
-        torch_.restore_optimizer(self.optimizer, arrays)
-        for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
-            group["lr"] = rate
-        self.best_arrays = below("best.")
+        learned = torch_.unpacked(arrays)
+        self.online.load_state_dict(learned["online"])
+        self.target.load_state_dict(learned["target"])
+        self.optimizer.load_state_dict(learned["optimizer"])
+        self.best_arrays = below("best.", arrays)
 
 
 def train(

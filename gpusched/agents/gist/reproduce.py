@@ -144,14 +144,9 @@ def reproduce(asked: PaperOptions, advance: Advance) -> Reproduction:
 
 def _trained(tasks: Sequence[Task], options: Effort) -> Iterator[tuple[Task, dqn.DQNResult]]:
     """Every task, as they get done."""
-    workers = options.workers or len(os.sched_getaffinity(0))
-    if workers == 1:
-        for task in tasks:
-            yield task, _train(task, options)
-        return
     import joblib
 
-    many = joblib.Parallel(n_jobs=workers, return_as="generator")
+    many = joblib.Parallel(n_jobs=options.workers or len(os.sched_getaffinity(0)), return_as="generator")
     yield from zip(tasks, many(joblib.delayed(_train)(task, options) for task in tasks), strict=True)
 
 

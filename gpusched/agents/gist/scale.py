@@ -14,11 +14,12 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
+from gpusched.agents.common.vector import joined, named
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
@@ -226,29 +227,18 @@ class _Template:
     """
 
     def __init__(self, arrays: Arrays, width: int) -> None:
-        self._start = arrays
-        self._places: dict[str, Ints] = {}
-        steps = []
+        self._shapes = {name: array.shape for name, array in arrays.items()}
+        of: Arrays = {}
         for name, array in arrays.items():
             question, _, part = name.partition(".")
-            if part == "base":
-                of = STEPS[question]
-                self._places[name] = np.array([i for i, x in enumerate(QUESTIONS[question]) if x in of], np.int64)
-                steps.append(np.array([of[x] for x in QUESTIONS[question] if x in of]))
-            elif width > 0:
-                self._places[name] = np.arange(array.size)
-                steps.append(np.full(array.size, _STEP_OF_NETS))
-        self.steps: Floats = np.concatenate(steps)
-        self.values: Floats = np.concatenate(
-            [arrays[name].ravel()[places].astype(np.float64) for name, places in self._places.items()]
-        )
+            steps = [STEPS[question].get(x, 0.0) for x in QUESTIONS[question]] if part == "base" else None
+            of[name] = np.array(steps) if steps else np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
+        self._start, far = joined(arrays, self._shapes), joined(of, self._shapes)
+        self._moves = far > 0.0
+        self.values, self.steps = self._start[self._moves], far[self._moves]
 
     def arrays(self, values: Floats) -> Arrays:
         """The weights that a row of numbers stands for."""
-        found, at = dict(self._start), 0
-        for name, places in self._places.items():
-            changed = found[name].copy()
-            changed.ravel()[places] = values[at : at + len(places)]
-            found[name] = changed
-            at += len(places)
-        return found
+        numbers = self._start.copy()
+        numbers[self._moves] = values
+        return named(numbers, self._shapes)

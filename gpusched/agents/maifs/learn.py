@@ -16,9 +16,10 @@ from gpusched.agents.maifs.engine import play, play_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
 from gpusched.agents.maifs.rules import GREEDY, SizingRule
-from gpusched.agents.maifs.workloads import ArrivingJobs, draw
+from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import MaifsWorld, told, world_of
 from gpusched.sched.state import Floats
+from gpusched.traces.trace import Trace
 
 _PARTS = (0.6, 1.0)
 _NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
@@ -68,7 +69,7 @@ class MaifsResult(NamedTuple):
 
 
 def learn(
-    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
+    arrivals: dict[str, Trace], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
 ) -> MaifsResult:  # fmt: skip
     """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
@@ -96,7 +97,7 @@ def learn(
 
 
 def _pruned(
-    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses,
+    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Trace], kinds: MaifsJobClasses,
     settings: MaifsSearchSettings
 ) -> Floats:  # fmt: skip
     """The whole way from the start or a part of it, with the jobs' hidden layer or without.
@@ -116,7 +117,7 @@ def _pruned(
 
 
 def _try(
-    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, purpose: str, turn: int, seed: int,
+    arrivals: dict[str, Trace], kinds: MaifsJobClasses, purpose: str, turn: int, seed: int,
     settings: MaifsSearchSettings
 ) -> MaifsTrainingCase:  # fmt: skip
     """Traces, loads and weeks in turn."""

@@ -12,8 +12,8 @@ from gpusched.agents.common.vector import joined
 from gpusched.agents.maifs.network import HIDDEN, JOB, SHAPES, MaifsWeights, agent_of, kept, look
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.sched.sizing.question import Question
-from gpusched.sched.state import Flags, Floats, Ints
+from gpusched.sched.sizing.question import CAPACITY, TOTAL, Claims, Question
+from gpusched.sched.state import Ints
 
 _UNSURE = 0.3  # of a job that told nothing of its speed
 
@@ -25,53 +25,46 @@ def prepare(model: TrainedModel) -> MaifsWeights:
 
 def choose_sizes(prepared: MaifsWeights, question: Question) -> Ints:
     """GPUs by job: everybody the least, then whoever gains the most weighed speed for its share, as long as any do."""
-    claims, jobs = question.claims, question.claims.jobs
-    told = np.column_stack(
-        [jobs[name].astype(np.float64) for name in ("held", "left_s", "age_s", "cost_s", "restarts", "share")]
-    )
-    at = _choose(
-        prepared, told, claims.sizes, claims.allowed, claims.pace, claims.told, question.capacity, question.total
-    )
-    sizes: Ints = claims.sizes[np.arange(len(at)), at]
+    at = _choose(prepared, question.claims)
+    sizes: Ints = question.claims.sizes[np.arange(len(at)), at]
     return sizes
 
 
 @jit
-def _choose(
-    agent: MaifsWeights, jobs: Floats, sizes: Ints, allowed: Flags, pace: Floats, told: Flags, capacity: int, total: int
-) -> Ints:
-    """Which of its sizes each job gets, ``int64[n]``; ``jobs: float64[n, 6]``: as `choose_sizes` has them."""
-    n, most = sizes.shape
+def _choose(agent: MaifsWeights, claims: Claims) -> Ints:
+    """Which of its sizes each job gets, ``int64[n]``."""
+    sizes, allowed, pace, (n, most) = claims.sizes, claims.allowed, claims.pace, claims.sizes.shape
     at, weight, value = np.zeros(n, np.int64), np.zeros(n), np.zeros((n, most))
-    inputs, hidden, asked, left_over = np.zeros(JOB), np.zeros(HIDDEN), 1.0, capacity
+    inputs, hidden, asked, left_over = np.zeros(JOB), np.zeros(HIDDEN), 1.0, claims.number[CAPACITY]
     for i in range(n):
         while at[i] < most - 1 and not allowed[i, at[i]]:
             at[i] += 1
         asked += sizes[i, at[i]]
         left_over -= sizes[i, at[i]]
     for i in range(n):
-        held, best, now, count, largest = jobs[i, 0], 0.0, pace[i, at[i]], 0, 1
+        job = claims.jobs[i]
+        held, best, now, count, largest = job["held"], 0.0, pace[i, at[i]], 0, 1
         for k in range(most):
             if sizes[i, k] > 0:
-                count += told[i, k]
+                count += claims.told[i, k]
                 largest = sizes[i, k]
                 best = max(best, pace[i, k])
                 if sizes[i, k] == held:
                     now = pace[i, k]
-        left = max(jobs[i, 1], 1.0) * now / max(best, 1e-9)
-        cost_s = max(jobs[i, 3], 1.0)
+        left = max(job["left_s"], 1.0) * now / max(best, 1e-9)
+        cost_s = max(job["cost_s"], 1.0)
         inputs[0] = 1.0
         inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
-        inputs[2] = np.log1p(max(jobs[i, 2], 0.0) / 600.0) / 3.0
+        inputs[2] = np.log1p(max(job["age_s"], 0.0) / 600.0) / 3.0
         inputs[3] = 1.0 if held > 0 else 0.0
         inputs[4] = np.log2(max(sizes[i, 0], 1) * largest) / 4.0
         inputs[5] = np.log(cost_s / 60.0)
         inputs[6] = 0.0 if count > 0 else _UNSURE
-        inputs[7] = np.log(asked / total)
-        inputs[8] = jobs[i, 2] / (jobs[i, 2] + left)
-        inputs[9] = np.log1p(jobs[i, 4])
+        inputs[7] = np.log(asked / claims.number[TOTAL])
+        inputs[8] = job["age_s"] / (job["age_s"] + left)
+        inputs[9] = np.log1p(job["restarts"])
         log_weight, horizon = look(agent, inputs, hidden)
-        weight[i] = np.exp(min(max(log_weight, -20.0), 20.0)) / max(jobs[i, 5], 1e-9)
+        weight[i] = np.exp(min(max(log_weight, -20.0), 20.0)) / max(job["share"], 1e-9)
         keep = kept(left, horizon, cost_s)
         for k in range(most):
             value[i, k] = pace[i, k] / max(best, 1e-9) * (keep if held > 0 and sizes[i, k] != held else 1.0)

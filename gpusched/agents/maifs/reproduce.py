@@ -16,12 +16,13 @@ from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, MaifsJob
 from gpusched.agents.maifs.learn import MaifsSearchSettings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import RULES, SizingRule
-from gpusched.agents.maifs.workloads import ArrivingJobs, MaifsJobs, draw, drawn_arrivals, read_arrivals
+from gpusched.agents.maifs.workloads import MaifsJobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import Played
 from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
+from gpusched.traces.trace import Trace
 
 QUICK = MaifsSearchSettings(generations=1, population=4, tries=2, density=0.1, choose=1)
 weights_of = partial(read_vector, "maifs", SHAPES)
@@ -93,9 +94,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     return PaperFigures(maifs(), played(drawn, rows, options, advance))
 
 
-def _trained(
-    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance
-) -> Floats:
+def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance) -> Floats:
     settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])

@@ -88,29 +88,28 @@ def _at_asked(
             if (
                 point // _PER == shape
                 and known.speed[kind, point] > best
-                and _anywhere(world, course, plan, i, point) >= 0
+                and _anywhere(world, course, plan, i, point)[0] >= 0
             ):
                 best, at = known.speed[kind, point], point
-    elif _anywhere(world, course, plan, i, usual) >= 0:
+    elif _anywhere(world, course, plan, i, usual)[0] >= 0:
         at = usual
     if at < 0:
         return False
-    group = _anywhere(world, course, plan, i, at)
-    first, second = find(world, course, plan, i, group, at)
+    first, second = _anywhere(world, course, plan, i, at)
     put(world, course, plan, i, at, first, second)
     return True
 
 
 @jit
-def _anywhere(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, point: int) -> int:
-    """The group whose nodes have the fewest GPUs left with it; -1: none."""
-    low, best = np.inf, -1
+def _anywhere(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, point: int) -> tuple[int, int]:
+    """The nodes, of one group, that have the fewest GPUs left with it; -1: there are none."""
+    low, best = np.inf, (-1, -1)
     for group in range(len(world.jobs.group) - 1):
         first, second = find(world, course, plan, i, group, point)
         if first >= 0:
             left = plan.free[first, 0] + (plan.free[second, 0] if second >= 0 else 0.0)
             if left < low:
-                low, best = left, group
+                low, best = left, (first, second)
     return best
 
 
@@ -127,10 +126,9 @@ def _at_least(world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan:
             continue
         for c in range(known.choices[kind]):
             point = known.choice[kind, c]
-            if world.jobs.least[job] <= world.gpus[point] < low and _anywhere(world, course, plan, i, point) >= 0:
+            if world.jobs.least[job] <= world.gpus[point] < low and _anywhere(world, course, plan, i, point)[0] >= 0:
                 low, at = world.gpus[point], point
         if at >= 0:
-            group = _anywhere(world, course, plan, i, at)
-            first, second = find(world, course, plan, i, group, at)
+            first, second = _anywhere(world, course, plan, i, at)
             put(world, course, plan, i, at, first, second)
             plan.worth[i] = known.speed[kind, at] / plan.best[i]

@@ -13,6 +13,7 @@ from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.traces.generate import generate
 from gpusched.traces.load import load
+from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 from gpusched.traces.workload import PHILLY_LIKE, load_workload
 
@@ -22,14 +23,6 @@ LONGEST_S = 86_400.0
 PER_GROUP = 4
 """Nodes of a group, that is of an agent, at most."""
 _ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
-
-
-class ArrivingJobs(NamedTuple):
-    """Jobs with GPUs: ``float64[jobs]`` submit and duration in seconds, ``int64[jobs]`` GPUs."""
-
-    submit: Floats
-    duration: Floats
-    gpus: Ints
 
 
 class MaifsJobs(NamedTuple):
@@ -54,7 +47,7 @@ class MaifsJobs(NamedTuple):
     group: Ints
 
 
-def read_arrivals(folder: Path, trace: str) -> ArrivingJobs:
+def read_arrivals(folder: Path, trace: str) -> Trace:
     """The jobs with GPUs of a trace; a part of a GPU counts as one, other numbers as the next lower of 1, 2, 4, 8, 16.
 
     Raises:
@@ -67,26 +60,25 @@ def read_arrivals(folder: Path, trace: str) -> ArrivingJobs:
     return _arrivals(load(path, None))
 
 
-def drawn_arrivals() -> ArrivingJobs:
+def drawn_arrivals() -> Trace:
     """Return jobs like those of Philly, where the traces are not at hand."""
     return _arrivals(generate(replace(load_workload(PHILLY_LIKE), jobs=27_000, load=None, per_hour=32.0)))
 
 
-def _arrivals(read: Trace) -> ArrivingJobs:
-    some = read.gpus > 0
-    gpus = np.minimum(2 ** np.floor(np.log2(np.maximum(read.gpus, 1))).astype(np.int64), 16)
-    return ArrivingJobs(read.submit[some], np.minimum(read.duration[some], LONGEST_S), gpus[some])
+def _arrivals(read: Trace) -> Trace:
+    some = select(read, read.gpus > 0)
+    gpus = np.minimum(2 ** np.floor(np.log2(some.gpus)).astype(np.int64), 16)
+    return replace(some, duration=np.minimum(some.duration, LONGEST_S), gpus=gpus)
 
 
 def draw(
-    arrivals: ArrivingJobs, trace: str, kinds: MaifsJobClasses, models: tuple[str, ...], week: int, load: float,
-    seed: int,
+    arrivals: Trace, trace: str, kinds: MaifsJobClasses, models: tuple[str, ...], week: int, load: float, seed: int,
     density: float = 1.0, days: float = 7.0,
 ) -> MaifsJobs:  # fmt: skip
     """A week's jobs, or those of some days of it, drawn with a seed.
 
     Args:
-        arrivals: Of the trace.
+        arrivals: The trace, as `read_arrivals` has it.
         trace: Its name.
         kinds: What models are like.
         models: Which of them may come; all as often.

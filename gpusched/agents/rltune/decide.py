@@ -373,21 +373,13 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, of: HoldI
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, of: HoldInputs) -> float:
-    """For a job that does not start, if it is one of those; until when, in seconds."""
+    """Keeps nodes from those behind a job that does not start, if it is one of those; until when, in seconds."""
     if of.wanted[job] and of.held[0] < of.most:
         of.held[0] += 1
-        of.until[0] = _keep_nodes(state, of.known, job)
+        of.until[0], nodes = nodes_for(state, state.scratch.late, of.known, job)
+        for node in nodes:
+            state.scratch.late.gpus[node] = -1
     return float(of.until[0])
-
-
-@jit
-def _keep_nodes(state: ClusterState, known: JobHistory, job: int) -> float:
-    """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
-    late = state.scratch.late
-    until, nodes = nodes_for(state, late, known, job)
-    for node in nodes:
-        late.gpus[node] = -1
-    return until
 
 
 @jit

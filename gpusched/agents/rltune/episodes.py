@@ -23,10 +23,10 @@ from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.compiled import jit
 from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import SHORTEST_S, History
-from gpusched.sched.fit import request_of
-from gpusched.sched.place import choose, next_random
+from gpusched.sched.fit import fitting
+from gpusched.sched.place import next_random
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, PassOutcome, Words, seed_words
+from gpusched.sched.state import ClusterState, Flags, Floats, Ints, PassOutcome, Words, seed_words
 from gpusched.sim.engine.build import SimWorld, log_of
 from gpusched.sim.engine.state import GROW, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
@@ -102,7 +102,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> b
             noisy[i] -= drawn.temperature * np.log(-np.log(uniform))
     places[: window.size] = window[stable_order(-noisy)]
     jobs = queue[window]
-    fits = _fitting(state, jobs)
+    fits = fitting(state, jobs)[state.jobs.shape[jobs]]
     arrange(state, queue[places], by)
     drawn.trajectory.used[2] += state.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
@@ -111,23 +111,6 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> b
 
 
 play_sequence = queued(_decide, _started, _ended)
-
-
-@jit
-def _fitting(state: ClusterState, window: Ints) -> Flags:
-    """Which jobs of the window could start now, ``uint8[window]``."""
-    jobs = state.jobs
-    known = np.full(jobs.feasibility.size, -1, np.int64)
-    fits = np.zeros(window.size, np.uint8)
-    for i in range(window.size):
-        shape = jobs.shape[window[i]]
-        if known[shape] < 0:
-            request = request_of(state.requests, shape)
-            known[shape] = jobs.feasibility[shape] == OK and choose(
-                state.resources, jobs.masks, request, FIRST_FIT, state.scratch
-            )
-        fits[i] = known[shape]
-    return fits
 
 
 @jit

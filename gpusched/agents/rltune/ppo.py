@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
+from gpusched.agents.common.torch_ import packed, unpacked
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, EpisodePlay, play
@@ -49,45 +50,38 @@ class PPONetwork:
         with torch.no_grad():
             linears[-1].weight.zero_()
             linears[-1].bias.zero_()
-        self._parts = {f"net.{i}": layer for i, layer in enumerate(linears)}
+        heads = [(part, torch.nn.Linear(hidden, hidden, bias=False).weight) for part in PARTS if attention]
+        self._net, self._heads = torch.nn.Sequential(*linears), torch.nn.ParameterDict(heads)
+        # so that its state has the names of a weights file; pairs keep their order, a dict would be sorted
+        self._parts = torch.nn.ModuleDict({"net": self._net, "attention": self._heads})
         self.attends = attention
-        if attention:
-            self._parts |= {f"attention.{part}": torch.nn.Linear(hidden, hidden, bias=False) for part in PARTS}
 
     def __call__(self, rows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """Answers ``[..., outputs]`` to ``rows: [..., window, inputs]`` (without attention any rows).
 
         ``present: bool[..., window]``: which rows are jobs. What comes out for others means nothing.
         """
-        parts = self._parts
-        hidden = parts["net.1"](parts["net.0"](rows).relu()).relu()
+        first, second, last = self._net
+        hidden = second(first(rows).relu()).relu()
         if self.attends:
-            query, key, value = (parts[f"attention.{part}"](hidden) for part in PARTS)
+            query, key, value = (self._torch.nn.functional.linear(hidden, self._heads[part]) for part in PARTS)
             likeness = query @ key.transpose(-1, -2) / math.sqrt(hidden.shape[-1])
             likeness = likeness.masked_fill(~present[..., None, :], -1e9)
             hidden = hidden + likeness.softmax(dim=-1) @ value
-        answers: torch.Tensor = parts["net.2"](hidden)
+        answers: torch.Tensor = last(hidden)
         return answers
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of all layers."""
-        for part in self._parts.values():
-            yield from part.parameters()
+        return self._parts.parameters()
 
     def arrays(self) -> Arrays:
         """The weights as a file holds them."""
-        return {name: array.detach().numpy().copy() for name, array in self._named()}
+        return {name: array.numpy().copy() for name, array in self._parts.state_dict().items()}
 
     def load(self, arrays: Arrays) -> None:
         """Takes the weights of `arrays`."""
-        with self._torch.no_grad():
-            for name, array in self._named():
-                array.copy_(self._torch.as_tensor(arrays[name]))
-
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        for name, part in self._parts.items():
-            kinds = [("", part.weight)] if part.bias is None else [(".weight", part.weight), (".bias", part.bias)]
-            yield from ((name + kind, array) for kind, array in kinds)
+        self._parts.load_state_dict({name: self._torch.as_tensor(arrays[name]) for name in self._parts.state_dict()})
 
 
 class Learner:
@@ -115,25 +109,16 @@ class Learner:
     def state(self) -> tuple[Arrays, dict[str, int]]:
         """All that is needed to go on: arrays, and whole numbers."""
         arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
-        arrays["generator"] = self._generator.get_state().numpy()
-        for i, parameter in enumerate(self.net.parameters()):
-            for name, value in self.optimiser.state.get(parameter, {}).items():
-                arrays[f"adam.{i}.{name}"] = np.atleast_1d(value.detach().numpy()).copy()
+        arrays |= packed(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
         return arrays, {"steps": self.steps, "plays": self._plays}
 
     def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
         """Goes on from a `state`."""
-        torch = self._torch
+        learned = unpacked(arrays)
         self.net.load(arrays)
-        for i, parameter in enumerate(self.net.parameters()):
-            names = {k.rpartition(".")[2]: k for k in arrays if k.startswith(f"adam.{i}.")}
-            if names:
-                self.optimiser.state[parameter] = {
-                    name: torch.as_tensor(arrays[key].copy()).reshape(() if name == "step" else parameter.shape)
-                    for name, key in names.items()
-                }
+        self.optimiser.load_state_dict(learned["optimiser"])
         self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))
-        self._generator.set_state(torch.as_tensor(arrays["generator"].copy()))
+        self._generator.set_state(learned["generator"])
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
     def plays(self, episodes: list[Episode], rollouts: int) -> list[list[EpisodePlay]]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.common.nets import check_shapes
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.odds import (
@@ -63,11 +64,9 @@ def prepare_ranks(model: TrainedModel) -> PreemptionModel:
     Raises:
         ValueError: An array is missing or of another shape.
     """
-    wanted: dict[str, tuple[int, ...]] = {"weights": (len(PARTS),), "thresholds": (1,), "prior": (CLASSES, LEVELS)}
-    for name, shape in wanted.items():
-        found = model.arrays[name].shape if name in model.arrays else ()
-        if found != shape and not (name == "thresholds" and len(found) == 1):
-            raise ValueError(f"{name} is {found or 'missing'}, expected {shape}")
+    many = model.arrays["thresholds"].size if "thresholds" in model.arrays else 1
+    wanted = {"weights": (len(PARTS),), "thresholds": (many,), "prior": (CLASSES, LEVELS)}
+    check_shapes(model.arrays, wanted)
     weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in wanted)
     if weights[STEP] <= 0:
         raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")

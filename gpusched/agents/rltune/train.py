@@ -8,6 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from gpusched.agents.common import torch_
+from gpusched.agents.common.checkpoint import below
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import (
     HOLDS,
@@ -26,7 +27,6 @@ from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import RltuneSettings, read
 from gpusched.agents.rltune.table import table
-from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
 from gpusched.estimation.odds import HazardRates
 from gpusched.model.units import count_of
@@ -87,7 +87,7 @@ def _learned(
         arrays, state = saved
         learner.restore(arrays, state["numbers"])
         first = state["done"]
-        kept = [_unpacked(arrays, k) for k in range(state["kept"])]
+        kept = [below(f"kept{k}.", arrays) for k in range(state["kept"])]
     else:
         learner.imitate(episodes, lambda done: told.step(0, settings.iterations))
         kept.append(learner.net.arrays())
@@ -109,10 +109,6 @@ def _learned(
         for s in STRENGTHS
     ]
     return options, pace
-
-
-def _unpacked(arrays: Arrays, k: int) -> Arrays:
-    return {name.removeprefix(f"kept{k}."): a for name, a in arrays.items() if name.startswith(f"kept{k}.")}
 
 
 def _episodes(
