@@ -41,28 +41,41 @@ def trace_of(snap: Snapshot, epoch: float | None = None) -> Trace:
     )  # fmt: skip
 
 
-def bookings(ones: list[Reservation], snap: Snapshot) -> tuple[Booking, ...]:
+def bookings(ones: list[Reservation], snap: Snapshot, epoch: float = NOW) -> tuple[Booking, ...]:
     own = {one.name: frozenset(j.id for j in snap.pending if j.spec.reservation == one.name) for one in ones}
     return tuple(
-        Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - NOW, o.end - NOW, own[o.name]) for o in ones
+        Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - epoch, o.end - epoch, own[o.name]) for o in ones
     )
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip", "conservative"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_replay_is_what_the_live_passes_do(seed: int, backfill: str) -> None:
-    """With odd seeds also where jobs are in reservations."""
+    """With odd seeds also where jobs are in reservations, and from the fourth on where they end early."""
     snap, ones = drawn(random.Random(seed), backfill)
     if seed % 2:
         snap = some_in_reservations(snap, ones)
-    happened: dict[str, float] = {}
-    for now, begun, _ in driven(snap, ones):
+    happened, share = dict[str, float](), 0.5 if seed > 2 else 1.0
+    for now, begun, _ in driven(snap, ones, share):
         happened |= dict.fromkeys(begun, now - NOW)
+    trace = trace_of(snap)
+    trace = replace(trace, duration=share * trace.limit)
     result = replay(
-        trace_of(snap), POOL, f"fifo+{backfill}", placement="first-fit", reservations=bookings(ones, snap)
+        trace, POOL, f"fifo+{backfill}", placement="first-fit", reservations=bookings(ones, snap)
     )  # fmt: skip
     begun = {job: start for job, start in zip(result.trace.ids, result.start.tolist(), strict=True) if start >= 0}
     assert begun == pytest.approx(happened, abs=1e-3)
+
+
+@pytest.mark.parametrize(("policy", "long"), [("fifo+none", 1.5), ("las", 0.125), ("easy", 1.5)])
+def test_nodes_are_kept_by_limits_whatever_a_policy_knows(policy: str, long: float) -> None:
+    """What nobody knows: ``r`` ends early. Until it does, or may be stopped, all free nodes are kept for ``all``."""
+    asked = (pending("r", 8, limit=10 * H), pending("all", 8, 4, limit=24 * H), pending("long", 1, limit=5 * H))
+    trace = trace_of(changed(drawn(random.Random(0), "none")[0], pending=asked))
+    trace = replace(trace, duration=np.array([1.5 * H, 24 * H, 5 * H]))
+    reserved = (Booking("m", (0, 1), 0, 4 * H),)
+    result = replay(trace, Pool.uniform(5, 8), policy, placement="first-fit", reservations=reserved, restart_s=0)
+    assert (result.start / H).tolist() == [0.0, 4.0, long]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])
