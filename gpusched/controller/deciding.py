@@ -19,7 +19,8 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
-from gpusched.sched.decide import decide, warm_up_agent
+from gpusched.sched.decide import decide
+from gpusched.sched.warming import warm_up_agent
 
 REST_S = 60.0  # how long an agent that was late is not asked: else it would be late again, every cycle
 _FIFO = PolicySpec(name="fifo")

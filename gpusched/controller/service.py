@@ -43,7 +43,7 @@ from gpusched.queue.locks import holders
 from gpusched.queue.mending import set_aside_damaged
 from gpusched.queue.presence import COMPILING, announce, present
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
-from gpusched.sched.decide import warm_up
+from gpusched.sched.warming import warm_up
 
 if TYPE_CHECKING:
     from gpusched.controller.slurm.cycle import SlurmCycle

@@ -21,7 +21,7 @@ from gpusched.forecast.run import run_forward
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
-from gpusched.sched.decide import small_snapshot, with_sharing
+from gpusched.sched.warming import small_snapshot, with_sharing
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site
