@@ -206,7 +206,7 @@ def test_live_and_replay_keep_the_same_nodes_for_whom_a_reservations_end_lets_st
             nodes=tuple(FOUR.names[int(n[1:])] for n in one.nodes),
             begin=one.begin - NOW,
             end=one.end - NOW,
-        )  # fmt: skip
+        )
         for one in ones
     ]
     submit = np.array(sorted(draw.randrange(40) * H for _ in snap.pending), np.float64)

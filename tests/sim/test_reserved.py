@@ -19,6 +19,7 @@ from gpusched.sim.outages import read_reservations
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking, bookings_of
+from gpusched.sim.stepper import PolicyFunction, Stepper
 from gpusched.study.own import RESERVED, as_it_ran
 from gpusched.study.study import Scenario
 from gpusched.traces.trace import Trace
@@ -76,6 +77,22 @@ def test_nodes_are_kept_by_limits_whatever_a_policy_knows(policy: str, long: flo
     reserved = (Booking("m", (0, 1), 0, 4 * H),)
     result = replay(trace, Pool.uniform(5, 8), policy, placement="first-fit", reservations=reserved, restart_s=0)
     assert (result.start / H).tolist() == [0.0, 4.0, long]
+
+
+def in_strict_order(stepper: Stepper) -> None:
+    for job in stepper.waiting():
+        if not stepper.start(job):
+            return
+
+
+@pytest.mark.parametrize("policy", ["fifo+none", in_strict_order])
+def test_a_row_that_turns_is_an_instant_for_every_engine(policy: str | PolicyFunction) -> None:
+    """Before a maintenance ``first`` waits for ``r``, until that could not end any more: then ``next`` starts."""
+    asked = (pending("r", 8, limit=6 * H), pending("first", 8, 2, limit=5 * H), pending("next", 1, limit=H))
+    trace = trace_of(changed(drawn(random.Random(0), "none")[0], pending=asked))
+    reserved = (Booking("m", (0, 1), 10 * H, 12 * H),)
+    result = replay(trace, Pool.uniform(2, 8), policy, placement="first-fit", reservations=reserved)
+    assert (result.start / H).tolist() == pytest.approx([0, 12, 5])
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])
