@@ -79,3 +79,14 @@ def small_snapshot(policy: PolicySpec) -> Snapshot:
         ),
         policies={"p": policy},
     )
+
+
+def trial_of(snapshot: Snapshot) -> Snapshot:
+    """Return it with small jobs in every partition, so that each policy has something to decide; nobody solves."""
+    policies = {n: replace(p, place="fastest") if p.place == "milp" else p for n, p in snapshot.policies.items()}
+    more = [
+        replace(job, id=f"{name}-{job.id}", spec=replace(job.spec, partition=name), submit_time=snapshot.now)
+        for name, policy in policies.items()
+        for job in small_snapshot(policy).pending
+    ]
+    return replace(snapshot, policies=policies, pending=(*snapshot.pending, *more))
