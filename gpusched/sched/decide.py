@@ -8,29 +8,29 @@ from typing import Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context, by_agent
-from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, picked
-from gpusched.sched.reasons import Block, Verdicts, holds_back
+from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, Outcome, new_outcome, seed_words
+from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
 
-__all__ = ["Answer", "ask", "decide", "starts"]
+__all__ = ["JobAnswer", "ask", "decide", "starts"]
 
 
-def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
+def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     """What to start now, each partition by its own policy, and a reason for every job that stays.
 
     Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
@@ -76,7 +76,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     return Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
 
 
-class Answer(NamedTuple):
+class JobAnswer(NamedTuple):
     """What a decision by the stages of all policies says of one job that may start.
 
     Attributes:
@@ -101,7 +101,7 @@ class Answer(NamedTuple):
     sharing: str
 
 
-def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
+def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     """What the passes answer for a job of the partition. Agents and solvers are not asked, nobody draws or sizes."""
     policies = {name: replace(p, place=_UNASKED.get(p.place, p.place)) for name, p in snapshot.policies.items()}
     snapshot = replace(snapshot, policies=policies)
@@ -113,7 +113,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
     of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
-    queue, block = of.get(partition, ([], Block(PolicySpec(name=""), -1, float("inf"))))
+    queue, block = of.get(partition, ([], QueueBlock(PolicySpec(name=""), -1, float("inf"))))
     at = next((job for job in queue if views[job].id == job_id), -1)
     verdicts.add(queue, block, reasons, only=at)
     counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
@@ -125,7 +125,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     shares = at >= 0 and views[at].spec.share
     pairs = pairs_of(snapshot, waiting, outcome, starts(world, waiting, outcome)) if shares else None
     waits = better or (reason is not None and at >= 0 and verdicts.waits_until(at, block.policy) is not None)
-    return Answer(
+    return JobAnswer(
         reason=reason,
         ordered=[views[job] for job in queue],
         queue=[views[job] for job in counted],
@@ -140,7 +140,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
 _UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "naive": "first-fit"}
 
 
-class _Kept(NamedTuple):
+class _ReservedNodes(NamedTuple):
     """A job for which nodes are kept (`keeping`), from ``begin`` on; ``behind``: who waits for nothing but that."""
 
     job: int
@@ -155,12 +155,16 @@ class _Effects(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
-    kept: list[_Kept]
+    kept: list[_ReservedNodes]
 
 
 def _run(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model] | None, effects: _Effects
-) -> tuple[Outcome, list[tuple[list[int], Block]]]:
+    snapshot: Snapshot,
+    world: NodeArrays,
+    waiting: PendingArrays,
+    models: Mapping[str, TrainedModel] | None,
+    effects: _Effects,
+) -> tuple[PassOutcome, list[tuple[list[int], QueueBlock]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
 
     ``models``: None: no agent is asked.
@@ -187,7 +191,9 @@ def _run(
     return outcome, blocks
 
 
-def _note_kept(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, queue: list[int], effects: _Effects) -> None:
+def _note_kept(
+    snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, queue: list[int], effects: _Effects
+) -> None:
     """For whom a partition's pass kept nodes, and the reason of those that could run on no others."""
     calendar, shape = waiting.calendar, waiting.jobs.shape
     job, begin = int(calendar.kept_for[0]), float(calendar.kept_times[0])
@@ -195,19 +201,19 @@ def _note_kept(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, queue: li
         return
     closed, behind = waiting.jobs.feasibility[shape] == BACKFILL, queue[queue.index(job) + 1 :]
     waits = [j for j in behind if closed[j] and outcome.code[j] == BACKFILL]
-    effects.kept.append(_Kept(job, begin, waits))
+    effects.kept.append(_ReservedNodes(job, begin, waits))
     why = Reason(code=ReasonCode.BACKFILL, message=would_delay(waiting.views[job].id, begin - snapshot.now))
     for j in waits:
         effects.reasons.setdefault(waiting.views[j].id, why)
 
 
-def _staged(context: Context) -> tuple[list[int], Block]:
+def _staged(context: Context) -> tuple[list[int], QueueBlock]:
     """One partition by the stages of its policy."""
     queue = context.waiting.ordered(context.partition, context.policy.order)
     return queue.tolist(), place_queue(context, queue)
 
 
-def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
+def starts(world: NodeArrays, waiting: PendingArrays, outcome: PassOutcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
     matrices: dict[str, Links] = {}
     actions, requests = [], waiting.requests

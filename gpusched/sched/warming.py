@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from gpusched.config.weights import Model
-from gpusched.model.interference import KindBelief
+from gpusched.config.weights import TrainedModel
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sched.state import BACKFILLS, PLACES
@@ -36,7 +36,7 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
         decide(_with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention"))))
 
 
-def warm_up_agent(policy: PolicySpec, model: Model) -> None:
+def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
     decide(_with_beliefs(small_snapshot(policy)) if policy.by_beliefs else small_snapshot(policy), {"p": model})
 
@@ -50,12 +50,12 @@ def with_sharing(snapshot: Snapshot) -> Snapshot:
     """Return it with jobs that may share the GPUs of its one node."""
     spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
     asked = [replace(job, spec=spec) for job in snapshot.pending]
-    node = replace(snapshot.nodes[0], sharing=Sharing(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
+    node = replace(snapshot.nodes[0], sharing=SharingSettings(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
     return replace(snapshot, nodes=(node,), pending=tuple(asked))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, beliefs={"u/j": KindBelief(kind="u/j")})
+    return replace(snapshot, beliefs={"u/j": JobClassEstimate(kind="u/j")})
 
 
 def small_snapshot(policy: PolicySpec) -> Snapshot:

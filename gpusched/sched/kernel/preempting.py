@@ -28,8 +28,8 @@ from gpusched.sched.state import (
     Flags,
     Floats,
     Ints,
+    PlacementRequest,
     Releases,
-    Request,
     Resources,
 )
 
@@ -57,7 +57,7 @@ class Filling(NamedTuple):
     total: Floats
 
 
-class Sharing(NamedTuple):
+class PreemptiveAllocation(NamedTuple):
     """What is shared out, and who is given what.
 
     Attributes:
@@ -92,7 +92,7 @@ class Sharing(NamedTuple):
 
 
 @jit
-def _keeps(state: ClusterState, job: int, of: Sharing) -> bool:
+def _keeps(state: ClusterState, job: int, of: PreemptiveAllocation) -> bool:
     if not of.runs[job]:
         return False
     request = request_of(state.requests, state.jobs.shape[job])
@@ -105,7 +105,8 @@ def _keeps(state: ClusterState, job: int, of: Sharing) -> bool:
 
 @jit
 def note_held(
-    calendar: Calendar | None, releases: Releases, request: Request, nodes: Ints, first: int, end: float, job: int
+    calendar: Calendar | None, releases: Releases, request: PlacementRequest, nodes: Ints, first: int, end: float,
+    job: int
 ) -> None:  # fmt: skip
     """Note until when a job has ``nodes[first:]``, where nodes are reserved: nobody else asks."""
     if calendar is not None:
@@ -121,7 +122,7 @@ def _note_kept(holders: Holders | None, through: Ints, kept: bool) -> None:
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) -> tuple[int, int]:
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: PreemptiveAllocation) -> tuple[int, int]:
     jobs, scratch, shape = state.jobs, state.scratch, state.jobs.shape[job]
     request, idle, whole = request_of(state.requests, shape), of.idle, state.resources
     if not finds(whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
@@ -142,7 +143,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) 
 
 
 @jit
-def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Sharing) -> int:
+def _following(state: ClusterState, queue: Ints, at: int, head: int, of: PreemptiveAllocation) -> int:
     _fill(of.filling, state, queue, at)
     return in_order(state, queue, at, head, of)
 
