@@ -26,7 +26,7 @@ def main() -> None:
 
 def parts() -> dict[str, Callable[[], object]]:
     """Name -> what compiles it."""
-    from gpusched.sched.decide import warm_up
+    from gpusched.sched.warming import warm_up
     from gpusched.sim.pool import Pool
     from gpusched.sim.replay import one_job, replay
     from gpusched.study.bounds import bounds_of

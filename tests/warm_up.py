@@ -1,7 +1,7 @@
 """Compile what most tests use before the test processes start: each would compile the same at the same time."""
 
 from gpusched.model.policy import PolicySpec
-from gpusched.sched.decide import warm_up
+from gpusched.sched.warming import warm_up
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import one_job, replay
 

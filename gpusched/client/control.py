@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,8 +31,17 @@ class ControlResult(msgspec.Struct, frozen=True):
 
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> ControlResult:
-    """End jobs; of those that were not ``named``, but `selected`, some may have ended meanwhile."""
-    return _on_jobs(client, "cancel", texts, _not_ended, Cancel, named, now=now)
+    """End jobs. Of several some may have ended already: the others are ended all the same.
+
+    For those a note is left if they were ``named``; of `selected` ones all may have ended meanwhile.
+    """
+    targets = Resolver(client).targets(texts)
+    over = {target.id: why for target in targets if (why := _why_not(client, target, _not_ended))}
+    live = [target for target in targets if target.id not in over]
+    if not live and not named:
+        return ControlResult("cancel", ())
+    asked = _on_targets(client, "cancel", live or targets, _not_ended, Cancel, now=now)
+    return msgspec.structs.replace(asked, notes=(*asked.notes, *over.values())) if named else asked
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
@@ -101,14 +110,19 @@ def check_reason(option: str, reason: str) -> None:
 
 
 def _on_jobs(
-    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand],
-    named: bool = True, **more: Any,
-) -> ControlResult:  # fmt: skip
-    targets = Resolver(client).targets(texts)
-    if not named:
-        targets = [target for target in targets if not all(check(client, job) for job in target.jobs)]
-        if not targets:
-            return ControlResult(what, ())
+    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand], **more: Any
+) -> ControlResult:
+    return _on_targets(client, what, Resolver(client).targets(texts), check, command, **more)
+
+
+def _on_targets(
+    client: Client,
+    what: str,
+    targets: Sequence[ResolvedJobs],
+    check: Check,
+    command: Callable[..., AnyCommand],
+    **more: Any,
+) -> ControlResult:
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
     client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))
@@ -117,12 +131,10 @@ def _on_jobs(
 
 def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check) -> str:
     """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
+    if why := _why_not(client, target, check):
+        raise GpuschedError(f"{what}: {why}")
     problems = [check(client, job) for job in target.jobs]
-    many = sum(job.count for job in target.jobs)
-    if all(problems):
-        more = f" (the same for all {many} tasks)" if many > 1 else ""
-        raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
-    job = target.jobs[0]
+    many, job = sum(job.count for job in target.jobs), target.jobs[0]
     if job.uid != os.getuid():
         try:
             check_admin(client)
@@ -133,6 +145,15 @@ def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check)
         return ""
     first, why = left_out[0]
     return f"skipped {sum(job.count for job, _ in left_out)} of {many} tasks: job {first.id} {why}"
+
+
+def _why_not(client: Client, target: ResolvedJobs, check: Check) -> str:
+    """Why it is impossible for every job meant, or ""."""
+    problems = [check(client, job) for job in target.jobs]
+    if not all(problems):
+        return ""
+    many = sum(job.count for job in target.jobs)
+    return f"job {target.jobs[0].id} {problems[0]}" + (f" (the same for all {many} tasks)" if many > 1 else "")
 
 
 def _not_ended(client: Client, job: JobRecord) -> str:

@@ -66,6 +66,23 @@ def is_at_hand(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) ->
     return bool(getattr(function, "signatures", True)) or kept_on_disk(function)
 
 
+class NotAtHand(RuntimeError):
+    """A pass would have to be compiled, where none is to be."""
+
+
+_refusing = threading.local()
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """In this thread, raise NotAtHand rather than compile; what is left to numba compiles all the same."""
+    _refusing.on = True
+    try:
+        yield
+    finally:
+        _refusing.on = False
+
+
 def _privately(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)  # whoever can open it can lock it
 
@@ -169,6 +186,7 @@ class _Pass:
         try:
             kind = kind_of(args)
         except Foreign:
+            self._refuse()
             from gpusched.compiled.compiling import types_of
 
             return self._version(types_of(args), args, kept=False)
@@ -182,10 +200,15 @@ class _Pass:
                 store = None if folder is None else VersionFolder(folder, self._function)
                 ready = store and store.load(kind)
                 if not ready:
+                    self._refuse()
                     with _one_at_a_time(folder):
                         ready = (store and store.load(kind)) or self._compiled(kind, args, store)
                 self._ready[kind] = ready
         return self._ready[kind]
+
+    def _refuse(self) -> None:
+        if getattr(_refusing, "on", False):
+            raise NotAtHand(f"{self._function.__qualname__} would have to be compiled")
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: VersionFolder | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled

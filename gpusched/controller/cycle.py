@@ -138,6 +138,10 @@ class Cycle:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
         return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._decider.close()
+
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
         self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpusched.compiled import NotAtHand, nothing_compiled
 from gpusched.config.weights import ModelError, TrainedModel, load_model, weights_file
+from gpusched.controller.compiling import compiler_of, end
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan
 from gpusched.model.policy import PolicySpec
@@ -19,7 +22,8 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
-from gpusched.sched.decide import decide, warm_up_agent
+from gpusched.sched.decide import decide
+from gpusched.sched.warming import trial_of, warm_up_agent
 
 REST_S = 60.0  # how long an agent that was late is not asked: else it would be late again, every cycle
 _FIFO = PolicySpec(name="fifo")
@@ -124,7 +128,8 @@ def late_line(budget_s: float) -> str:
 class Decider:
     """Asks each partition's policy: staged ones at once, agents on threads, fallbacks where an agent is out.
 
-    The agents that are out are noted in the store, for ``status`` and ``why``.
+    The agents that are out are noted in the store, for ``status`` and ``why``. Where the passes of new policies are yet
+    to be compiled another process does that, and those before them stay in charge until it has.
     """
 
     def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
@@ -136,6 +141,8 @@ class Decider:
         self._out: dict[str, Fallback] = dict(store.fallbacks())
         self._remarks: dict[str, str] = {}
         self._blamed: dict[str, TrainedModel | str] = {}  # the weights with which an agent was found to be out
+        self._charge: tuple[Mapping[str, PolicySpec], Mapping[str, str]] | None = None  # who decided last
+        self._compiler: tuple[Mapping[str, PolicySpec], subprocess.Popen[bytes] | None] | None = None
 
     def warm_up(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]) -> None:
         """Compile, or load, the passes of the agents in charge, so that their first decision is not late."""
@@ -163,6 +170,7 @@ class Decider:
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """The plan for a snapshot, within the agents' budgets."""
+        snapshot, digests = self._in_charge(snapshot, digests)
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
         running = {job.spec.partition for job in snapshot.running if job.spec is not None}
@@ -184,6 +192,37 @@ class Decider:
             plan = _joined(plan, part)
         self._note(found, policies, snapshot.now)
         return self._told(Decision(plan, deciders))
+
+    def _in_charge(self, snapshot: Snapshot, digests: Mapping[str, str]) -> tuple[Snapshot, Mapping[str, str]]:
+        """Return what is decided now, and by whose weights: all of it, unless new policies are still being compiled."""
+        new = snapshot.policies
+        if self._charge is None or self._charge[0] == new or self._is_compiled(snapshot):
+            self._charge = new, digests
+            return snapshot, digests
+        policies, digests = self._charge
+        kept = {name: policies[name] for name in new if name in policies}
+        waiting = [job for job in snapshot.pending if job.spec.partition not in new.keys() - kept.keys()]
+        return msgspec.structs.replace(snapshot, policies=kept, pending=tuple(waiting)), digests
+
+    def _is_compiled(self, snapshot: Snapshot) -> bool:
+        """Whether these policies decide at once; else another process is asked to compile for them, and only once."""
+        trial = trial_of(snapshot)
+        if self._compiler is not None and self._compiler[0] == snapshot.policies:
+            compiler = self._compiler[1]
+            return compiler is None or compiler.poll() is not None
+        try:
+            with nothing_compiled():
+                decide(trial)
+        except NotAtHand:
+            self.close()
+            self._compiler = snapshot.policies, compiler_of(decide, trial)
+            self._say("compiling the passes of the new policies; until that is done the old ones stay in charge")
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        end(self._compiler[1] if self._compiler is not None else None)
 
     def _told(self, decision: Decision) -> Decision:
         """A plan's remarks on its mappings go to the log, where they differ from the last ones."""

@@ -6,18 +6,15 @@ time, and when there are enough of them, one row for each job of which nothing w
 
 from __future__ import annotations
 
-import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.controller.compiling import compiler_of, end
 from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.start_times import draws_of, quantiles
@@ -92,20 +89,13 @@ class StartPredictor:
             return batch
         if self._compiler is not None:
             return batch
-        null, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {__name__} import compile_for; "
-        code += "compile_for(pickle.load(sys.stdin.buffer))"
-        with suppress(OSError), TemporaryFile() as given:  # no room for it now: another time
-            pickle.dump(batch.ahead.snapshot, given)
-            given.seek(0)
-            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=null, stderr=null)
+        self._compiler = compiler_of(compile_for, batch.ahead.snapshot)
         self._next = self._clock() + PAUSE_S
         return None
 
     def close(self) -> None:
-        """Leave no process behind; what it had compiled by then is kept."""
-        if self._compiler is not None:
-            self._compiler.kill()
-            self._compiler.wait()
+        """Leave no process behind."""
+        end(self._compiler)
 
     def _new_batch(self, inventory: Inventory, now: float) -> _ForecastBatch | None:
         if now >= self._forget_fruitless:

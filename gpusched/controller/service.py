@@ -43,7 +43,7 @@ from gpusched.queue.locks import holders
 from gpusched.queue.mending import set_aside_damaged
 from gpusched.queue.presence import COMPILING, announce, present
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
-from gpusched.sched.decide import warm_up
+from gpusched.sched.warming import warm_up
 
 if TYPE_CHECKING:
     from gpusched.controller.slurm.cycle import SlurmCycle
@@ -248,6 +248,7 @@ class Service:
     def _begin_anew(self) -> None:
         """Forget what the cycle remembers besides the store."""
         before = self.cycle
+        before.close()
         self.cycle = self._new_cycle(before.inventory, before.policies)
         if isinstance(self.cycle, Cycle) and isinstance(before, Cycle):
             self.cycle.follow(before)
@@ -325,6 +326,7 @@ class Service:
             self._event("controller_stopped")
         if self._predictor is not None:
             self._predictor.close()
+        self.cycle.close()
         self.cycle.inbox.close()
         self.cluster.close()
         self._publisher.stop()

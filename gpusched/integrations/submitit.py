@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from submitit.core import core, job_environment, utils
 
@@ -153,13 +153,13 @@ class GpuschedExecutor(core.PicklingExecutor):
 
     def _submit_command(self, command: str) -> core.Job[Any]:
         script = self._make_submission_file_text(command, "")
-        job = _cluster().submit([], script=script, **self._options())
+        job = _cluster().submit("", **self._options(script))
         made: core.Job[Any] = GpuschedJob(self.folder, job.id, list(range(self._num_tasks())))
         made.paths.folder.mkdir(parents=True, exist_ok=True)
         made.paths.submission_file.write_text(script)
         return made
 
-    def _options(self) -> Options:
+    def _options(self, script: str) -> Options:
         """Return the job's options: those given as gpusched's own go before submitit's for every cluster."""
         from gpusched.api import Options
 
@@ -173,7 +173,7 @@ class GpuschedExecutor(core.PicklingExecutor):
         options["signal"] = f"{usr}@{int(given.get('signal_delay_s', 90))}"
         options |= {name: value for name, value in given.items() if name in Options.__annotations__}
         output = str(self.folder / "%j_log.out")
-        return Options(**options, output=output, open_mode="append")  # type: ignore[typeddict-item]
+        return cast("Options", {**options, "script": script, "output": output, "open_mode": "append"})
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         """Return the job script: one step with a task for each of submitit's, each with files of its own."""

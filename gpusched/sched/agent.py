@@ -112,5 +112,6 @@ def prepared(model: TrainedModel) -> Any:
 def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
     """Everything that a pass changes."""
     resources, jobs = context.world.resources, context.waiting.jobs
-    closed = (jobs.masks, jobs.feasibility, context.waiting.calendar.turns)
+    turns = context.waiting.calendar.turns
+    closed = (jobs.masks, jobs.feasibility, turns) if turns.size else ()  # only where nodes are reserved
     return [*resources, *context.releases, *context.outcome, context.rng, jobs.room, *closed]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from gpusched.config.weights import TrainedModel
-from gpusched.model.interference import JobClassEstimate
-from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
+from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
-from gpusched.model.reservations import Reservation
-from gpusched.model.resources import SharingSettings
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
@@ -25,22 +22,12 @@ from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import (
-    BACKFILL,
-    BACKFILLS,
-    LIMIT,
-    PLACES,
-    POLICY,
-    STARTED,
-    PassOutcome,
-    new_outcome,
-    seed_words,
-)
+from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
 
-__all__ = ["JobAnswer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
+__all__ = ["JobAnswer", "ask", "decide", "starts"]
 
 
 def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
@@ -169,70 +156,6 @@ class _Effects(NamedTuple):
     stops: list[Preempt]
     reasons: dict[str, Reason]
     kept: list[_ReservedNodes]
-
-
-def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
-    """Decide something small with every pass that these policies need, so that all are compiled or loaded.
-
-    ``shares``: nodes share GPUs.
-    """
-    asked = list(policies)
-    for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
-        decide(small_snapshot(policy))
-    plans = any("conservative" in (policy.backfill, policy.stand_in.backfill) for policy in asked)
-    for backfill in BACKFILLS if plans else [name for name in BACKFILLS if name != "conservative"]:
-        for place in PLACES:
-            decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
-    decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))
-    if shares:
-        decide(with_sharing(small_snapshot(PolicySpec(name="warm-up"))))
-    if any(policy.by_beliefs for policy in asked):
-        decide(_with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention"))))
-
-
-def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
-    """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
-    decide(_with_beliefs(small_snapshot(policy)) if policy.by_beliefs else small_snapshot(policy), {"p": model})
-
-
-def _reserved(snapshot: Snapshot) -> Snapshot:
-    one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
-    return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
-
-
-def with_sharing(snapshot: Snapshot) -> Snapshot:
-    """Return it with jobs that may share the GPUs of its one node."""
-    spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
-    asked = [replace(job, spec=spec) for job in snapshot.pending]
-    node = replace(snapshot.nodes[0], sharing=SharingSettings(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
-    return replace(snapshot, nodes=(node,), pending=tuple(asked))
-
-
-def _with_beliefs(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, beliefs={"u/j": JobClassEstimate(kind="u/j")})
-
-
-def small_snapshot(policy: PolicySpec) -> Snapshot:
-    """Return something small to decide, for which all passes of a policy are compiled."""
-
-    def spec(gpus: int) -> JobSpec:
-        elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1)
-        return JobSpec(
-            name="j", partition="p", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60,
-            elastic=elastic if policy.sizes != "base" else None,
-        )  # fmt: skip
-
-    held = NodeAllocation(rank=0, node="n", gpus=(0,), cores=1, memory_mib=1)
-    return Snapshot(
-        now=0.0,
-        nodes=(NodeView(name="n", partition="p", gpus=(0, 1), cores=4, memory_mib=4),),
-        running=(RunningView(id="r", user="u", allocation=Allocation("r", (held,)), start_time=0.0, expected_end=9.0),),
-        pending=tuple(
-            PendingView(id=str(n), user="u", spec=spec(gpus), submit_time=0.0, speeds={1: 1.0}, left=1.0)
-            for n, gpus in enumerate((2, 1, 1))
-        ),
-        policies={"p": policy},
-    )
 
 
 def _run(

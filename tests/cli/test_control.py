@@ -123,6 +123,24 @@ def test_a_job_that_ends_while_others_of_its_user_are_selected_is_left_out(
     assert site.call("cancel", "--json", "--wait", "-u", me).ok().json["ids"] == []
 
 
+def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> None:
+    """As scancel does it; what has ended is told, each in a line. One that never was is a wrong request."""
+    ended, runs, waits = site.submit(), site.submit(), site.submit()
+    site.fold()
+    for job in (ended, runs):
+        site.start(job)
+    site.end(ended)
+    done = site.call("cancel", waits, ended, runs)
+    assert (done.code, done.out) == (0, f"cancel requested: {waits} {runs}\n")
+    assert [line for line in done.err.splitlines() if ended in line] == [f"gpusched: job {ended} has ended: COMPLETED"]
+    command = last(site)
+    assert isinstance(command, Cancel)
+    assert command.job_ids == (waits, runs)
+    assert site.call("cancel", "--json", "--wait", ended, ended).code == 1
+    assert site.call("cancel", waits, "0").code == 2
+    assert last(site) == command
+
+
 def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
     ended, runs, waits = site.submit(), site.submit(), site.submit()
     site.fold()
@@ -131,7 +149,6 @@ def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> Non
     site.start(runs)
     for words, part in (
         (("cancel", ended), "has ended: COMPLETED"),
-        (("cancel", waits, ended), "has ended"),
         (("hold", runs), "is RUNNING, not PENDING"),
         (("release", waits), "is not held"),
         (("requeue", waits), "is already PENDING"),

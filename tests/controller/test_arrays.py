@@ -20,7 +20,7 @@ from gpusched.queue import rows
 from gpusched.queue.dependencies import Dependencies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
-from gpusched.sched.decide import small_snapshot
+from gpusched.sched.warming import small_snapshot
 from tests.controller.folding import ALICE, NOW, Desk, fresh_id, spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site

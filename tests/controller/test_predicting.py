@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from gpusched import compiled
+from gpusched.controller import compiling as by_another
 from gpusched.controller import predicting
 from gpusched.controller.predicting import PAUSE_S, StartPredictor, compile_for
 from gpusched.forecast.queue import QueueForecast
@@ -21,7 +22,7 @@ from gpusched.forecast.run import run_forward
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
-from gpusched.sched.decide import small_snapshot, with_sharing
+from gpusched.sched.warming import small_snapshot, with_sharing
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site
@@ -188,7 +189,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
         return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 
     monkeypatch.setattr(predicting, "QueueForecast", Compiled)
-    monkeypatch.setattr(predicting, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(by_another, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
     return started
 
 

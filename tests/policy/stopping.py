@@ -10,7 +10,7 @@ from gpusched.agents.rltune.preempting import RankingRule, model_of
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.estimation.odds import CLASSES, LEVELS
-from gpusched.sched.decide import warm_up, warm_up_agent
+from gpusched.sched.warming import warm_up, warm_up_agent
 
 YAML = "agent: rltune\nfallback: easy\nbudget: 60s\npreempt: {min_run: 3s, per_hour: 2, restart: 1s}\n"
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.agents.gist.networks import heuristic
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
-from gpusched.sched.decide import warm_up, warm_up_agent
+from gpusched.sched.warming import warm_up, warm_up_agent
 
 YAML = "agent: gist\nfallback: easy\nbudget: 60s\n"
 QUICK = """\

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, P
 from gpusched.model.limits import Quotas
 from gpusched.model.plan import Plan, Preempt, ReasonCode
 from gpusched.model.policy import PolicySpec, PreemptionSettings
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -28,8 +31,10 @@ from gpusched.traces.generate import generate
 from tests.learn.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
 from tests.sched.limited import Past, limited
-from tests.sched.test_reservations import FEW, reserved_snapshots, sound
+from tests.sched.test_reservations import FEW, H, drawn, reservation, reserved_snapshots, sound, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+from tests.sim.test_reserved import POOL as FOUR
+from tests.sim.test_reserved import bookings, trace_of
 
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 PRIOR = np.random.default_rng(0).uniform(0.05, 0.6, (CLASSES, LEVELS))
@@ -87,8 +92,8 @@ def runs_of(result: ReplayResult) -> list[Run]:
 class Film:
     """What the controller would have seen of a replay, just before it decided; or once what it stopped is gone."""
 
-    def __init__(self, result: ReplayResult) -> None:
-        self.result, self.runs = result, runs_of(result)
+    def __init__(self, result: ReplayResult, ones: Sequence[Reservation] = ()) -> None:
+        self.result, self.runs, self.ones = result, runs_of(result), ones
         self.demand = demand_of(result.trace, result.pool)
         self.of: dict[int, list[Run]] = {}
         for run in sorted(self.runs, key=lambda r: r.start):
@@ -149,8 +154,9 @@ class Film:
                 ))  # fmt: skip
             else:
                 waiting.append(PendingView(id=name, user="u", spec=spec, submit_time=submit, preemptions=preemptions))
-        return Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), finished=tuple(past),
+        snap = Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), finished=tuple(past),
                         policies={})  # fmt: skip
+        return with_reservations(snap, *self.ones) if self.ones else snap
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -185,6 +191,64 @@ def test_live_and_replay_stop_and_start_the_same(
             # What was stopped counts in the odds of run times by then, so that jobs may change places in the order; it
             # may itself go on at once where it fits beside those it was stopped for, in a replay at the next instant.
             assert begin.keys() <= first.keys() | started(later).keys() <= begin.keys() | cut
+
+
+@pytest.mark.parametrize("rules", LIMITS)
+@pytest.mark.parametrize("seed", range(6))
+def test_live_and_replay_keep_the_same_nodes_for_whom_a_reservations_end_lets_start(
+    seed: int, rules: PreemptionSettings
+) -> None:
+    """At every instant the same jobs are stopped and start, and nothing breaks a reservation."""
+    draw = random.Random(seed)
+    snap, ones = drawn(draw, "skip")
+    ones = [
+        Reservation(
+            name=one.name,
+            nodes=tuple(FOUR.names[int(n[1:])] for n in one.nodes),
+            begin=one.begin - NOW,
+            end=one.end - NOW,
+        )
+        for one in ones
+    ]
+    submit = np.array(sorted(draw.randrange(40) * H for _ in snap.pending), np.float64)
+    may = np.array([draw.random() < 0.5 for _ in snap.pending])
+    trace = replace(trace_of(snap), submit=submit, preemptible=may)
+    trace = replace(trace, duration=trace.limit * np.array([draw.choice([0.5, 1.0]) for _ in snap.pending]))
+    spec, of = policy(rules), weights(RANKS[seed % len(RANKS)])
+    result = replay(trace, FOUR, replace(policy_of(of, "r"), spec=spec, placement="first-fit"),
+                    restart_s=rules.restart_s, reservations=bookings(ones, snap, 0.0))  # fmt: skip
+    assert np.isfinite(result.end).all()
+    film = Film(result, ones)
+    for now in np.unique(result.events.time).tolist():
+        plan = by_agent(film.at(now), spec, of)
+        cut = {trace.ids[r.job] for r in film.runs if r.cut and r.end == now}
+        begin = {trace.ids[r.job]: [FOUR.names[n] for n in r.nodes] for r in film.runs if r.start == now}
+        assert stopped(plan).keys() == cut
+        first = {job: [name for name, _ in parts] for job, parts in started(plan).items()}
+        assert first.items() <= begin.items()
+        assert cut or first == begin
+        assert check(plan, msgspec.structs.replace(film.at(now), policies={"p": spec}))[1] == ()
+
+
+def test_who_must_not_be_stopped_does_not_start_where_nodes_are_kept() -> None:
+    """`all` waits for the end of a maintenance of n1: `long` would delay it on n2, `short` would not."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
+        pending("short", 1, limit=3 * H, submit=2),
+    ]  # fmt: skip
+    one = reservation("m", ["n1"], H, 4 * H, maintenance=True)
+    free = with_reservations(snapshot([node("n1"), node("n2")], jobs), one)
+    plan = by_agent(free, policy(RULES), LAS)
+    assert {job: parts[0][0] for job, parts in started(plan).items()} == {"short": "n2"}
+    assert plan.reasons["long"].code is ReasonCode.BACKFILL
+    assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
+    busy = [runs("busy", {"n2": (0,)}, NOW - 10.0, preemptible=False)]
+    busy = [msgspec.structs.replace(busy[0], expected_end=NOW + 6 * H)]
+    plan = by_agent(msgspec.structs.replace(free, running=tuple(busy)), policy(RULES), LAS)
+    assert started(plan).keys() == {"long", "short"}, "who must not be stopped is in its way until then"
+    before = [pending("before", 1, limit=5 * H), pending("all", 1, 2, limit=24 * H, submit=1)]
+    plan = by_agent(with_reservations(snapshot([node("n1"), node("n2")], before), one), policy(RULES), LAS)
+    assert {job: parts[0][0] for job, parts in started(plan).items()} == {"before": "n2"}, "kept from those behind"
 
 
 def test_replays_leave_alone_what_is_protected() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,14 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.config.weights import TrainedModel
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.model.plan import Plan, ReasonCode, Start
+from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.model.reservations import Reservation, by_node, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.agent import Context
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.explain import explain
+from gpusched.sched.stages import place_queue
 from tests.sched import worlds
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
@@ -130,6 +136,27 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         policy = replace(skip, agent=agent, fallback=skip)
         starts = started(decide(replace(taken, policies={"p": policy})))
         assert "long" in starts, f"{agent}: stages that skip keep nothing"
+
+
+def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps nodes as EASY does, its fallback keeps none."""
+
+    def fails(_: object, context: Context) -> None:
+        queue = context.waiting.ordered("p", "fifo")
+        place_queue(context._replace(policy=replace(context.policy, agent=None, backfill="easy")), queue)
+        raise ValueError("its network's answer is no number")
+
+    live = SimpleNamespace(prepare=lambda model: None, decide_queue=fails)
+    monkeypatch.setitem(AGENTS, "fails", AgentTraits())  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, "fails", AgentParts(live=lambda: live))
+    jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1)]
+    snap = snapshot([node("n1"), node("n2")], jobs, backfill="skip")
+    skip = replace(snap.policies["p"], backfill="skip")
+    snap = replace(snap, policies={"p": replace(skip, agent="fails", fallback=skip)})
+    snap = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
+    plan = decide(snap, {"p": TrainedModel("fails", {}, {}, "", "<fails>")})
+    assert "no number" in plan.troubles["p"]
+    assert list(started(plan)) == ["long"]
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip"])

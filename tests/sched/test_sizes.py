@@ -21,12 +21,13 @@ from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
-from gpusched.sched.decide import decide, warm_up
+from gpusched.sched.decide import decide
 from gpusched.sched.sizing.live import Sized, pace_of, sizes_of
 from gpusched.sched.sizing.question import Question
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape
+from gpusched.sched.warming import warm_up
 from tests.sched.worlds import NOW, node, pending, running
 
 QUICK = Resizing(min_run_s=0.0, per_hour=100, gain=0.05)

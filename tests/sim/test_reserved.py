@@ -19,6 +19,7 @@ from gpusched.sim.outages import read_reservations
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking, bookings_of
+from gpusched.sim.stepper import PolicyFunction, Stepper
 from gpusched.study.own import RESERVED, as_it_ran
 from gpusched.study.study import Scenario
 from gpusched.traces.trace import Trace
@@ -41,28 +42,57 @@ def trace_of(snap: Snapshot, epoch: float | None = None) -> Trace:
     )  # fmt: skip
 
 
-def bookings(ones: list[Reservation], snap: Snapshot) -> tuple[Booking, ...]:
+def bookings(ones: list[Reservation], snap: Snapshot, epoch: float = NOW) -> tuple[Booking, ...]:
     own = {one.name: frozenset(j.id for j in snap.pending if j.spec.reservation == one.name) for one in ones}
     return tuple(
-        Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - NOW, o.end - NOW, own[o.name]) for o in ones
+        Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - epoch, o.end - epoch, own[o.name]) for o in ones
     )
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip", "conservative"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_replay_is_what_the_live_passes_do(seed: int, backfill: str) -> None:
-    """With odd seeds also where jobs are in reservations."""
+    """With odd seeds also where jobs are in reservations, and from the fourth on where they end early."""
     snap, ones = drawn(random.Random(seed), backfill)
     if seed % 2:
         snap = some_in_reservations(snap, ones)
-    happened: dict[str, float] = {}
-    for now, begun, _ in driven(snap, ones):
+    happened, share = dict[str, float](), 0.5 if seed > 2 else 1.0
+    for now, begun, _ in driven(snap, ones, share):
         happened |= dict.fromkeys(begun, now - NOW)
+    trace = trace_of(snap)
+    trace = replace(trace, duration=share * trace.limit)
     result = replay(
-        trace_of(snap), POOL, f"fifo+{backfill}", placement="first-fit", reservations=bookings(ones, snap)
+        trace, POOL, f"fifo+{backfill}", placement="first-fit", reservations=bookings(ones, snap)
     )  # fmt: skip
     begun = {job: start for job, start in zip(result.trace.ids, result.start.tolist(), strict=True) if start >= 0}
     assert begun == pytest.approx(happened, abs=1e-3)
+
+
+@pytest.mark.parametrize(("policy", "long"), [("fifo+none", 1.5), ("las", 0.125), ("easy", 1.5)])
+def test_nodes_are_kept_by_limits_whatever_a_policy_knows(policy: str, long: float) -> None:
+    """What nobody knows: ``r`` ends early. Until it does, or may be stopped, all free nodes are kept for ``all``."""
+    asked = (pending("r", 8, limit=10 * H), pending("all", 8, 4, limit=24 * H), pending("long", 1, limit=5 * H))
+    trace = trace_of(changed(drawn(random.Random(0), "none")[0], pending=asked))
+    trace = replace(trace, duration=np.array([1.5 * H, 24 * H, 5 * H]))
+    reserved = (Booking("m", (0, 1), 0, 4 * H),)
+    result = replay(trace, Pool.uniform(5, 8), policy, placement="first-fit", reservations=reserved, restart_s=0)
+    assert (result.start / H).tolist() == [0.0, 4.0, long]
+
+
+def in_strict_order(stepper: Stepper) -> None:
+    for job in stepper.waiting():
+        if not stepper.start(job):
+            return
+
+
+@pytest.mark.parametrize("policy", ["fifo+none", in_strict_order])
+def test_a_row_that_turns_is_an_instant_for_every_engine(policy: str | PolicyFunction) -> None:
+    """Before a maintenance ``first`` waits for ``r``, until that could not end any more: then ``next`` starts."""
+    asked = (pending("r", 8, limit=6 * H), pending("first", 8, 2, limit=5 * H), pending("next", 1, limit=H))
+    trace = trace_of(changed(drawn(random.Random(0), "none")[0], pending=asked))
+    reserved = (Booking("m", (0, 1), 10 * H, 12 * H),)
+    result = replay(trace, Pool.uniform(2, 8), policy, placement="first-fit", reservations=reserved)
+    assert (result.start / H).tolist() == pytest.approx([0, 12, 5])
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])

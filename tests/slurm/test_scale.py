@@ -11,7 +11,7 @@ import pytest
 from benchmarks.slurm import Watch, cpu_s, fill, installed, of, starts
 from gpusched.controller.predicting import compile_for
 from gpusched.model.policy import PolicySpec
-from gpusched.sched.decide import small_snapshot
+from gpusched.sched.warming import small_snapshot
 from gpusched.slurm.commands import Slurm
 from tests.testbed.slurm import SlurmSite
 

@@ -23,16 +23,17 @@ from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
-from gpusched.sched.arrays import NodeArrays, PendingArrays, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, waiting_of
 from gpusched.sched.backfill import take
 from gpusched.sched.eligible import may_stop
-from gpusched.sched.fit import request_of, set_feasibility
+from gpusched.sched.fit import request_of, set_feasibility, with_mask
 from gpusched.sched.kernel.preempting import GIVEN, PreemptiveAllocation, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.state import (
+    BACKFILL,
     BEST_FIT,
     PLACES,
     RESOURCES,
@@ -46,10 +47,9 @@ from gpusched.sched.state import (
     copied,
     ints,
     new_outcome,
-    new_releases,
     new_scratch,
 )
-from gpusched.sched.text import listed
+from gpusched.sched.text import listed, would_delay
 
 LINGERS_S = 60.0  # a job that is being ended for so long after its kill may stay for ever: its nodes are not promised
 
@@ -84,18 +84,21 @@ def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int]
     holders, whole = _holders(world, field, order), _with_running(world, field)
     rule, at = steady_rule(PLACES.get(policy.place, BEST_FIT)), len(holders.first) - len(field.stoppable)
     shares = PreemptiveAllocation(
-        whole, copied(world.resources), world.usable, runs, field.first, field.held, holders,
+        copied(world.resources), world.usable, runs, field.first, field.held, _ends(field), holders,
         ints([at, len(holders.first)]), rule, np.zeros(count, np.int64), np.zeros(parts, np.int64),
         np.full(count, -1, np.int64), np.zeros(2, np.int64), np.zeros(count, np.uint8),
     )  # fmt: skip
     outcome = new_outcome(count, 0)
-    state = ClusterState(world.resources, new_releases(0), requests, jobs, scratch, outcome, context.snapshot.now)
+    gone = {job.id for job in (*field.stoppable, *field.leaving)}
+    releases = releases_of([job for job in context.snapshot.running if job.id not in gone], world, parts)
+    state = ClusterState(whole, releases, requests, jobs, scratch, outcome, context.snapshot.now)
     preempting_pass(state, order, SKIP, shares)
-    start_what_fits(state, shares)
+    start_what_fits(state, world.resources, shares)
     own = context.waiting.queues[context.partition]
     _note_starts(context, own, order, field, outcome.code, shares)
     stops = _stops(field, order, outcome.code, shares)
     context.stops.extend(stops)
+    _say_who_delays(context, field, outcome.code)
     _say_who_clears(context, field, outcome.code, shares, {stop.job_id for stop in stops})
     queue = [own[j] for j in order.tolist() if j < field.waits]
     head = next((j for j in queue if context.outcome.code[j] != STARTED), -1)
@@ -143,6 +146,11 @@ def _field(context: Context) -> Field:
     return Field(
         waiting._replace(jobs=jobs), len(own), stoppable, leaving, np.array([*held, -1], np.int64), first
     )  # fmt: skip
+
+
+def _ends(field: Field) -> Floats:
+    """When those that run end by their limits, ``float64[jobs]``."""
+    return np.array([0.0] * field.waits + [job.expected_end for job in field.stoppable], np.float64)
 
 
 def _is_whole(world: NodeArrays, job: RunningView) -> bool:
@@ -225,14 +233,16 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
 
 
 @jit
-def start_what_fits(state: ClusterState, shares: PreemptiveAllocation) -> None:
-    """Of those that wait and are given nodes: who can start on what is free does."""
-    free, masks = state.resources, state.jobs.masks
+def start_what_fits(state: ClusterState, free: Resources, shares: PreemptiveAllocation) -> None:
+    """Of those that wait and are given nodes: who can start on what is free does.
+
+    Whether it may use them was asked when it was given them: since then they may be kept for one behind it.
+    """
     for job in shares.order[: shares.used[0]]:
         request, first = request_of(state.requests, state.jobs.shape[job]), shares.offset[job]
         fits = shares.runs[job] == 0
         for part in range(request.parts):
-            fits = fits and node_fits(free, masks, request, shares.nodes[first + part])
+            fits = fits and node_fits(free, state.jobs.masks, with_mask(request, -1), shares.nodes[first + part])
         if fits:
             state.outcome.code[job] = STARTED
             for part in range(request.parts):
@@ -283,6 +293,14 @@ def _stops(field: Field, order: Ints, code: Ints, shares: PreemptiveAllocation) 
         if found := [g for g in others if g is not None]:
             stops.append(Preempt(job.id, field.waiting.views[min(found)[1]].id))
     return stops
+
+
+def _say_who_delays(context: Context, field: Field, code: Ints) -> None:
+    """Tells jobs that could run only on nodes that are kept (`keeping`) for whom they are."""
+    calendar, now = field.waiting.calendar, context.snapshot.now
+    for j in np.flatnonzero(code[: field.waits] == BACKFILL).tolist():
+        message = would_delay(field.waiting.views[calendar.kept_for[0]].id, float(calendar.kept_times[0]) - now)
+        context.own[field.waiting.views[j].id] = Reason(code=ReasonCode.BACKFILL, message=message)
 
 
 def _say_who_clears(

@@ -120,7 +120,7 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: Ranked) -> int:
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
     order = jobs[stable_order(_steadied(sim, guard, jobs, ranks))]
-    allocate_with_preemption(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
+    allocate_with_preemption(sim, passes, plan, _queue_of(sim, passes, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
@@ -142,14 +142,14 @@ def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
 
 
 @jit
-def _queue_of(sim: Sim, plan: PreemptionPlan, guard: Guard, holders: Holders, order: Ints) -> Ints:
+def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, holders: Holders, order: Ints) -> Ints:
     """The order without those that are protected: these keep their nodes, others that run are holders."""
     running, size = 0, 0
     queue = np.empty(order.size, np.int64)
     for job in order:
         if plan.shares.runs[job]:
             if protected_until(sim, guard, job) > sim.clock[0]:
-                spare(sim, plan, job)
+                spare(sim, passes, plan, job)
                 continue
             hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
             running += 1

@@ -117,6 +117,10 @@ class SlurmCycle:
         self._modes: Mapping[str, SlurmMode] = {}
         self._said: set[str] = set()
 
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._decider.close()
+
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
         self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))

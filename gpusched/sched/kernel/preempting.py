@@ -1,7 +1,8 @@
 """The pass in which running jobs may be stopped: who keeps its nodes, who is given others, live and in replays.
 
 Its queue has those that run beside those that wait. Nobody starts in it: who is given nodes may have to wait until
-others have left them.
+others have left them. The state's resources are what can be shared out in all, its releases what those have that keep
+their nodes or are given some: who waits for the end of a reservation has its place kept by these (`keeping`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import KEPT, in_order, nothing_held, queue_pass
 from gpusched.sched.reclaim import Holders, finds, keeps
+from gpusched.sched.releases import add
 from gpusched.sched.state import (
     BEST_FIT,
     FASTEST,
@@ -21,10 +23,13 @@ from gpusched.sched.state import (
     NAIVE,
     PRIORITY,
     RANDOM,
+    Calendar,
     ClusterState,
     Flags,
     Floats,
     Ints,
+    PlacementRequest,
+    Releases,
     Resources,
 )
 
@@ -56,9 +61,10 @@ class PreemptiveAllocation(NamedTuple):
     """What is shared out, and who is given what.
 
     Attributes:
-        whole, idle: What those before left of all that can be shared out, and of what nobody runs on.
+        idle: What those before left of what nobody runs on.
         usable: The nodes as they are, empty of jobs.
         runs: ``uint8[jobs]``. first: ``int64[jobs]``: where a running job's nodes begin in ``held: int64[...]``.
+        ends: ``float64[jobs]``: when a running job ends by its limit, seconds.
         holders: Those that run, in the queue's order, so many of them as ``through: int64[2]`` says: how many have been
             gone through, and all. None: who is stopped for another is by the placement's rule.
         rule: How jobs are placed.
@@ -68,12 +74,12 @@ class PreemptiveAllocation(NamedTuple):
         filling: Who is next. None: as the queue stands, and nothing of it is compiled.
     """
 
-    whole: Resources
     idle: Resources
     usable: Resources
     runs: Flags
     first: Ints
     held: Ints
+    ends: Floats
     holders: Holders | None
     through: Ints
     rule: int
@@ -90,9 +96,22 @@ def _keeps(state: ClusterState, job: int, of: PreemptiveAllocation) -> bool:
     if not of.runs[job]:
         return False
     request = request_of(state.requests, state.jobs.shape[job])
-    kept = keeps(of.whole, of.usable, request, of.held, of.first[job])
+    kept = keeps(state.resources, of.usable, request, of.held, of.first[job])
+    if kept:
+        note_held(state.scratch.calendar, state.releases, request, of.held, of.first[job], of.ends[job], job)
     _note_kept(of.holders, of.through, kept)
     return kept
+
+
+@jit
+def note_held(
+    calendar: Calendar | None, releases: Releases, request: PlacementRequest, nodes: Ints, first: int, end: float,
+    job: int
+) -> None:  # fmt: skip
+    """Note until when a job has ``nodes[first:]``, where nodes are reserved: nobody else asks."""
+    if calendar is not None:
+        for part in range(request.parts):
+            add(releases, end, nodes[first + part], request, job)
 
 
 @jit
@@ -105,8 +124,8 @@ def _note_kept(holders: Holders | None, through: Ints, kept: bool) -> None:
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: PreemptiveAllocation) -> tuple[int, int]:
     jobs, scratch, shape = state.jobs, state.scratch, state.jobs.shape[job]
-    request, idle = request_of(state.requests, shape), of.idle
-    if not finds(of.whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
+    request, idle, whole = request_of(state.requests, shape), of.idle, state.resources
+    if not finds(whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
         scratch.failed[shape] = scratch.stamp[0]
         return PRIORITY, shape
     of.order[of.used[0]], of.offset[job] = job, of.used[1]
@@ -115,6 +134,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Preemptiv
         of.nodes[of.used[1] + part] = node
         if idle.gpus[node] < 0 or idle.cores[node] < 0 or idle.memory[node] < 0:
             of.cleared[job] = 1
+    note_held(scratch.calendar, state.releases, request, scratch.chosen, 0, state.now + jobs.limit[job], job)
     of.used[0] += 1
     of.used[1] += request.parts
     if not of.runs[job]:

@@ -112,7 +112,8 @@ def queue_pass(
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
     for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
     Of those that wait for the end of a reservation of nodes the first has its place kept from those behind it
-    (`keeping`), but with SKIP. ``renews``: False in a second pass over a queue, which goes by what the first one kept.
+    (`keeping`), but with SKIP, unless running jobs are in the queue. ``renews``: False in a second pass over a queue,
+    which goes by what the first one kept.
     ``compiled``: False where hooks ask what cannot be compiled, such as a solver: Python runs the walk then.
 
     Returns:
@@ -123,7 +124,10 @@ def queue_pass(
         _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following,
         _taken=taken,
     )  # fmt: skip
-    flags = {"_hold_behind": hold_behind, "_shares": taken is not all_of_it, "_renews": renews}
+    flags = {
+        "_hold_behind": hold_behind, "_keeps_clear": hold_behind or keeps is not nobody_runs,
+        "_shares": taken is not all_of_it, "_renews": renews,
+    }  # fmt: skip
     if not compiled:
         small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
         return in_python(_walk, **flags, **small, **hooks)
@@ -131,20 +135,20 @@ def queue_pass(
     return filled_in(_walk, place, **flags, **parts)
 
 
-_place: Place[Any] = cast(Any, None)  # these ten are filled in
+_place: Place[Any] = cast(Any, None)  # these eleven are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = nothing_follows
 _may_head: MayHead = whoever_waits
 _keeps: Keeps[Any] = nobody_runs
 _following: Following[Any] = in_order
 _taken: Taken[Any] = all_of_it
-_hold_behind = _shares = _renews = False
+_hold_behind = _keeps_clear = _shares = _renews = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
     """What `queue_pass` makes."""
     _, _, requests, jobs, scratch, outcome, now = state
-    head, shadow, keeps_clear = -1, np.inf, _hold_behind or keeps_nodes(backfill)
+    head, shadow, keeps_clear = -1, np.inf, _keeps_clear or keeps_nodes(backfill)
     if _renews:
         keep_nothing(scratch.calendar)
     scratch.stamp[0] += 1

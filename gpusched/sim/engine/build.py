@@ -211,7 +211,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
-    if share == "pairs" and policy.knows == "nothing":  # beside others jobs are put by limits alone
+    if (share == "pairs" or options.reservations) and policy.knows == "nothing":  # what is looked ahead to is limits
         knowledge = knowledge._replace(expected=time_limits(trace))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None

@@ -36,8 +36,11 @@ def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
 def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
     """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
 
-    What ended gives nothing back any more, and what nodes changed decides what can run.
+    What ended gives nothing back any more, and what nodes changed decides what can run. While jobs wait this is an
+    instant, too: when nodes come to be others', or theirs, though nothing else happens.
     """
+    if sim.counter[IN_SYSTEM] > sim.counter[RUNS]:
+        sim.clock[1] = min(sim.clock[1], next_turn(passes.scratch.calendar, sim.clock[0]))
     code = advance(sim, log)
     if code != DECIDE:
         return code
@@ -63,7 +66,5 @@ def _run(sim: Sim, log: EventLog, passes: Passes, state: Any) -> int:
         code = next_decision(sim, log, passes)
         if code == DECIDE:
             code = _decide(sim, log, passes, state)
-            if sim.counter[IN_SYSTEM] > sim.counter[RUNS]:  # whose nodes will be others' then, or theirs
-                sim.clock[1] = min(sim.clock[1], next_turn(passes.scratch.calendar, sim.clock[0]))
         if code != DECIDE:
             return code

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, preempting_pass, steady_rule
+from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, note_held, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
 from gpusched.sched.sorting import stable_order
@@ -24,6 +24,7 @@ from gpusched.sched.state import (
     Floats,
     Ints,
     PassOutcome,
+    Resources,
     new_outcome,
     new_resources,
 )
@@ -48,12 +49,14 @@ class PreemptionPlan(NamedTuple):
     Attributes:
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
         ledger: What is left of limits.
-        shares: What is shared out; who is to be started, and where. outcome: What the pass said of each.
+        whole: What those before left of all nodes. shares: What else is shared out; who is to be started, and where.
+        outcome: What the pass said of each.
     """
 
     active: Ints
     size: Ints
     ledger: SimLedger | None
+    whole: Resources
     shares: PreemptiveAllocation
     outcome: PassOutcome
 
@@ -64,11 +67,12 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
     order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
     runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
     shares = PreemptiveAllocation(
-        new_resources(nodes), new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
-        sim.held, holders, np.zeros(2, np.int64), rule, order,
+        new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
+        sim.held, np.zeros(jobs), holders, np.zeros(2, np.int64), rule, order,
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
-    return PreemptionPlan(active, np.zeros(1, np.int64), planned(sim.ledger), shares, new_outcome(jobs, 0))
+    size, whole = np.zeros(1, np.int64), new_resources(nodes)
+    return PreemptionPlan(active, size, planned(sim.ledger), whole, shares, new_outcome(jobs, 0))
 
 
 def filling_of(world: SimWorld) -> Filling:
@@ -168,14 +172,14 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) 
 @jit
 def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
     """An empty plan on nodes as they are."""
-    whole, idle, runs = plan.shares.whole, plan.shares.idle, plan.shares.runs
+    whole, idle, runs, ends = plan.whole, plan.shares.idle, plan.shares.runs, plan.shares.ends
     plan.shares.used[:] = 0
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
     plan_anew(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
-        runs[job] = sim.state[job]["status"] == RUNNING
+        runs[job], ends[job] = sim.state[job]["status"] == RUNNING, sim.state[job]["until"]
         bind_waiting(plan.ledger, sim.ledger, job, sim.state[job]["status"] == WAITING)
 
 
@@ -183,14 +187,17 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
 def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, queue: Ints) -> None:
     """Gives jobs their nodes, others, or none, in this order."""
     jobs, outcome = jobs_planned(plan.ledger, passes.jobs), plan.outcome
-    state = ClusterState(sim.resources, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
+    state = ClusterState(plan.whole, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
     preempting_pass(state, queue, SKIP, plan.shares)
+    passes.releases.used[:] = 0  # of this plan
 
 
 @jit
-def spare(sim: Sim, plan: PreemptionPlan, job: int) -> None:
+def spare(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
     """A running job keeps its nodes, whoever comes before it."""
-    retain(plan.shares.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
+    request, first, ends = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"], plan.shares.ends
+    retain(plan.whole, request, sim.held, first)
+    note_held(passes.scratch.calendar, passes.releases, request, sim.held, first, ends[job], job)
     plan.outcome.code[job] = KEPT
 
 

@@ -188,19 +188,18 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
     """
     state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-    gpus = taken
     if taken == NOTHING_TAKEN:
         request = claim(sim.pace, sim, job, request, nodes[first])
         charge_limits(sim.ledger, job)
-        gpus = request.gpus
+        taken = request.gpus
+        for node in nodes[first : first + request.parts]:
+            if sim.by_free.many.size:
+                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - taken)
+            take(sim.resources, request, node)
     for part in range(request.parts):
         node = nodes[first + part]
         sim.held[offset + part] = node
-        sim.node[node]["free"] -= gpus
-        if taken == NOTHING_TAKEN:
-            if sim.by_free.many.size:
-                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - gpus)
-            take(sim.resources, request, node)
+        sim.node[node]["free"] -= taken
     state["status"] = RUNNING
     if np.isnan(state["first"]):
         state["first"] = now

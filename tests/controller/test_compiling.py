@@ -1,0 +1,110 @@
+"""What new policies need is compiled by another process; the cycles before that are decided by the old ones."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpusched import compiled
+from gpusched.controller import compiling
+from gpusched.controller.compiling import compiler_of, end
+from gpusched.controller.deciding import Decider
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.kernel.by_rule import pass_by_plan
+from gpusched.sched.warming import small_snapshot, trial_of, warm_up
+from tests.controller.folding import spec
+from tests.controller.test_crash_orders import POLICIES
+from tests.controller.test_cycle import Site
+
+PLANS = {name: PolicySpec(name="plans", backfill="conservative") for name in POLICIES}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.cycle.close()
+    site.store.close()
+
+
+@pytest.fixture
+def said(site: Site) -> list[str]:
+    lines: list[str] = []
+    site.cycle._decider = site.cycle._planner._decider = Decider(site.store, lines.append)
+    return lines
+
+
+def test_a_cycle_never_compiles_for_new_policies(
+    site: Site, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs start meanwhile, by the old ones; one process is started, and one line is said."""
+    warm_up(PLANS.values())
+    begun: list[tuple[subprocess.Popen[bytes], Snapshot]] = []
+
+    def start(command: list[str], stdin: Any, **_: object) -> subprocess.Popen[bytes]:
+        begun.append((subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]), pickle.load(stdin)))
+        return begun[-1][0]
+
+    def starts_by() -> str | None:
+        job = site.submit(spec=spec(gpus_per_node=0, time_limit_s=60))
+        site.turn()
+        found = site.store.job(job)
+        assert found is not None
+        return found.policy
+
+    assert starts_by() == POLICIES["p"].name
+    site.cycle.policies = PLANS
+    with monkeypatch.context() as cold:
+        cold.setattr(compiling, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        cold.setattr(compiled, "cache_folder", lambda module: tmp_path)
+        cold.setattr(pass_by_plan, "_ready", {})
+        cold.setattr(compiled._Pass, "_compiled", lambda *_: pytest.fail("compiled in the cycle"))
+        assert [starts_by() for _ in range(3)] == [POLICIES["p"].name] * 3
+        assert len(begun) == len(said) == 1
+        assert begun[0][1].policies == PLANS
+    end(begun[0][0])
+    assert starts_by() == "plans"
+    site.cycle.policies = POLICIES
+    assert starts_by() == POLICIES["p"].name, "what is there takes no cycle more"
+    assert len(begun) == len(said) == 1
+
+
+def test_new_policies_are_tried_though_nobody_waits_for_them(
+    site: Site, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first job that comes would find them uncompiled."""
+    site.submit(spec=spec(gpus_per_node=0))
+    site.turn()
+    site.submit(spec=spec(hold=True))
+    site.cycle.policies = PLANS
+    with monkeypatch.context() as cold:
+        cold.setattr(compiling, "compiler_of", lambda *_: None)
+        cold.setattr("gpusched.controller.deciding.compiler_of", lambda *_: None)
+        cold.setattr(compiled, "cache_folder", lambda module: tmp_path)
+        cold.setattr(pass_by_plan, "_ready", {})
+        site.turn()
+    assert len(said) == 1
+
+
+def tells(snapshot: Snapshot) -> None:
+    """Leave a file that says what it was given."""
+    Path(snapshot.pending[0].id).write_text(",".join(snapshot.policies))
+
+
+def test_the_other_process_has_the_snapshot(tmp_path: Path) -> None:
+    snapshot = small_snapshot(PolicySpec(name="x"))
+    (job, *_) = trial_of(snapshot).pending
+    told = tmp_path / "told"
+    process = compiler_of(tells, replace(snapshot, pending=(replace(job, id=str(told)),)))
+    assert process is not None
+    assert process.wait(timeout=60) == 0
+    assert told.read_text() == "p"
