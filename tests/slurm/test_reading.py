@@ -14,7 +14,7 @@ class Priced(Slurm):
 
     told: tuple[int, float] = (0, 0.0)
 
-    def costs(self) -> dict[str, tuple[int, float]]:
+    def rpc_costs(self) -> dict[str, tuple[int, float]]:
         return {"REQUEST_JOB_INFO": self.told}
 
 
@@ -26,9 +26,9 @@ def slurm(slurm_session: SlurmSite, monkeypatch: pytest.MonkeyPatch) -> Priced:
 
 
 def test_slurm_says_what_its_work_was(slurm: Priced) -> None:
-    before = Slurm().costs().get("REQUEST_JOB_INFO", (0, 0.0))
+    before = Slurm().rpc_costs().get("REQUEST_JOB_INFO", (0, 0.0))
     slurm.jobs()
-    after = Slurm().costs()["REQUEST_JOB_INFO"]
+    after = Slurm().rpc_costs()["REQUEST_JOB_INFO"]
     assert after[0] == before[0] + 2
     assert before[1] < after[1] < before[1] + 5
 

@@ -30,7 +30,7 @@ def without_advice(waiting: Mapping[str, SlurmJob], changed: Set[str], basic: bo
     ``basic``: Slurm orders by submission alone.
     """
     if basic:
-        return lease.fifo_base({job.id: job.priority for job in waiting.values() if job.priority > 0}, changed)
+        return lease.fifo_priorities({job.id: job.priority for job in waiting.values() if job.priority > 0}, changed)
     jobs = [waiting[name] for name in changed]
     # Slurm shows 1 for whatever is less; what did not help is tried once more with twice as much.
     return {j.id: j.priority - j.site_factor if j.priority > 1 else -2 * j.site_factor for j in jobs}

@@ -80,7 +80,7 @@ class Ordering:
             assert decided is not None
             ids = {view.id: slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
             queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
-            for job, more in lease.raised(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
+            for job, more in lease.priority_additions(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
                 value = queue[job].base + more
                 lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, more)
         some = list(lines.items())[:room]

@@ -13,7 +13,7 @@ from gpusched.controller.slurm.mirror import state_of
 from gpusched.model.jobs import ACTIVE, JobState
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.commands import NoAnswer, Slurm
-from gpusched.slurm.records import when
+from gpusched.slurm.records import unix_time
 
 PARTITIONS_S = 60.0  # partitions and configuration hardly change
 SHARE = 0.015  # of slurmctld's time that reading may take by its own figures, which lack sending: in all below 2 %
@@ -96,7 +96,7 @@ class SlurmReader:
         """Seconds of slurmctld's time, by its own figures since we last asked for them."""
         before = self._costs
         with contextlib.suppress(NoAnswer):  # some sites let nobody see them
-            self._costs = self._slurm.costs()
+            self._costs = self._slurm.rpc_costs()
 
         def mean_s(message: str) -> float:
             (count, total_s), (known, known_s) = (costs.get(message, (0, 0.0)) for costs in (self._costs, before))
@@ -136,7 +136,7 @@ def ended_jobs(text: str) -> dict[str, list[tuple[float, Ended]]]:
     found: dict[str, list[tuple[float, Ended]]] = {}
     for line in lines[1:]:
         row = dict(zip(columns, line.split("|"), strict=False))
-        submit, end, start = (when(row.get(name, "")) for name in ("Submit", "End", "Start"))
+        submit, end, start = (unix_time(row.get(name, "")) for name in ("Submit", "End", "Start"))
         if submit is not None and end is not None:
             state = row.get("State", "").partition(" ")[0]
             started = start if row.get("NodeList", "") not in ("", "None assigned") else None
