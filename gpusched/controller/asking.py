@@ -1,8 +1,7 @@
-"""What running jobs ask: Slurm's commands inside them, answered for their own user's jobs. docs/decisions/0058.
+"""Slurm's commands inside running jobs, answered for the job's own user. See docs/decisions/0058.
 
-A request is a file in the job's folder, seen with each reading of its node until the job has its answer. Here it is
-looked at each time as if it were the first: what it changes goes through the inbox under a name of its own, which is
-folded once.
+A request is a file in the job's folder. Every reading of its node shows it until it is answered, so each cycle handles
+it from scratch. Its changes go through the inbox under a name derived from the request, and are therefore applied once.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ from gpusched.views.squeue import NotAnswered, sacct, squeue
 
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
-MAX_READ = 4  # scripts of one user and cycle
-SINCE_S = 86400.0  # of ended jobs, where sacct is not told which
-STALE_S = 3600.0  # nobody waits for the answer; it must be less than what is folded is remembered for
+MAX_READ = 4  # scripts read per user and cycle
+SINCE_S = 86400.0  # age of the ended jobs that sacct lists by default
+STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_FOLDED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
 Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
-"""What sbatch inside a job asks for: the submission, or which word (0: stdin) names the script, to be asked for."""
+"""Parses sbatch inside a job: the submission, or the index of the word that names the script to fetch (0: stdin)."""
 
 
 class Asking:
-    """Answers; it keeps nothing of its own.
+    """Answers the requests of running jobs; stateless.
 
     Args:
         store: The jobs.
-        inbox: Where changes go.
-        prepare: Reads what sbatch asks for; None: nobody here can.
+        inbox: Receives changes.
+        prepare: Parses sbatch; None: sbatch is not supported.
     """
 
     def __init__(self, store: Store, inbox: Inbox, prepare: Prepare | None = None) -> None:
         self._store, self._inbox, self._prepare = store, inbox, prepare
 
     def answers(self, observations: Mapping[str, NodeObservation], inventory: Inventory, now: float) -> list[Operation]:
-        """Return the answers to what is asked on these nodes; what must be folded first has to wait for its."""
+        """Return the answers to the requests on these nodes; a request whose command is not applied yet has none."""
         read = Counter[int]()
         asks = [
             (name, reading.node, container.ask)
             for observation in observations.values()
-            if (reading := observation.whole) is not None
+            if (reading := observation.complete_reading) is not None
             for container in reading.containers or ()
             if container.ask is not None and (name := parse_container_name(container.name)) is not None
         ]
@@ -77,7 +76,7 @@ class Asking:
     def _answer(
         self, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
     ) -> tuple[int, str] | None:
-        """Return exit code and text; None: it is not done yet."""
+        """Return exit code and output; None: not done yet."""
         program, words = ask.words[0], ask.words[1:]
         try:
             match program:
@@ -100,13 +99,13 @@ class Asking:
     def _submitted(
         self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
     ) -> tuple[int, str] | None:
-        """Queue the job that sbatch asks for; its id, made of the request's name, says whether that was done."""
+        """Submit sbatch's job. Its id is derived from the request's name, which shows whether that was done before."""
         match = _ID.fullmatch(ask.id)
         assert match is not None
         new = ids.of_request(f"{job.id}-{job.attempt}-{ask.id}", int(match[1]))
         if any(row.asked_by == job.id for row in self._store.rows_of(new)):
             options = ask.words[1 : ask.script_word or len(ask.words)]
-            alone = any(word.startswith("--pars") for word in options)  # it may be cut short
+            alone = any(word.startswith("--pars") for word in options)  # options may be abbreviated
             return 0, f"{new}\n" if alone else f"Submitted batch job {new}\n"
         if self._store.was_folded(f"{new}.submit"):
             whys = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
@@ -120,7 +119,7 @@ class Asking:
             found = prepare(inventory, job, ask)
         except GpuschedError as error:
             raise NotAnswered(error.line()) from None
-        except Exception as error:  # what nobody thought of in one script must not stop the cycle
+        except Exception as error:  # an unforeseen error in one script must not fail the cycle
             raise NotAnswered(f"internal error: {type(error).__name__}") from None
         if isinstance(found, int):
             return 3, f"{found}\n"
@@ -133,7 +132,7 @@ class Asking:
         return None
 
     def _own(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
-        """Return the jobs of its user: the latest ones, and itself."""
+        """Return the latest jobs of the job's user, including itself."""
         states = None if ended else frozenset(JobState) - ENDED
         found = self._store.jobs(states=states, user=job.user, since=now - SINCE_S if ended else None, limit=MAX_JOBS)
         return [one for one in found if one.uid == job.uid]
@@ -155,7 +154,7 @@ class Asking:
                 raise NotAnswered(f"job {one} belongs to {rows[0].user}")
         if act == "requeue" and job.id in names and is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
-        with contextlib.suppress(FileExistsError):  # it lies there already
+        with contextlib.suppress(FileExistsError):  # already in the inbox
             self._inbox.deliver(
                 RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=act, job_ids=names), name=file
             )

@@ -1,7 +1,7 @@
-"""Jobs that people work in end when nobody has been attached for so long. Pure.
+"""Ends interactive jobs to which no client has been attached for too long. Pure.
 
-Only what a node says in this cycle counts, by its own boot clock: neither a controller that was away nor a node that
-cannot be asked ends anybody's work.
+Only what a node reports in this cycle counts, by its own boot clock: neither a controller's downtime nor an unreachable
+node ends a job.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from gpusched.controller.ranks import RankStatus, ReconcileInput
 from gpusched.model.jobs import JobRecord
 
 REASON = "InactiveLimit"
-"""Slurm's word for an allocation whose command is gone."""
+"""Slurm's reason for an allocation whose command is gone."""
 
 
 def is_awaited(job: JobRecord, seen: list[RankStatus]) -> bool:
-    """Whether all is made ready, and the first who attaches will start it."""
+    """Return whether the job is ready and will start when the first client attaches."""
     return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in seen)
 
 
 def given_up(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> str:
-    """Why it is to be ended, as nobody is attached; "" where it is not."""
+    """Return why the job is to be ended for lack of a client; "" if it is not."""
     kept = job.spec.session
     if kept is None:
         return ""
@@ -31,7 +31,7 @@ def given_up(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> s
 
 
 def _alone_s(first: RankStatus, world: ReconcileInput) -> float | None:
-    """Seconds since somebody was attached, else since there was something to attach to; None: not known."""
+    """Return the seconds since a client was attached, or since one could attach; None: unknown."""
     container = first.container
     assert container is not None
     if container.attached_s is not None:

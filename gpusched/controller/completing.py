@@ -1,4 +1,4 @@
-"""A job that is ending: its ranks are asked to end, then made to, and the outcome becomes its state. Pure."""
+"""Ends jobs: ranks are signalled, then killed, and the outcome becomes the job's state. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.queue.store import RankRecord
 
 
 def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
-    """The next step of a job that is COMPLETING."""
+    """Advance a COMPLETING job by one step."""
     ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
     ending = update_save_status(step, ending, seen, world)
@@ -26,10 +26,10 @@ def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
             if not s.rank.gone:
                 update(step, s.rank, gone=True)
         elif s.phase == "unlaunched":
-            # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
+            # The launch was not sent, or may not have arrived; a container that appears later is removed as a stray.
             update(step, s.rank, gone=True)
         elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
-            # Its GPUs stay blocked by its record, until it is gone; the job need not wait for that.
+            # The rank's record keeps its GPUs blocked until it is gone; the job need not wait for that.
             if not s.rank.stuck:
                 update(step, s.rank, stuck=True)
                 step.events.append(stuck_event(s.rank, world.now))
@@ -42,10 +42,9 @@ def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
 
 
 def _own_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
-    """How a job ends that a policy meant to stop, and that had come to its own end before; None elsewhere.
+    """Return the ending of a job that had ended by itself before a policy decided to stop it; otherwise None.
 
-    Only what ended before the decision, and was sent no signal, has ended by itself: many a job that is told to end
-    saves its work and exits with 0.
+    Only an end before the decision and without a signal counts: many jobs save their work on a signal and exit with 0.
     """
     ending = step.job.ending
     if ending is None or (decided := _decided(ending)) is None:
@@ -68,16 +67,16 @@ def _own_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
 
 
 def _decided(ending: Ending) -> float | None:
-    """When a policy decided to stop the job, to have it go on later; None: it did not."""
+    """Return when a policy decided to stop the job and run it again later; None: it did not."""
     if ending.resize is not None:
         return None if ending.resize.back else ending.resize.asked_at
     return ending.preemptions.times[-1] if ending.preemptions is not None else None
 
 
 def _asked_late(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
-    """A new grace for a job that is stopped for another and that nobody has asked to end: it is to save its work.
+    """Return an ending with a new grace period for a stopped job whose ranks were not signalled in time to save work.
 
-    The controller was down meanwhile, or the node could not be reached. None: it needs none.
+    This happens when the controller was down or the node unreachable. None: not needed.
     """
     ending = step.job.ending
     if ending is None or _decided(ending) is None or world.now < ending.kill_at:
@@ -92,23 +91,23 @@ def _asked_late(step: ReconcileResult, seen: list[RankStatus], world: ReconcileI
 
 
 def _press(step: ReconcileResult, s: RankStatus, ending: Ending, world: ReconcileInput) -> None:
-    """Ask a rank to end, then make it; at once where its work is saved."""
+    """Signal a rank, and later kill it; kill at once if its work is saved."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
-            # It has not begun, so there is no output; or it cannot be ended.
+            # It has not started, so there is no output to collect; or kills had no effect.
             step.operations.append(operation_on("remove", s))
     elif world.now >= ending.kill_at or (ending.resize is not None and ending.resize.saved):
         if is_due(s.rank, world.now):
             step.operations.append(operation_on("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
-        # A gang whose rank 0 is done may finish by itself. Where a script was, the others only wait for its steps.
+        # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
             step.operations.append(operation_on("signal", s, signal=polite, note=note_of(step.job, ending)))
 
 
 def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world: ReconcileInput) -> None:
-    """All ranks are gone: the outcome becomes the job's state, or it goes back to the queue."""
+    """Set the job's final state, or requeue it, when all ranks are gone."""
     job, now = step.job, world.now
     finished = [s.rank.finished_at for s in seen if s.rank.finished_at is not None]
     end = max(finished) if finished and len(finished) == len(seen) else now
@@ -121,7 +120,7 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
     if ending.resize is not None:
         requeue_resized(step, seen, ending, end, world)
         return
-    # A new attempt that is no resize has the whole time limit, as that of every other job.
+    # An attempt that is not a resize has the full time limit again.
     again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None, had_s=0.0)}
     if ending.preemptions is not None:
         fields = back_in_queue(ending.message) | again | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
@@ -138,7 +137,7 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
         codes = [s.rank.exit_code for s in seen if s.rank.exit_code]
         code = ending.exit_code if ending.exit_code is not None else next(iter(codes), None)
         if ending.outcome is JobState.COMPLETED and codes:
-            # A rank failed while the gang was already on its way out after rank 0's success.
+            # Another rank failed while the gang was ending after rank 0's success; signals we sent do not count.
             code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in seen) else 0
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
@@ -149,19 +148,19 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
 
 
 def _may_retry(job: JobRecord) -> bool:
-    """What people worked in is not begun anew: they are gone."""
+    """Return whether a failed node may restart the job; an interactive job that began is not restarted."""
     return job.spec.requeue and (job.spec.session is None or job.start_time is None)
 
 
 def _stopped(job: JobRecord, preemptions: Preemptions, seen: list[RankStatus], end: float) -> Preemptions:
-    """With what the stopped attempt ran; one that was lost with its node has saved nothing that one could count on."""
+    """Return ``preemptions`` with the stopped attempt's run, unless it was lost with its node and saved nothing."""
     if job.start_time is None or any(s.rank.finished_at is None for s in seen):
         return preemptions
     return preemptions.with_run(end - job.start_time, job.attempt > 1)
 
 
 def failure_of(job: JobRecord, rank: RankRecord) -> tuple[JobState, str, str]:
-    """What becomes of a job by a rank that failed: its state, and why in a word and in a sentence."""
+    """Return state, reason and message of a job whose rank failed."""
     where = f"rank {rank.rank} on {rank.node}"
     if rank.oom_killed:
         memory = format_memory(job.spec.memory_mib_per_node)
@@ -176,5 +175,5 @@ def failure_of(job: JobRecord, rank: RankRecord) -> tuple[JobState, str, str]:
 
 
 def retry_delay_s(retries: int) -> int:
-    """Seconds before the next try after a node's failure: 10, 20, 40 ... 600, so that a bad hour burns few retries."""
+    """Return the delay before a retry after a node failure: 10, 20, 40 ... 600 s, so an outage uses few."""
     return int(min(600, 10 * 2**retries))

@@ -1,4 +1,4 @@
-"""One cycle: settle what was done, fold what was asked, observe, reconcile, account, record, decide, check, apply."""
+"""One cycle: record outcomes, apply commands, observe, reconcile, account, decide, check, launch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FORGET_PROGRAMS_S = 60.0
 
 
 class Cycle:
-    """The state of a controller between cycles: little more than what can be read again from the store."""
+    """The controller's state between cycles, nearly all of which can be read again from the store."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Cycle:
         prepare: Prepare | None = None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
-        self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
-        self._attended = inventory  # with nodes that left it while something of ours is on them
+        self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
+        self._attended = inventory  # plus removed nodes on which ranks remain
         self._say = say
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self.inbox = Inbox(state)
@@ -78,15 +78,15 @@ class Cycle:
         self._planner = Planner(store, self._launcher, self._decider, Estimates(store, state, say), say)
 
     def follow(self, before: Cycle) -> None:
-        """Go on for a cycle that could not be recorded, with the ends of operations that it was told of."""
+        """Take over the operation outcomes of a cycle that could not be recorded."""
         self._settling.unsettled = before._settling.unsettled
 
     def run(self, patience_s: float) -> None:
-        """Run one cycle, waiting for slow nodes no longer than ``patience_s``.
+        """Run one cycle, waiting for slow nodes at most ``patience_s``.
 
-        Nodes without jobs that answered within the last tick are not asked again: what wakes the controller in between
-        is seldom about them. Where a start needs one of them, it is asked first, and the decision is made again; if
-        that then needs yet another one, all are asked.
+        Nodes without jobs that answered within the last tick are not probed again, since a wake-up between ticks rarely
+        concerns them. If a start needs one of them, it is probed first and the decision repeated; if that decision
+        needs yet another one, all nodes are probed.
         """
         now = self._clock()
         self._settling.settle(self._cluster.finished())
@@ -105,24 +105,24 @@ class Cycle:
         self._forget_secrets()
 
     def _recently_read(self, now: float) -> Set[str]:
-        """Return the nodes that need not be asked in this cycle."""
+        """Return the nodes that need not be probed in this cycle."""
         since = now - self.inventory.settings.tick_s
         return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
 
     def _observe_and_decide(
         self, patience_s: float, skipped: Set[str], recent: Set[str], policies: LivePolicies
     ) -> Set[str]:
-        """Observe all nodes but ``skipped``, record what they say, and start what may start.
+        """Observe all nodes but ``skipped``, record the result, and start jobs.
 
-        Nothing starts where that needs a node of ``recent`` that was not observed.
+        Nothing starts if a start needs a node of ``recent`` that was not observed.
 
         Returns:
-            Nodes of ``recent`` that must be observed first; empty: the decision was carried out.
+            The nodes of ``recent`` that must be observed first; empty: the decision was carried out.
         """
         self._attended = self._attend()
         observations = self._cluster.observe(self._attended.nodes, patience_s, skipped)
         now = self._clock()
-        self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
+        self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
         self._cluster.perform(self._record(observations, now))
         self._cluster.perform(self._asking.answers(observations, self.inventory, now))
         decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
@@ -139,13 +139,13 @@ class Cycle:
         return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
     def warm_up(self) -> None:
-        """Make the agents in charge ready to decide."""
+        """Compile the active agents' passes, so that their first decision is in time."""
         self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
     def _record(self, observations: dict[str, NodeObservation], now: float) -> list[Operation]:
-        """Fold this cycle's news into nodes, jobs, ranks and usage, in one transaction; returns what is to be done."""
+        """Record this cycle's observations in nodes, jobs, ranks and usage, in one transaction; return operations."""
         before = self._store.node_records()
         active = self._store.active()
         ranks = self._store.ranks()
@@ -227,7 +227,7 @@ class Cycle:
         return operations
 
     def _judge_launch(self, step: ReconcileResult, records: dict[str, NodeRecord], now: float) -> list[Event]:
-        """What a launch that failed, or worked, says about the nodes; changes ``records``."""
+        """Update the failed launches in ``records`` by a launch that failed or succeeded; return events."""
         if step.launch_failed is None and step.began is None:
             return []
         job = step.began or step.job
@@ -248,12 +248,12 @@ class Cycle:
         return events
 
     def _forget_secrets(self) -> None:
-        """Remove the secrets of what has ended, however it did; only what is committed counts."""
+        """Remove the secrets of ended jobs; only committed states count."""
         for job_id in self._secrets.kept():
             if not self._store.has_unended(job_id):
                 self._secrets.forget(job_id)
         now = self._clock()
-        if abs(now - self._looked_at_programs) > FORGET_PROGRAMS_S:  # there may be thousands of them
+        if abs(now - self._looked_at_programs) > FORGET_PROGRAMS_S:  # there may be thousands of files
             self._looked_at_programs = now
             self._secrets.programs.forget_unless(self._store.has_unended)
 
@@ -293,7 +293,7 @@ class Cycle:
 
 
 def _step(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
-    """A job's next step. One whose step raises is set aside, so that it never ends the cycle of all the others."""
+    """Return the job's next step. A job whose step raises is set aside, so that it cannot fail the whole cycle."""
     try:
         return reconcile_job(job, ranks, world)
     except Exception as error:
@@ -303,7 +303,7 @@ def _step(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> Rec
 
 
 def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
-    """The present attempt of a job that has begun to run."""
+    """Return the run record of a job's current attempt, which has started."""
     assert job.allocation is not None
     assert job.start_time is not None
     partition = inventory.partition(job.spec.partition)
@@ -326,9 +326,9 @@ def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
 
 
 def share_of(job: JobRecord, partition: Partition) -> float:
-    """λ of the paper's Eq. 4: the job's part of the partition, by the resource it takes most of (its dominant share).
+    """Return λ of the paper's Eq. 4: the job's part of its partition, by its dominant resource.
 
-    For the paper's flavors, whose GPUs, cores and memory are in proportion, that is Table 2's rate.
+    For the paper's flavors, whose GPUs, cores and memory are in proportion, this is Table 2's rate.
     """
     spec, nodes = job.spec, partition.nodes
     pairs = [

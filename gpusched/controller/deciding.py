@@ -1,4 +1,4 @@
-"""Deciding in the live controller: agents with a deadline, their fallbacks, and the weights they need."""
+"""Decisions of the live controller: agents with a time budget, their fallbacks, and their weights."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
 from gpusched.sched.decide import decide, warm_up_agent
 
-REST_S = 60.0  # how long an agent that was late is not asked: else it would be late again, every cycle
+REST_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
 _FIFO = PolicySpec(name="fifo")
 
 
 class Decision(NamedTuple):
-    """A plan, and which policy made each partition's part of it (an agent, or its fallback)."""
+    """A plan, and the policy that decided for each partition (an agent, or its fallback)."""
 
     plan: Plan
     deciders: dict[str, PolicySpec]
 
 
 class Weights:
-    """The weights of agents in use, read again when their file changes. Nobody else holds these arrays."""
+    """The weights of active agents, reloaded when their file changes. The arrays are not shared."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, TrainedModel | str]] = {}
 
     def of(self, partition: str, spec: PolicySpec, digest: str = "") -> TrainedModel | str:
-        """A partition's weights, or in one line why they cannot be used; ``digest``: what they must have ("": any)."""
+        """Return a partition's weights, or why they cannot be used; ``digest``: the required one ("": any)."""
         stamp = (spec.folder, digest, _stamp(weights_file(Path(spec.folder), partition)))
         kept = self._kept.get(partition)
         if kept is None or kept[0] != stamp:
@@ -70,10 +70,10 @@ def _stamp(file: Path) -> tuple[str, int, int, int] | None:
 
 
 class AgentDecision:
-    """One decision of one agent, on a thread of its own and on arrays of its own.
+    """One decision of one agent, on its own thread and arrays.
 
-    A thread cannot be ended from outside. So the answer of one that is late is thrown away, and its agent is not asked
-    again before it has come.
+    A thread cannot be killed. The answer of a late one is discarded, and its agent is not called again before it has
+    ended.
     """
 
     def __init__(self, partition: str, spec: PolicySpec, model: TrainedModel | None, snapshot: Snapshot) -> None:
@@ -90,41 +90,41 @@ class AgentDecision:
         try:
             plan = decide(self._snapshot, {self._partition: self.model} if self.model is not None else {})
             self._answer = plan, plan.troubles.get(self._partition, "")
-        except Exception as error:  # whatever an agent does, the cycle goes on
+        except Exception as error:  # an agent's error must not fail the cycle
             self._answer = None, f"internal error: {error!r}"
         self._took_s = time.monotonic() - self._began
         self._done.set()
 
     @property
     def thinking(self) -> bool:
-        """Whether it has not answered yet."""
+        """Whether the agent has not answered yet."""
         return not self._done.is_set()
 
     @property
     def late(self) -> bool:
-        """Whether its time is over, or was when it answered."""
+        """Whether the agent has exceeded its budget."""
         return self.thinking or self._took_s > self._budget_s
 
     def answer(self) -> tuple[Plan | None, str]:
-        """Waits until it has answered or its time is over.
+        """Wait for the answer until the budget is used up.
 
         Returns:
-            The plan, or None where there is none; and why it is not the agent's, or "".
+            The plan, or None; and why it cannot be used, or "".
         """
         self._done.wait(max(0.0, self._began + self._budget_s - time.monotonic()))
         return (None, late_line(self._budget_s)) if self.late else self._answer
 
 
 def late_line(budget_s: float) -> str:
-    """Why the answer of a late agent does not count; the same every time, so that it is told once."""
+    """Return the message for an agent that exceeded its budget; constant, so that it is logged once."""
     budget = f"{budget_s * 1000:g} ms" if budget_s < 1 else f"{budget_s:g} s"
     return f"no answer within its time budget of {budget}"
 
 
 class Decider:
-    """Asks each partition's policy: staged ones at once, agents on threads, fallbacks where an agent is out.
+    """Runs each partition's policy: staged ones directly, agents on threads, and fallbacks for agents that fail.
 
-    The agents that are out are noted in the store, for ``status`` and ``why``.
+    Agents that are out of service are recorded in the store, for ``status`` and ``why``.
     """
 
     def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
@@ -135,23 +135,23 @@ class Decider:
         self._resting: dict[str, tuple[TrainedModel, float]] = {}
         self._out: dict[str, Fallback] = dict(store.fallbacks())
         self._remarks: dict[str, str] = {}
-        self._blamed: dict[str, TrainedModel | str] = {}  # the weights with which an agent was found to be out
+        self._blamed: dict[str, TrainedModel | str] = {}  # the weights with which an agent failed
 
     def warm_up(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]) -> None:
-        """Compile, or load, the passes of the agents in charge, so that their first decision is not late."""
+        """Compile or load the active agents' passes, so that their first decision is in time."""
         for _, spec, weights in self._agents(policies, digests):
             if not isinstance(weights, str):
                 warm_up_agent(spec, weights)
 
     def look(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str], now: float) -> None:
-        """Read weights that changed, and note which agents are out, also while nobody waits."""
+        """Reload changed weights, and record which agents are out of service, even if no job is pending."""
         found = {name: fallback for name, fallback in self._out.items() if self._still_out(name, policies)}
         for name, spec, weights in self._agents(policies, digests):
             if isinstance(weights, str):
                 found[name] = self._fallback(name, spec, weights, now)
                 self._blamed[name] = weights
             elif name in found and self._blamed.get(name) is not weights:
-                del found[name]  # other weights: nothing is known against them
+                del found[name]  # new weights: give them a chance
         self._note(found, policies, now)
 
     def _agents(
@@ -162,7 +162,7 @@ class Decider:
                 yield name, spec, self._weights.of(name, spec, digests.get(name, ""))
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
-        """The plan for a snapshot, within the agents' budgets."""
+        """Return a plan for the snapshot, within the agents' time budgets."""
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
         running = {job.spec.partition for job in snapshot.running if job.spec is not None}
@@ -186,7 +186,7 @@ class Decider:
         return self._told(Decision(plan, deciders))
 
     def _told(self, decision: Decision) -> Decision:
-        """A plan's remarks on its mappings go to the log, where they differ from the last ones."""
+        """Log a plan's remarks on its mappings that differ from the last ones."""
         for name, line in decision.plan.remarks.items():
             if self._remarks.get(name) != line:
                 self._say(f"{name}: {line}")
@@ -194,7 +194,7 @@ class Decider:
         return decision
 
     def _ask(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> AgentDecision | str:
-        """Begin to ask an agent, or why that is of no use now."""
+        """Start an agent's decision, or return why there is no point in it now."""
         weights = self._weights.of(name, spec, digests.get(name, ""))
         self._blamed[name] = weights
         if isinstance(weights, str):
@@ -207,13 +207,13 @@ class Decider:
         return self._asked[name]
 
     def _answer(self, name: str, spec: PolicySpec, asked: AgentDecision | str, now: float) -> tuple[Plan | None, str]:
-        """The plan, if there is one, and why it is not the agent's, or ""."""
+        """Return the agent's plan, if any, and why it cannot be used, or ""."""
         if isinstance(asked, str):
             return None, asked
         plan, why = asked.answer()
         if not asked.late:
             self._warm.add(spec.agent or "")
-        elif spec.agent in self._warm and asked.model is not None:  # the first time its passes may be compiled
+        elif spec.agent in self._warm and asked.model is not None:  # its first call may compile
             self._resting[name] = asked.model, now + REST_S
         return plan, why
 
@@ -230,7 +230,7 @@ class Decider:
         )  # fmt: skip
 
     def _note(self, found: dict[str, Fallback], policies: Mapping[str, PolicySpec], now: float) -> None:
-        """Write down what has changed, once."""
+        """Record changes of agents in and out of service."""
         if found == self._out:
             return
         events = []
@@ -250,7 +250,7 @@ class Decider:
 
 
 def _joined(plan: Plan, part: Plan) -> Plan:
-    """Two partitions' plans as one; what the parts say of their troubles is noted elsewhere."""
+    """Merge the plans of two partitions, except their troubles, which are recorded elsewhere."""
     return msgspec.structs.replace(
         plan,
         actions=plan.actions + part.actions,
@@ -260,7 +260,7 @@ def _joined(plan: Plan, part: Plan) -> Plan:
 
 
 def only(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
-    """One partition's part of a snapshot, decided by ``spec``. Partitions share no node: each can be decided alone."""
+    """Return one partition's part of a snapshot, decided by ``spec``. Partitions share no nodes and are independent."""
     return msgspec.structs.replace(
         snapshot,
         nodes=tuple(n for n in snapshot.nodes if n.partition == partition),
@@ -270,7 +270,7 @@ def only(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
 
 
 def _without(snapshot: Snapshot, partitions: Mapping[str, PolicySpec]) -> Snapshot:
-    """The other partitions' part, with the jobs of partitions that do not exist."""
+    """Return the snapshot without these partitions; jobs of unknown partitions remain."""
     return msgspec.structs.replace(
         snapshot,
         pending=tuple(j for j in snapshot.pending if j.spec.partition not in partitions),

@@ -1,4 +1,4 @@
-"""Jobs that people work in, for the relay: being attached, and reaching a job's ports."""
+"""Interactive jobs, for the relay: attaching to them, and forwarding their ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.nodes.runtimes import AttemptRef, sessions
 from gpusched.nodes.transport import Transport, TransportError
 
 NOTE_S = 15.0
-"""So often it is noted on the node that somebody is attached."""
+"""Interval at which the node is told that a client is attached."""
 _NOTE_WITHIN_S = 60.0
 _ASK_S = 30.0
 _MOST_ADDRESSES = 1000
@@ -24,9 +24,10 @@ _MOST_ADDRESSES = 1000
 def join(
     peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, request: wire.Attach, kept_s: float
 ) -> bytes:
-    """Connect a client with a job until either ends; returns the last frame.
+    """Attach a client to a job until either ends; return the last frame.
 
-    It is the client who is noted to be there: as soon as it is gone, nobody is, whatever becomes of the node's end.
+    Attendance follows the client: when it disconnects, the node counts the job as unattended, whatever happens to the
+    session.
 
     Raises:
         TransportError: The connection was lost, or ended without the job.
@@ -55,7 +56,7 @@ def _noting(transport: Transport, another: Callable[[], Transport], ref: Attempt
         while not over.is_set():
             try:
                 own.run(sessions.attended(ref), _NOTE_WITHIN_S)
-            except TransportError:  # lost; or it may have but one session: then by one of our own
+            except TransportError:  # lost, or limited to one session: use another connection
                 if own is not transport:
                     own.close()
                 own = another()
@@ -72,7 +73,7 @@ def _noting(transport: Transport, another: Callable[[], Transport], ref: Attempt
 
 
 class Tunnels:
-    """Connections to nodes through which jobs' ports are reached: one for all who use it, as long as anybody does."""
+    """Connections to nodes for port forwarding: one per node, shared by all clients while any uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +81,7 @@ class Tunnels:
         self._addresses: dict[str, str] = {}
 
     def forward(self, peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, port: int) -> bytes:
-        """Connect a client with a port of a job until either ends; returns the last frame.
+        """Connect a client to a port of a job until either ends; return the last frame.
 
         Raises:
             TransportError: The node cannot be reached, or nothing listens there.

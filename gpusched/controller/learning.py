@@ -1,4 +1,4 @@
-"""What the paces of ended attempts say of their kinds, of those that ran beside them, and of their GPUs."""
+"""Updates interference beliefs by the measured pace of ended attempts, their neighbours and their GPUs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.interference.beliefs import learned
 
-MOST_AT_ONCE = 64  # attempts that a cycle learns from, so that it is not held up where very many end together
-_MOST_BESIDE = 64  # neighbours that are looked at, the longest ones first
+MOST_AT_ONCE = 64  # attempts per cycle, so that many ends at once do not delay it
+_MOST_BESIDE = 64  # neighbours considered, the longest ones first
 _LEAST_SHARE = 0.01
 
 
 def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> None:
-    """Take up what these attempts told, inside the transaction that writes down their end: once, or not at all.
+    """Update the beliefs by these attempts, inside the transaction that records their end: exactly once, or not at all.
 
-    ``ended``: the jobs as they ran, with their allocation. What they told late in the attempt counts: the window of
-    `JobProgress.steps_per_s`, and who was beside them then.
+    ``ended``: the jobs as they ran, with their allocation. Only the last part of an attempt counts: the window of
+    `JobProgress.steps_per_s`, and the neighbours at that time.
     """
     told: list[tuple[JobRecord, _AttemptPace]] = []
     for job in ended:
@@ -47,7 +47,7 @@ def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> Non
 
 
 class _AttemptPace(NamedTuple):
-    """What an attempt told: (a second, of what), between these times."""
+    """The pace of an attempt, (per second, unit), between these times."""
 
     pace: tuple[float, str]
     since: float
@@ -55,14 +55,14 @@ class _AttemptPace(NamedTuple):
 
 
 def _pace(told: JobProgress) -> tuple[float, str] | None:
-    """Its samples a second where it says these, else its steps; None: it told neither."""
+    """Return the samples per second if reported, else the steps; None: neither."""
     if told.samples_per_s is not None:
         return told.samples_per_s, "samples"
     return None if told.steps_per_s is None else (told.steps_per_s, "steps")
 
 
 class _LearningInputs(NamedTuple):
-    """All attempts of the time in question; node -> rack; names of jobs that were looked up."""
+    """The attempts in the time in question; node -> rack; a cache of job names."""
 
     store: Store
     inventory: Inventory
@@ -71,7 +71,7 @@ class _LearningInputs(NamedTuple):
     names: dict[str, str]
 
     def measured(self, job: JobRecord, told: _AttemptPace) -> PaceSample:
-        """What an attempt told, where it was and who was beside it."""
+        """Return an attempt's pace with its shape and its neighbours."""
         parts = Counter({part.node: len(part.gpus) for part in (job.allocation.parts if job.allocation else ())})
         types = {node.gpu_type for name in parts if (node := self.inventory.node(name)) is not None}
         shape = JobShape(
@@ -111,7 +111,7 @@ def _same_gpus(job: JobRecord, run: RunRecord) -> bool:
 
 
 def shared_link(mine: set[str], its: set[str], racks: Mapping[str, str]) -> Link | None:
-    """The link that two jobs on these nodes share, the narrowest of several; None: none."""
+    """Return the narrowest link that two jobs on these nodes share; None: none."""
     if mine & its:
         return "nic" if len(mine) > 1 and len(its) > 1 else "server"
     both = _switches(mine, racks), _switches(its, racks)

@@ -1,4 +1,4 @@
-"""A client's end of a session: frames to it and from it, and a command's input and output in them."""
+"""The client side of a relay session: frames to and from the client, carrying a command's input and output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import msgspec
 from gpusched.model import relay as wire
 from gpusched.nodes.transport import Session
 
-REQUEST_S = 10.0  # from the connection to the whole request
-UNREAD_S = 3600.0  # a client that does not read
+REQUEST_S = 10.0  # from the connection to the complete request
+UNREAD_S = 3600.0  # a client that does not read is disconnected
 LOOK_S = 30.0
-HANG_UP_S = 5.0  # a session that takes no more input is left after a second
+HANG_UP_S = 5.0  # a session that accepts no input is closed after a second
 _REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
-_MOST_BEFORE = 1 << 16  # of what a node's start-up files print
+_MOST_BEFORE = 1 << 16  # bytes kept of what a node's shell start-up files print
 
 
 class RelayPeer:
-    """A client's end: frames to it from one thread, frames from it in another."""
+    """A connected client. Frames are sent from one thread and received in another."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._frames = sock, wire.Frames()
@@ -33,10 +33,10 @@ class RelayPeer:
         self._listener: threading.Thread | None = None
 
     def request(self) -> wire.Request:
-        """The first frame.
+        """Receive the request, which is the first frame.
 
         Raises:
-            Garbled: It is no request, or does not come.
+            Garbled: It is not a request, or did not arrive in time.
         """
         until = time.monotonic() + REQUEST_S
         while True:
@@ -51,32 +51,32 @@ class RelayPeer:
                 return _REQUESTS.decode(payload)
 
     def send(self, data: bytes) -> None:
-        """Send, waiting for a slow client; OSError where it is gone."""
+        """Send, waiting for a slow client; OSError if it has disconnected."""
         self.sending_since = time.monotonic()
         self._sock.sendall(data)
         self.last, self.sending_since = time.monotonic(), None
 
     def start_listening(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Pass on what the client sends, in a thread, until it goes, or says what it must not; then hang up."""
+        """Forward the client's frames to the session, in a thread, until it disconnects or breaks the protocol."""
         self._listener = threading.Thread(target=self.listen, args=(session, with_input, limit_s), daemon=True)
         self._listener.start()
 
     def hang_up(self) -> None:
-        """End the connection, and the thread that listens there: then the socket may be closed."""
+        """End the connection and the listening thread; then the socket may be closed."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         if self._listener is not None:
             self._listener.join(HANG_UP_S)
 
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Do what `start_listening` does, and return at its end."""
+        """Run the loop of `start_listening`; return when it ends."""
         try:
             with contextlib.suppress(OSError, wire.Garbled):
                 self._hear(session, with_input, limit_s)
         finally:
             session.close()
             with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
+                self._sock.shutdown(socket.SHUT_RDWR)  # unblocks a thread that sends
 
     def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         ended, data = False, b""
@@ -88,7 +88,7 @@ class RelayPeer:
             self.last = time.monotonic()
 
     def _has_news(self, limit_s: float | None) -> bool:
-        """Wait for something to read; False where the client has had its time."""
+        """Wait for input; return False if the client exceeded a time limit."""
         poll = self._poll(select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
             now, since = time.monotonic(), self.sending_since
@@ -97,7 +97,7 @@ class RelayPeer:
         return True
 
     def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
-        """Do what a frame says; True where it ends the input."""
+        """Handle a frame; return True if it ends the input."""
         if kind == wire.RESIZED and with_input:
             session.resize(*wire.size(payload))
         elif kind == wire.INPUT and with_input:
@@ -116,7 +116,7 @@ class RelayPeer:
         return bool(self._poll(select.POLLRDHUP).poll(0))
 
     def _poll(self, events: int) -> select.poll:
-        """A poll object for the socket; OSError where it was closed meanwhile, as of every other call."""
+        """Return a poll object for the socket; OSError if it was closed meanwhile, as from every other call."""
         poll = select.poll()
         try:
             poll.register(self._sock, events)
@@ -133,9 +133,9 @@ def talk(
     limit_s: float | None = None,
     mark: bytes = b"",
 ) -> bytes:
-    """Pass on what both sides say until one of them ends; returns the last frame.
+    """Forward both directions until one side ends; return the last frame.
 
-    Where there is a ``mark``, all output before it is left out, and `BEGAN` said in its place.
+    With a ``mark``, all output before it is dropped, and `BEGAN` is sent in its place.
     """
     kinds = {1: wire.OUTPUT, 2: errors}
     peer.start_listening(session, with_input, limit_s)
@@ -150,7 +150,7 @@ def talk(
 
 
 class _Marked:
-    """Looks for the mark in stdout; stderr waits for it, too."""
+    """Drops all output, also on stderr, before the mark in stdout."""
 
     def __init__(self, peer: RelayPeer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
         self._peer, self._mark, self._send = peer, mark, send

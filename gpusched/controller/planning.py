@@ -1,4 +1,4 @@
-"""The cycle's decision: ask the policies, check the plan, write down what is intended and why the others wait."""
+"""The cycle's decision: run the policies, check the plan, record what to start and why other jobs wait."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
 T = TypeVar("T")
-MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
+MESSAGE_REFRESH_S = 30.0  # messages contain durations; rewriting all of them in every cycle is not worth it
 
 
 class CycleDecision(NamedTuple):
-    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
+    """The outcome of a decision: launches, its snapshot and plan, and the nodes to observe before it can be used."""
 
     operations: list[Operation]
     snapshot: Snapshot
@@ -42,18 +42,18 @@ class CycleDecision(NamedTuple):
 
 
 class Reasons:
-    """Writes into the store why jobs wait."""
+    """Records in the store why jobs are pending."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._messages_at: dict[str, float] = {}
 
     def forget(self, job_id: str) -> None:
-        """It waits no more."""
+        """Drop a job that is no longer pending."""
         self._messages_at.pop(job_id, None)
 
     def write(self, waiting: Iterable[JobRecord], reasons: Mapping[str, Reason], now: float) -> None:
-        """Write down what has changed, inside the caller's transaction; tasks that share a row share the first's."""
+        """Record changed reasons, inside the caller's transaction; array tasks in one row share the first one's."""
         changed = []
         by_array = _by_array(reasons)
         for job in waiting:
@@ -61,7 +61,7 @@ class Reasons:
             if reason is None or (job.reason == reason.code and job.message == reason.message):
                 continue
             if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
-                # Why it is tried again says more than that it waits.
+                # Keep the message of the failed attempt, which says more than BeginTime.
                 changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
                 continue
             if job.reason == reason.code and now - self._messages_at.get(event_log_id(job), 0.0) < MESSAGE_REFRESH_S:
@@ -72,7 +72,7 @@ class Reasons:
 
 
 def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason]]]:
-    """Array -> index and reason of its tasks that have one, ascending."""
+    """Return array -> (index, reason) of its tasks that have a reason, ascending."""
     found: dict[str, list[tuple[int, Reason]]] = {}
     for job_id, reason in reasons.items():
         array_id, spans = wanted(job_id)
@@ -82,12 +82,12 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
 
 
 def _of_row(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
-    """Of its tasks that a decision looked at, the first one's."""
+    """Return the reason of the first of the row's tasks that the decision considered."""
     return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
 
 
 class Planner:
-    """Decides for one controller."""
+    """Makes the decisions of one controller."""
 
     def __init__(
         self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimates, say: Callable[[str], None]
@@ -98,7 +98,7 @@ class Planner:
         self._reasons = Reasons(store)
 
     def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
-        """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
+        """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
         pending, active = self._store.pending_rows(), self._store.active()
         if not pending and not any(job.spec.elastic for job in active):
             return None
@@ -115,7 +115,7 @@ class Planner:
     def _set_aside(
         self, jobs: Sequence[JobRecord], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
     ) -> None:
-        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED, and say why."""
+        """After a decision raised, mark as FAILED each job that by itself makes it raise."""
         why: dict[str, Exception] = {}
 
         def fails(some: Sequence[JobRecord]) -> bool:
@@ -124,7 +124,7 @@ class Planner:
                 snapshot = snapshot_of_store(
                     self._store, inventory, charge.policies, now, active=active, pending=pending
                 )
-                # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
+                # No weights needed: fallbacks examine pending jobs, and every policy examines running ones.
                 check(decide(snapshot), snapshot)
             except STORE_FAULTS:
                 raise
@@ -153,7 +153,7 @@ class Planner:
         unread: Set[str],
         now: float,
     ) -> CycleDecision:
-        """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
+        """Run the policies, check their plan and record the intent; record nothing if it needs an unobserved node."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
         self._estimator.run([*charge.policies.values(), *shadows])
@@ -167,7 +167,7 @@ class Planner:
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
             return CycleDecision([], snapshot, plan, needed)
         launches: list[tuple[JobRecord, list[RankRecord]]] = []
-        arrays: set[str] = set()  # of which tasks were taken out of a row
+        arrays: set[str] = set()  # arrays of which a task got a row of its own
         with self._store.transaction():
             for rejection in rejections:
                 data = {"action": repr(rejection.action)[:500], "why": rejection.why}
@@ -195,7 +195,7 @@ class Planner:
         return CycleDecision(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> JobRecord:
-        """A task that shares a row with others as a job of its own; its array is noted."""
+        """Return an array task as a job of its own, and add its array to ``arrays``."""
         job = self._store.job(job_id)
         assert job is not None
         if job.array_id is not None:
@@ -203,7 +203,7 @@ class Planner:
         return job
 
     def _note_partners(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
-        """Into the stories of both: who shares GPUs with whom from now on."""
+        """Record in the events of both jobs who shares GPUs with whom from now on."""
         if not any(job.spec.share for job in started):
             return
         partners = partners_of([*active, *started])
@@ -243,7 +243,7 @@ class Planner:
 
 
 def _at_size(job: JobRecord, start: Start) -> JobRecord:
-    """A job that may be given several sizes with the request of the one at which it starts."""
+    """Return a job of variable size with the request of the size at which it starts."""
     if job.spec.elastic is None and job.spec.max_nodes is None:
         return job
     resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
@@ -251,7 +251,7 @@ def _at_size(job: JobRecord, start: Start) -> JobRecord:
 
 
 def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """The items with which alone ``fails`` says yes, in their order: about log2(items) questions for each."""
+    """Return the items for which ``fails`` is true alone, in order, by bisection: about log2(items) calls for each."""
     if not items or not fails(items):
         return []
     if len(items) == 1:

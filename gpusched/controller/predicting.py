@@ -1,7 +1,7 @@
-"""Predicting starts for the record, so that the nightly report can say how good forecasts are.
+"""Predictions of start times, recorded so that the nightly report can state how good forecasts are.
 
-Between two cycles, never in one: of a queue frozen as it was, one run forward after the other within a small budget of
-time, and when there are enough of them, one row for each job of which nothing was predicted before.
+It runs between two cycles. Of a frozen queue, forecast runs are made one by one within a small time budget. When there
+are enough, one row is written for each job without a prediction.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
 
-BUDGET_S = 0.1  # of one pause between two cycles
-PAUSE_S = 30.0  # between two batches at least; and
-_REST = 20.0  # so many times as long as the last one took
+BUDGET_S = 0.1  # per pause between two cycles
+PAUSE_S = 30.0  # minimum between two batches; and
+_REST = 20.0  # times the duration of the last batch
 _DRAWS = 10
-_MOST_JOBS = 3000  # a longer queue is left alone until it is shorter: reading it alone would exceed the budget
-_WORK = 2_000_000  # queue entries of one run: some hundredths of a second
+_MOST_JOBS = 3000  # no predictions for a longer queue: reading it alone would exceed the budget
+_WORK = 2_000_000  # queue entries per run: some hundredths of a second
 _TRY_AGAIN_S = 600.0
 
 
 def compile_for(snapshot: Snapshot) -> None:
-    """Run it ahead a little, so that the passes that it needs are compiled and kept."""
+    """Run a short forecast, so that the passes it needs are compiled and cached."""
     ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
     ahead.run(ahead.by_limits, work=1)
 
@@ -51,7 +51,7 @@ class _ForecastBatch(NamedTuple):
 
 
 class StartPredictor:
-    """Makes the predictions of one controller."""
+    """Makes the start predictions of one controller."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
@@ -63,9 +63,9 @@ class StartPredictor:
         self._forget_fruitless = 0.0
 
     def step(self, inventory: Inventory, now: float, budget_s: float = BUDGET_S) -> None:
-        """Goes on with the batch, or begins one where jobs wait for the first time, for about ``budget_s``.
+        """Continue the batch for about ``budget_s``, or begin one if jobs are newly pending.
 
-        A run that has begun is not broken off; it is short.
+        A forecast run that has begun is finished; it is short.
         """
         if self._compiler is not None and self._compiler.poll() is None:
             return
@@ -83,9 +83,9 @@ class StartPredictor:
             self._spent = 0.0
 
     def _compiled(self, batch: _ForecastBatch | None) -> _ForecastBatch | None:
-        """The batch, if its passes are there; else another process compiles them: the cluster does not wait for that.
+        """Return the batch if its passes are compiled; otherwise compile them in another process, delaying no cycle.
 
-        Where that was of no use, as nothing can be kept, they are compiled here.
+        If that did not help, since nothing can be cached, they are compiled here.
         """
         if batch is None or batch.ahead.is_compiled:
             self._compiler = None
@@ -94,7 +94,7 @@ class StartPredictor:
             return batch
         null, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {__name__} import compile_for; "
         code += "compile_for(pickle.load(sys.stdin.buffer))"
-        with suppress(OSError), TemporaryFile() as given:  # no room for it now: another time
+        with suppress(OSError), TemporaryFile() as given:  # no disk space or memory now: try later
             pickle.dump(batch.ahead.snapshot, given)
             given.seek(0)
             self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=null, stderr=null)
@@ -102,7 +102,7 @@ class StartPredictor:
         return None
 
     def close(self) -> None:
-        """Leave no process behind; what it had compiled by then is kept."""
+        """Stop the compiling process; what it has compiled is kept."""
         if self._compiler is not None:
             self._compiler.kill()
             self._compiler.wait()

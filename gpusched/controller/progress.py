@@ -1,4 +1,4 @@
-"""What jobs write about themselves, from the nodes' readings into the store."""
+"""Copies the progress that jobs report about themselves from the nodes' readings into the store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpusched.queue.store import Store
 
 
 def note_progress(store: Store, active: Iterable[JobRecord], observations: Mapping[str, NodeObservation]) -> None:
-    """Write down what is new of the present attempts; only the node of rank 0 is listened to."""
+    """Record new progress of current attempts; only rank 0's node is read."""
     news = [
         (container, reading)
         for observation in observations.values()
-        if (reading := observation.whole) is not None
+        if (reading := observation.complete_reading) is not None
         for container in reading.containers or ()
         if container.progress or container.saved or container.job_file_error
     ]
@@ -37,13 +37,13 @@ def note_progress(store: Store, active: Iterable[JobRecord], observations: Mappi
         if after != before:
             changed.append(after)
     store.put_progress(changed)
-    store.close_progress()  # not before: a job's last words may come in the cycle in which it ends
+    store.close_progress()  # after the update: a job's last report may come in the cycle in which it ends
 
 
 def progressed(
     before: JobProgress, container: ContainerReading, reading: NodeReading, since: float | None
 ) -> JobProgress:
-    """An attempt's progress after another look at its files; what is older than its start was an earlier one's."""
+    """Return an attempt's progress after a reading; files older than its start belong to an earlier attempt."""
     after = msgspec.structs.replace(before, trouble=container.job_file_error or "")
     said = container.progress
     if said is not None and since is not None and (at := reading.time - said.age_s) >= since:

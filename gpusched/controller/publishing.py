@@ -1,7 +1,6 @@
-"""The copy of the store that users of a shared installation read; why a copy: docs/decisions/0049.
+"""Publishes a copy of the store for the users of a shared installation; docs/decisions/0049 explains why a copy.
 
-Each copy is a file of its own that nobody changes any more, and `CURRENT` leads to the latest. A lock on it is waited
-for by nobody.
+Each copy is a file that never changes, and `CURRENT` links to the latest. So a reader's lock delays nobody.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from gpusched.model.units import format_memory
 from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
 
 LOOK_S = 0.1
-REST = 5.0  # so many times as long as copying took passes before the next copy
+REST = 5.0  # pause before the next copy, as a multiple of the time that copying took
 RETRY_S = 5.0
-ROOM_BYTES = 16 << 20  # left to the writer of the store
+ROOM_BYTES = 16 << 20  # disk space left to the writer of the store
 MOST_HELD = 64  # old copies that readers still have open
 
 
 class Publisher:
-    """Publishes a copy whenever the store has changed, from `start` to `stop`, in a thread of its own."""
+    """Publishes a copy whenever the store has changed, from `start` to `stop`, in its own thread."""
 
     def __init__(self, state: Path, say: Callable[[str], None]) -> None:
         self._state, self._folder, self._say = state, state / PUBLISHED, say
         self._source: sqlite3.Connection | None = None
         self._seen = -1
         self._every_s = LOOK_S
-        self._held: list[int] = []  # descriptors of old copies that others have open
+        self._held: list[int] = []  # descriptors of old copies that readers have open
         self._trouble = ""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Publish at once, and go on doing so; calling it twice is fine."""
+        """Publish now, and whenever the store changes; idempotent."""
         if self._thread is not None:
             return
         self._stopping.clear()
@@ -51,7 +50,7 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish the last changes, and end; what is published stays."""
+        """Publish the last changes and stop; the published copy remains."""
         if self._thread is None:
             return
         self._stopping.set()
@@ -68,7 +67,7 @@ class Publisher:
             os.close(self._held.pop())
 
     def withdraw(self) -> None:
-        """End, and take away what is published."""
+        """Stop, and remove the published copy."""
         self.stop()
         with contextlib.suppress(OSError):
             (self._folder / CURRENT).unlink(missing_ok=True)
@@ -81,7 +80,7 @@ class Publisher:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Say what is wrong once; the old copy stays, and it is tried again."""
+        """Log an error once; the old copy remains, and publishing is retried."""
         try:
             yield
             self._trouble = ""
@@ -92,10 +91,10 @@ class Publisher:
                 self._say(f"other users go on reading the old copy of the store, as a new one cannot be made: {error}")
 
     def publish(self) -> None:
-        """Publish a copy where the store has changed since the last.
+        """Publish a copy if the store has changed since the last one.
 
         Raises:
-            OSError, sqlite3.Error, GpuschedError: It cannot be made; the old one stays.
+            OSError, sqlite3.Error, GpuschedError: No copy can be made; the old one remains.
         """
         if self._source is None:
             self._source = self._begin()
@@ -109,7 +108,7 @@ class Publisher:
         try:
             self._copy(self._source, part)
             part.chmod(0o644)
-            # A name of its own: to replace a file by another has ext4 write that to the disk at once.
+            # A new name: when a rename replaces a file, ext4 flushes the new one to the disk at once.
             part.rename(self._folder / f"{number}.db")
             self._lead_to(f"{number}.db")
         except BaseException:
@@ -123,13 +122,13 @@ class Publisher:
         self._folder.chmod(0o755)
         self._tidy()
         uri = f"{(self._state / DATABASE).absolute().as_uri()}?mode=ro"
-        # One thread at a time: this one until `_run` begins and once it has ended.
+        # Used by one thread at a time: the caller's before `_run` starts and after it has ended.
         return sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False)
 
     def _copy(self, source: sqlite3.Connection, part: Path) -> None:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
-            # A copy is lost with this machine's power, and made anew by the next start.
+            # No need to survive a power cut: the next start makes a new copy.
             copy.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE;")
             begin = time.perf_counter()
             source.backup(copy)
@@ -144,19 +143,19 @@ class Publisher:
         link.replace(self._folder / CURRENT)
 
     def _names(self) -> list[str]:
-        """Copies, oldest first."""
+        """Return the copies' names, oldest first."""
         names = [name for name in os.listdir(self._folder) if name.removesuffix(".db").isdecimal()]
         return sorted(names, key=lambda name: int(name.removesuffix(".db")))
 
     def _tidy(self) -> None:
-        """Remove what a killed controller, or a full disk, left half done."""
+        """Remove unfinished copies of a killed controller or a full disk."""
         for path in self._folder.iterdir():
             if ".part" in path.name:
                 path.unlink(missing_ok=True)
         self._retire(self._names())
 
     def _retire(self, names: list[str]) -> None:
-        """Remove copies but the latest of these, which somebody may be about to open."""
+        """Remove old copies, except the latest of ``names``, which a reader may be about to open."""
         current = os.path.basename(os.path.realpath(self._folder / CURRENT))
         for name in names[:-1]:
             if name != current:
@@ -170,7 +169,7 @@ class Publisher:
         self._give_up(self._held[:-MOST_HELD])
 
     def _give_up(self, descriptors: list[int]) -> None:
-        """Empty old copies, so that nobody fills the disk by holding them; who still reads one gets an error."""
+        """Truncate old copies, so that readers cannot fill the disk by holding them; such a reader gets an error."""
         for descriptor in descriptors:
             os.ftruncate(descriptor, 0)
             os.close(descriptor)
@@ -192,9 +191,9 @@ def _free(folder: Path) -> int:
 
 
 def _open_elsewhere(descriptor: int) -> bool:
-    """Whether another process, or another descriptor of this one, has an unlinked file open."""
+    """Return whether an unlinked file is open in another process, or by another descriptor."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted where nobody else has
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted only if no other descriptor is open
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:
         return True

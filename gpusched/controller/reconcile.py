@@ -1,7 +1,7 @@
-"""What should be against what is: from one job, its ranks and what its nodes answered, to the next step. Pure.
+"""Reconciles one job: from its ranks and its nodes' answers to the next step. Pure.
 
-Level-triggered: each call looks at the whole and names everything that should be done now; nothing depends on a message
-having been seen before. An operation that is under way for a rank keeps that rank from being given another.
+Level-triggered: each call considers the complete state and returns everything to do now; nothing depends on having seen
+an earlier message. A rank with an operation in progress gets no other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpusched.queue.store import RankRecord
 
 
 def reconcile_job(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
-    """The next step of a job that holds resources; ``ranks``: of its current attempt, in order."""
+    """Return the next step of a job that holds resources; ``ranks``: of its current attempt, in order."""
     step = ReconcileResult(job=job)
     seen = [rank_status(rank, step, world) for rank in ranks]
     if step.job.state is JobState.STARTING:
@@ -77,7 +77,7 @@ def _began(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput)
     for s in seen:
         if s.rank.tries:
             update(step, s.rank, tries=0, tried_at=None)
-        starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
+        starts.append(s.rank.intended_at or step.job.submit_time)  # a lower bound: a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
         if s.container and s.container.ran_s is not None:
@@ -135,20 +135,20 @@ def _running(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
     elif _ran_s(job, seen, world) >= job.limit_s and any(s.phase == "running" for s in seen):
-        # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
+        # Only if a rank is seen running: a job on an unreachable node may have ended in time.
         message = f"exceeded its {job.spec.time_limit_s} s time limit"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
     elif message := attendance.given_up(job, seen, world):
         _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=settings.grace_s)
     elif any(s.rank.rank == 0 for s in finished):
-        # The gang ends as one: once rank 0 is done the others have the grace to follow.
+        # Rank 0 ends the gang: the others have the grace period to finish.
         _end(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)
     else:
         _warn_before_limit(step, seen, world)
 
 
 def _ran_s(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> float:
-    """Seconds that a job has run: by its nodes' own boot clocks, which nobody sets; by ours where they do not say."""
+    """Return the seconds that a job has run, by its nodes' boot clocks, which nobody sets; otherwise by ours."""
     ran = [s.container.ran_s for s in seen if s.phase == "running" and s.container and s.container.ran_s is not None]
     if ran:
         return min(ran)  # a gang runs once its last rank does

@@ -1,8 +1,8 @@
-"""Running jobs for users who have no account on the nodes: a process beside the controller, at a socket.
+"""Access to running jobs for users without an account on the nodes: a process beside the controller, on a socket.
 
-It reads the store, asks the nodes over connections of its own, and writes nothing. What it does for whom is decided by
-the user id that the kernel gives for the other end of the socket. It is no part of the controller's process, so that
-neither a flood of output nor what a hostile client sends can slow a cycle down.
+It reads the store, connects to the nodes itself, and writes nothing. Permissions follow the user id that the kernel
+reports for the other end of the socket. It is a separate process, so that neither a flood of output nor a hostile
+client can slow down a cycle.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from gpusched.queue.store import Reader
 
 NO_SESSION = "cannot attach to job {}: it was not started with 'gpusched run'"
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
-IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
+IDLE_S = 12 * 3600.0  # a command without input and output for so long is disconnected
 
 
 class RelayContext:
-    """What sessions share: the state folder, and the inventory as it is now."""
+    """The state shared by sessions: the state folder, and the current inventory."""
 
     def __init__(self, state: Path, inventory_path: Path) -> None:
         self.state, self._path, self._lock = state, inventory_path, threading.Lock()
@@ -52,10 +52,10 @@ class RelayContext:
         self.tunnels = Tunnels()
 
     def inventory(self) -> Inventory:
-        """The inventory; while it is broken, the last good one.
+        """Return the inventory; while it is invalid, the last valid one.
 
         Raises:
-            GpuschedError: There never was a good one.
+            GpuschedError: There never was a valid one.
         """
         with self._lock:
             try:
@@ -70,17 +70,17 @@ class RelayContext:
 
 
 def serve(sock: socket.socket, uid: int, site: RelayContext, say: Callable[[str], None]) -> None:
-    """One connection, from the request to its end. Raises nothing."""
+    """Serve one connection, from the request to its end. Raises nothing."""
     peer = RelayPeer(sock)
     try:
         peer.send(_answer(peer, peer.request(), uid, site))
     except OSError:
-        return  # the client is gone
+        return  # the client has disconnected
     except (wire.Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _fail(peer, wire.Failure(f"not a request: {error}"[:500]))
     except GpuschedError as error:
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
-    except Exception as error:  # one client's trouble stays its own
+    except Exception as error:  # must not affect other clients
         say(f"relay: a request of {user_name(uid)} failed: {error!r}")
         _fail(peer, wire.Failure("internal error of the controller; see its output"))
     finally:
@@ -93,7 +93,7 @@ def _fail(peer: RelayPeer, failure: wire.Failure) -> None:
 
 
 def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext) -> bytes:
-    """Do it; returns the last frame."""
+    """Carry out the request; return the last frame."""
     inventory = site.inventory()
     reader = Reader.open(site.state)
     if reader is None:
@@ -164,7 +164,7 @@ def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -
 
 
 class Door:
-    """Lets clients in, so many of each user."""
+    """Accepts connections, up to a limit per user and in all."""
 
     def __init__(self, site: RelayContext, say: Callable[[str], None]) -> None:
         self._site, self._say = site, say
@@ -172,7 +172,7 @@ class Door:
         self._lock = threading.Lock()
 
     def enter(self, sock: socket.socket) -> None:
-        """Serve a connection in a thread of its own, or turn it away."""
+        """Serve a connection in a thread of its own, or reject it."""
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         with self._lock:
             full = self._inside.total() >= MAX_SESSIONS or self._inside[uid] >= MAX_SESSIONS_PER_USER
@@ -206,7 +206,7 @@ class Door:
 
 
 def listen(state: Path) -> socket.socket:
-    """The socket in the state folder; everybody may connect, the kernel says who did."""
+    """Return a listening socket in the state folder; all users may connect, and the kernel tells who did."""
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path may be no longer than 107 bytes
@@ -222,13 +222,13 @@ def listen(state: Path) -> socket.socket:
 
 
 def main() -> None:
-    """``python -m gpusched.controller.relay STATE INVENTORY``: until stdin ends, which is when the controller does."""
+    """Run ``python -m gpusched.controller.relay STATE INVENTORY`` until stdin, a pipe from the controller, ends."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     os.nice(5)
-    # Where the controller was told to ignore Ctrl-C (nohup, &), what runs in the terminals made here must not.
+    # Restore Ctrl-C, which the controller may ignore (nohup, &), for commands in the terminals opened here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))

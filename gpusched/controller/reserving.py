@@ -1,4 +1,4 @@
-"""What admins ask of reservations, done."""
+"""Carries out admins' commands on reservations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpusched.queue.store import Store
 
 
 class ReservationCommandHandler:
-    """Carries out the commands on reservations, inside the caller's transaction.
+    """Carries out commands on reservations, inside the caller's transaction.
 
-    Every method raises `GpuschedError` for what cannot be done; then nothing has changed.
+    Every method raises `GpuschedError` if a command cannot be carried out; then nothing has changed.
     """
 
     def __init__(self, store: Store, inventory: Inventory) -> None:
         self._store, self._inventory = store, inventory
 
     def reserve(self, command: Reserve, user: str, now: float) -> None:
-        """Make a reservation."""
+        """Create a reservation."""
         wanted = msgspec.structs.replace(command.reservation, by=user, made=now)
         there = self._store.reservations(now)
         if any(one.name == wanted.name for one in there):
@@ -31,14 +31,14 @@ class ReservationCommandHandler:
         self._put(wanted, there, "reserved", user, now)
 
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
-        """Change what the command names."""
+        """Change the fields that the command names."""
         there = self._store.reservations(now)
         before = named(command.name, there)
         changed = changed_by(command, before, now)
         self._put(changed, there, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
-        """As if it had not been made; of one that has begun stays what was."""
+        """Delete a reservation; end one that has begun now."""
         one = named(command.name, self._store.reservations(now))
         if one.begin < now:
             self._store.put_reservation(msgspec.structs.replace(one, end=now), now)

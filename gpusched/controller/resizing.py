@@ -1,8 +1,9 @@
-"""A job that is stopped to go on at another size: how that begins, and what becomes of it. Pure.
+"""Resizing: stops a job so that it continues at another size. Pure.
 
-resize.json is written, then every rank signalled; the job saves, says so in saved.json and ends, or is ended when it
-has said so, or when the grace is over. It waits in the queue's first place, and starts at the new size, or a smaller
-one where others took the room. Where it does not come up there, it goes back, and that size is not tried again.
+resize.json is written, then every rank is signalled. The job saves its work, reports that in saved.json and ends; it is
+killed when it has reported, or when the grace period is over. It waits first in the queue, and starts at the new size,
+or at a smaller one if others took the space. If it fails to start there, it goes back, and that size is not tried
+again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from gpusched.model.units import count_of
 from gpusched.queue.lifecycle import move
 
 NOT_SAVED = "it did not save its work when asked"
-_COMES_UP_S = 30.0  # a job that tells nothing has come up if it runs for that long
+_COMES_UP_S = 30.0  # a job that reports no progress counts as started after so long
 
 
 def begin_resize(
     job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
 ) -> tuple[JobRecord, Event]:
-    """Ask a running job to save and end, to go on with other GPUs."""
+    """Tell a running job to save and end, so that it continues with another number of GPUs."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
         now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s
@@ -48,7 +49,7 @@ def _stop(
 
 
 def note_of(job: JobRecord, ending: Ending) -> str | None:
-    """The text of resize.json; None where the job is not resized."""
+    """Return the text of resize.json; None if the job is not resized."""
     if ending.resize is None:
         return None
     facts = {"from": job.spec.gpus, "to": ending.resize.gpus, "deadline": ending.kill_at}
@@ -56,7 +57,7 @@ def note_of(job: JobRecord, ending: Ending) -> str | None:
 
 
 def update_save_status(step: ReconcileResult, ending: Ending, seen: list[RankStatus], world: ReconcileInput) -> Ending:
-    """The ending with what the job has said since it was asked to save; it is heard while its container is there."""
+    """Return the ending with what the job reported since it was told to save, as long as its container exists."""
     to = ending.resize
     if to is None:
         return ending
@@ -94,7 +95,7 @@ def _is_done(seen: list[RankStatus]) -> bool:
 def requeue_resized(
     step: ReconcileResult, seen: list[RankStatus], ending: Ending, end: float, world: ReconcileInput
 ) -> None:
-    """All ranks are gone: the job waits for its start at the other size."""
+    """Requeue a job whose ranks are all gone, to start at the other size."""
     job, to = step.job, ending.resize
     assert to is not None
     data: dict[str, Any] = {"outcome": "RESIZED"}
@@ -108,7 +109,7 @@ def requeue_resized(
         lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work lost"
-        if all(s.rank.finished_at is not None for s in seen):  # else its node is to blame
+        if all(s.rank.finished_at is not None for s in seen):  # otherwise its node failed
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
     fields = back_in_queue(ending.message) | {"resizes": resizes}
@@ -117,13 +118,13 @@ def requeue_resized(
 
 
 def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
-    """Of a running job that was resized: note that it came up, or that it does not; whether it goes back.
+    """Note that a resized job has started, or send it back if it failed to; return whether it goes back.
 
     Args:
-        step: Of the job.
+        step: Of a running job.
         seen: Its ranks.
-        failure: How one of them failed; "": none did.
-        world: What is known.
+        failure: Why one of them failed, or "".
+        world: The step's input.
     """
     job, resizes = step.job, step.job.resizes
     if resizes is None or resizes.before is None or job.start_time is None or job.spec.elastic is None:
@@ -156,7 +157,7 @@ def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: st
 
 
 def _has_stepped(seen: list[RankStatus], since: float, ran_s: float, world: ReconcileInput) -> bool:
-    """Whether the present attempt made a step; one that tells nothing, whether it runs for a while."""
+    """Return whether the attempt has made a step; without progress reports, whether it has run for a while."""
     for s in seen:
         if s.rank.rank == 0 and s.container is not None and (told := s.container.progress) is not None:
             return _reading(s, world).time - told.age_s > since

@@ -1,4 +1,4 @@
-"""Running the cycle: for ever (``gpusched controller``) or once (``gpusched tick``), under one lock."""
+"""Runs the cycle under a lock: in a loop (``gpusched controller``) or once (``gpusched tick``)."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LOCK_NAMED_S = 0.4
-PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
+PATIENCE_S = 3.0  # how long a cycle waits for slow nodes; a later cycle uses their answers
 MAX_TICK_ROUNDS = 4
-CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
-TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
-TICK_TELLING_S = 20.0  # a tick that ends ends its sending; what was not sent is sent by the next
+CRON_S = 60.0  # cron runs a tick no more often; until then the controller must not be reported missing
+TICK_PREDICTING_S = 1.0  # a tick has no pause between cycles
+TICK_TELLING_S = 20.0  # sending stops when the tick ends; the next tick sends the rest
 RELAY_RESTART_S = 10.0
 MOST_SAID = 20
 HOUSEKEEPING_S = 3600.0
@@ -68,15 +68,15 @@ class AlreadyRunning(GpuschedError):
 
 @contextlib.contextmanager
 def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
-    """The right to be the one writer. The kernel gives it up when the process dies, however it dies.
+    """Hold the lock of the single writer. The kernel releases it when the process dies.
 
     Yields:
-        What raises `GpuschedError` where the state folder is not the one that was locked any more: it was removed, or
-        put back from a copy. A controller that went on would take commands that are meant for another one.
+        A function that raises `GpuschedError` if the state folder is no longer the locked one: it was removed, or
+            restored from a copy. A controller that went on would take commands meant for another one.
 
     Raises:
-        AlreadyRunning: Another process has it.
-        GpuschedError: The lock's file cannot be opened.
+        AlreadyRunning: Another process holds the lock.
+        GpuschedError: The lock file cannot be opened.
     """
     state.mkdir(parents=True, exist_ok=True)
     path = state / "controller.lock"
@@ -88,7 +88,7 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         ) from None
     with open(descriptor, "r+") as file:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
-            os.fchmod(descriptor, 0o600)  # whoever can open it can lock it; earlier versions let all users read it
+            os.fchmod(descriptor, 0o600)  # anyone who can open it can lock it; earlier versions let all read it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,7 +131,7 @@ class Service:
         self.store = Store.create_or_open(state, lock_wait or LockWait(state, say))
         self._publisher = Publisher(state, say)
         self.is_shared = False
-        self._share(inventory)  # before anything that takes long: readers have what was last recorded
+        self._share(inventory)  # first, so that readers have a copy during a slow start
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
         self.clock = clock or Clock()
@@ -143,7 +143,7 @@ class Service:
         self._notices = NotificationService(self.store, say)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
-        self._ran_s = 0.0  # how long the last cycle took
+        self._ran_s = 0.0  # duration of the last cycle
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
@@ -156,7 +156,7 @@ class Service:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
+        """Compile or load the scheduling passes before the first cycle: slow once, and later cycles do not wait."""
         from gpusched.compiled import kept_on_disk
         from gpusched.sched.kernel.by_rule import pass_for
         from gpusched.sched.state import EASY
@@ -185,7 +185,7 @@ class Service:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
 
     def run(self, patience_s: float) -> None:
-        """One cycle with a fresh look at the files."""
+        """Run one cycle, after reloading changed files."""
         begun = time.monotonic()
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
@@ -204,11 +204,11 @@ class Service:
         self._ran_s = time.monotonic() - begun
 
     def tell(self, wait_s: float = 0.0) -> None:
-        """Send notices of what is new, waiting so long for what becomes of them."""
+        """Send due notices, waiting up to ``wait_s`` for the results."""
         self._notices.step(self.cycle.inventory, self.clock(), wait_s)
 
     def predict_starts(self, budget_s: float = BUDGET_S) -> None:
-        """Between two cycles: predict starts for the record. What goes wrong there must not stop the cluster."""
+        """Predict job starts between two cycles; an error turns predictions off, and does not stop the controller."""
         if self._predictor is None:
             return
         try:
@@ -222,18 +222,18 @@ class Service:
             self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
 
     def recover(self, error: Exception) -> None:
-        """Go on after a cycle that could not write: nothing of it is in the store, so the next one begins from there.
+        """Go on after a cycle that could not be written: none of it is in the store, so the next starts from there.
 
-        Jobs run on meanwhile; commands wait in the inbox.
+        Jobs keep running; commands wait in the inbox.
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
         self._begin_anew()
 
     def set_aside(self, error: Damaged) -> None:
-        """Set aside the rows that cannot be read, and go on without them.
+        """Set aside unreadable rows and go on without them.
 
         Raises:
-            Damaged: There is none: it is more than a row.
+            Damaged: There are none, so the damage is not limited to rows.
         """
         try:
             rows = set_aside_damaged(self.store, self.clock())
@@ -246,12 +246,12 @@ class Service:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Forget what the cycle remembers besides the store."""
+        """Replace the cycle by a new one, which reads its state from the store."""
         before = self.cycle
         self.cycle = self._new_cycle(before.inventory, before.policies)
         if isinstance(self.cycle, Cycle) and isinstance(before, Cycle):
             self.cycle.follow(before)
-        self.cycle.inbox = before.inbox  # it knows what was put off
+        self.cycle.inbox = before.inbox  # it knows which files were put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
@@ -275,16 +275,16 @@ class Service:
         return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
 
     def _reload(self) -> None:
-        """Take up a changed inventory.yaml or policy; a broken one is reported and the old one stays in force."""
+        """Apply a changed inventory.yaml or policy; an invalid one is reported and the old one stays active."""
         stamp = self._stamp()
         if stamp == self._files:
             return
         try:
             declared = declared_or_kept(self._path, self._state)
-        except GpuschedError as error:  # nothing is kept of it; what is in force here stays so
+        except GpuschedError as error:  # no stored copy: keep the one in use
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
         self._take_note(declared)
-        self._files = stamp  # only now: on a full disk it is tried again
+        self._files = stamp  # last: on a full disk it is tried again
         if declared.trouble:
             return
         inventory, policies = declared.inventory, declared.policies
@@ -299,7 +299,7 @@ class Service:
         self._event("inventory_reloaded")
 
     def _take_note(self, declared: Declared) -> None:
-        """Keep what is in order, for a start beside files that are not; of these, tell everybody."""
+        """Store a valid inventory, to start from if the file is invalid then; report an invalid one."""
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
         keep(self.store, declared)
@@ -307,9 +307,10 @@ class Service:
             self._say(f"kept the old inventory: {declared.trouble}")
 
     def pause(self, stop: Stop) -> None:
-        """Wait for the next tick, or for news: a command in the inbox, an operation or a job that ended.
+        """Wait for the next tick, a command in the inbox, or the end of an operation or job.
 
-        News end it at once, but not before it has lasted as long as the cycle did: many ends in a row leave time.
+        Such news ends the wait, but not before it has lasted as long as the cycle did, so that many ends in a row are
+        handled together.
         """
         begun = now = time.monotonic()
         until = begun + self.cycle.inventory.settings.tick_s
@@ -320,8 +321,8 @@ class Service:
                 return
 
     def close(self) -> None:
-        """Let go of everything; what runs on the nodes goes on."""
-        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not keep us from ending
+        """Release all resources; what runs on the nodes keeps running."""
+        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
             self._event("controller_stopped")
         if self._predictor is not None:
             self._predictor.close()
@@ -332,9 +333,9 @@ class Service:
 
 
 class Stop:
-    """That a signal asks for the end.
+    """A stop request, set by signal handlers.
 
-    No `threading.Event`: that has a lock, for which a handler waits for ever that comes while the main thread holds it.
+    `threading.Event` has a lock: a handler that runs while the main thread holds it would wait forever.
     """
 
     def __init__(self) -> None:
@@ -344,33 +345,33 @@ class Stop:
         self._poll.register(self._woken, select.POLLIN)
 
     def set(self) -> None:
-        """For a signal's handler."""
+        """Request the stop; safe in a signal handler."""
         self._asked = True
         self.wake()
 
     def wake(self) -> None:
-        """End `wait` at once, from any thread or a signal's handler."""
-        with contextlib.suppress(BlockingIOError):  # there is much that nobody has read: it wakes as well
+        """End `wait` at once; safe in any thread and in a signal handler."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so `wait` ends anyway
             os.write(self._waking, b"\0")
 
     def is_set(self) -> bool:
-        """Whether it was asked for."""
+        """Return whether a stop was requested."""
         return self._asked
 
     def wait(self, seconds: float) -> bool:
-        """The same, after so long or when woken."""
+        """Wait until woken or timed out; return whether a stop was requested."""
         if not self._asked and self._poll.poll(1000 * seconds):
             os.read(self._woken, 65536)
         return self._asked
 
 
 class LockWait:
-    """How long the store's locks are waited for, and what is said meanwhile.
+    """Decides how long to wait for the store's locks, and reports their holders.
 
     Args:
         state: The state folder.
-        say: Told within a second which file is locked, and by whom.
-        stop: Ends the waiting.
+        say: Receives a message within a second: the locked file and the holder.
+        stop: Ends the wait.
         patience_s: The longest wait.
     """
 
@@ -381,7 +382,7 @@ class LockWait:
         self._told = ""
 
     def __call__(self, waited_s: float) -> bool:
-        """Whether to go on waiting after so long; -1.0: it is over."""
+        """Return whether to wait longer after ``waited_s``; -1.0: the wait is over."""
         if waited_s < 0:
             if self._told:
                 self._say("the store is free again")
@@ -397,9 +398,9 @@ class LockWait:
 
 
 class Relaying:
-    """Keeps the relay's process (`gpusched.controller.relay`) running beside the controller of a shared installation.
+    """Keeps the relay process (`gpusched.controller.relay`) running beside the controller of a shared installation.
 
-    Nothing waits for it: without it users cannot look into running jobs, and all else goes on.
+    Nothing depends on it: without it, users cannot look into running jobs, and all else works.
     """
 
     def __init__(self, state: Path, inventory_path: Path, say: Callable[[str], None]) -> None:
@@ -408,7 +409,7 @@ class Relaying:
         self._started = float("-inf")
 
     def watch(self) -> None:
-        """Start it, or start it again."""
+        """Start the process, or restart it."""
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -417,7 +418,7 @@ class Relaying:
         if time.monotonic() - self._started < RELAY_RESTART_S:
             return
         self._started = time.monotonic()
-        # -P: the current folder, perhaps somebody else's, is no place to take code from.
+        # -P: do not import from the current folder, which may be another user's.
         argv = [sys.executable, "-P", "-m", "gpusched.controller.relay", str(self._state), str(self._inventory_path)]
         paths = [str(Path(gpusched.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -427,7 +428,7 @@ class Relaying:
             self._say(f"the relay to running jobs cannot be started: {error}")
 
     def close(self) -> None:
-        """End it, with the sessions that it has."""
+        """Kill the process, with its sessions."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 (self._state / SOCKET).unlink()
@@ -448,7 +449,7 @@ def open_service(
     lock_wait: LockWait | None = None,
     prepare: Prepare | None = None,
 ) -> Service:
-    """Return the controller, where need be after rows that cannot be read were set aside."""
+    """Return the controller, after setting aside unreadable rows if necessary."""
     try:
         return Service(inventory_path, state, say, None, lock_wait, prepare)
     except Damaged:
@@ -468,14 +469,14 @@ def _say_set_aside(rows: Sequence[UnreadableRow], say: Callable[[str], None]) ->
 
 
 def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
-    """``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
+    """Run ``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
 
     Raises:
-        GpuschedError: The lock is taken, inventory, policies or store cannot be read, or the state folder was replaced.
+        GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
     stop = Stop()
     with controller_lock(state) as still_held, present(state):
-        lock_wait = LockWait(state, say, stop, math.inf)  # to start again later would find the same lock
+        lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
@@ -507,7 +508,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
 
 
 def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
-    """What keeps running beside a controller that decides for Slurm, to let go of its jobs there when it has died."""
+    """Return a function that keeps the dead man's switch, which outlives the controller, running beside Slurm."""
     dead_man: DeadMan | None = None
 
     def watch() -> None:
@@ -523,7 +524,7 @@ def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Cal
 
 
 def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
-    """``gpusched tick``: the same cycle once, waiting for every node; again while its own operations bring news.
+    """Run ``gpusched tick``: one cycle that waits for every node, repeated while its own operations end.
 
     Raises:
         GpuschedError: As for `run_forever`.

@@ -1,4 +1,4 @@
-"""How operations ended, written down: launches, signals, removals, collected outputs, and what went wrong with them."""
+"""Records how operations ended: launches, signals, removals, collected outputs, and their errors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gpusched.queue.store import RankRecord, Store
 
 
 class Settling:
-    """Settles outcomes; to ``launch_errors``, with what we refused, comes what nodes refused, with the reason."""
+    """Records outcomes; nodes' rejections are added to ``launch_errors``, which also has ours."""
 
     def __init__(self, store: Store, collecting: Collecting, launch_errors: dict[RankKey, str]) -> None:
         self._store, self._collecting, self._launch_errors = store, collecting, launch_errors
         self._removed: dict[RankKey, float] = {}
-        self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
-        self.unsettled: list[OperationOutcome] = []  # not written down yet: an operation is told of once
+        self._trouble: dict[RankKey, str] = {}  # of strays, which have no rank record
+        self.unsettled: list[OperationOutcome] = []  # not recorded yet; each outcome is reported once
 
     def removed_since(self, moment: float) -> dict[RankKey, float]:
-        """When ranks' remains were removed: a node asked before that may still speak of them. Earlier ones go."""
+        """Return when leftovers of ranks were removed: a node probed before may still report them. Drops older ones."""
         self._removed = {key: at for key, at in self._removed.items() if at > moment}
         return self._removed
 
     def settle(self, outcomes: Sequence[OperationOutcome]) -> None:
-        """Write down how the operations ended, those too that could not be written down before."""
+        """Record these outcomes, and those that could not be recorded before."""
         self.unsettled += outcomes
         if not self.unsettled:
             return
@@ -50,7 +50,7 @@ class Settling:
             self._removed[operation.key] = outcome.time
             job = self._store.job(rank.job_id)
             if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
-                # Taken away before it began (cancelled while starting): its absence is seen by the next probe.
+                # Removed before it started (cancelled while starting): the next probe shows its absence.
                 self._store.put_ranks([tried(rank, outcome.time)])
                 return
             self._store.remove_rank(rank)
@@ -76,14 +76,14 @@ class Settling:
 
     def _settle_error(self, outcome: OperationOutcome, rank: RankRecord | None) -> None:
         operation = outcome.operation
-        # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
+        # A lost connection and a full local disk are transient: retry, and report them only if they persist.
         lasting = operation.verb == "collect" and self._collecting.failed(operation.key, outcome.time) == MAX_FAILURES
         if outcome.transient and not lasting:
             return
         if operation.verb == "launch":
             self._launch_errors[operation.key] = outcome.error
         if outcome.error != (rank.trouble if rank is not None else self._trouble.get(operation.key)):
-            # The same again is no news: what cannot be done is tried for ever.
+            # Record only a new error: what fails is retried forever.
             facts = {"work": operation.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", operation.rank, outcome.time, **facts)])
         if rank is None:
@@ -95,7 +95,7 @@ class Settling:
         if operation.verb == "collect" and not outcome.transient:
             rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
             if rank.refusals >= MAX_FAILURES:
-                # The output cannot be had; what is left on the node must not stay there for ever.
+                # The output cannot be read; give it up, so that the leftovers are removed from the node.
                 self._collecting.done(operation.key)
                 rank = msgspec.structs.replace(rank, collected=True)
         self._store.put_ranks([rank])

@@ -1,4 +1,4 @@
-"""Shadows: policies that are asked what they would do, after the live one has decided, and never obeyed."""
+"""Shadows: policies that are run after the live one has decided, for comparison only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpusched.queue.snapshots import beliefs_for, finished_lately, recent_usage
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 
-MAX_NAMED = 50  # jobs of one difference that are written down
+MAX_NAMED = 50  # jobs recorded per difference
 
-Deeds = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped ones: none
+Deeds = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped jobs: ()
 
 
 class Shadowing:
-    """Asks the shadows and keeps count. A decision takes no longer than the slowest shadow's budget."""
+    """Runs the shadows and counts differences. A cycle waits no longer than the slowest shadow's budget."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class Shadowing:
         self._asked: dict[str, AgentDecision] = {}
 
     def ask(self, inventory: Inventory, snapshot: Snapshot, plan: Plan) -> None:
-        """Ask every shadow in whose partition somebody waits; ``plan``: what was done by the live policies."""
+        """Run the shadows of partitions with pending jobs; ``plan``: of the live policies."""
         waiting = {job.spec.partition: job for job in snapshot.pending}
         shadows = [s for s in self._store.shadows().values() if s.until is None and s.partition in waiting]
         if not shadows:
@@ -39,7 +39,7 @@ class Shadowing:
                 self._record(shadow, deeds, plan, snapshot)
 
     def _seen_by(self, shadow: Shadow, inventory: Inventory, snapshot: Snapshot) -> Snapshot:
-        """With what the shadow wants to know and no live policy asked for."""
+        """Return the snapshot with what the shadow needs and no live policy requested."""
         policies = {shadow.partition: shadow.spec}
         usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
         finished = snapshot.finished or finished_lately(self._store, policies)
@@ -47,7 +47,7 @@ class Shadowing:
         return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
     def _ask(self, shadow: Shadow, snapshot: Snapshot) -> AgentDecision | str:
-        """Begin to ask, or why that is of no use."""
+        """Start the shadow's decision, or return why there is no point in it."""
         name, spec, model = shadow.partition, shadow.spec, None
         if spec.agent is not None:
             weights = self._weights.of(name, spec, shadow.digest)
@@ -61,7 +61,7 @@ class Shadowing:
         return self._asked[name]
 
     def _heard(self, shadow: Shadow, asked: AgentDecision | str, snapshot: Snapshot) -> Deeds | str:
-        """What the shadow would start and stop, by the check of the live plan; or why it has no answer."""
+        """Return what the shadow would start and stop, checked like a live plan; or why it has no answer."""
         if isinstance(asked, str):
             return asked
         plan, trouble = asked.answer()
@@ -91,7 +91,7 @@ class Shadowing:
 
 
 def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
-    """Started jobs with their nodes, sorted: which rank is where makes no difference; stopped ones without any."""
+    """Return started jobs with their nodes, sorted since the order of ranks does not matter; stopped ones with none."""
     waiting = {j.id for j in snapshot.pending if j.spec.partition == partition}
     nodes = {node.name for node in snapshot.nodes if node.partition == partition}
     runs = {j.id for j in snapshot.running if any(part.node in nodes for part in j.allocation.parts)}
@@ -109,6 +109,6 @@ def _started(deeds: Deeds) -> int:
 
 
 def _less(deeds: Deeds, others: Deeds) -> Deeds:
-    """What the others do not do likewise; the first `MAX_NAMED`."""
+    """Return the first `MAX_NAMED` actions that the others do not have."""
     found = {job: nodes for job, nodes in deeds.items() if others.get(job) != nodes}
     return dict(list(found.items())[:MAX_NAMED])

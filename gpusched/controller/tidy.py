@@ -1,4 +1,4 @@
-"""What is on the nodes and should not be: leftovers of ended attempts, and strays nobody knows. Pure."""
+"""Cleans up nodes: leftovers of ended attempts, and strays without a record. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIVE = ("running", "preparing", "ready")
 
 
 class Tidy(msgspec.Struct, kw_only=True):
-    """What follows: things to do, facts, ranks that are settled (their row can go) or changed."""
+    """The result: operations, events, settled ranks (whose row can be deleted) and changed ones."""
 
     operations: list[Operation] = msgspec.field(default_factory=list)
     events: list[Event] = msgspec.field(default_factory=list)
@@ -34,9 +34,9 @@ def tidy_leftovers(
     busy: frozenset[RankKey],
     now: float,
 ) -> Tidy:
-    """The next step for ranks whose attempt is over: fence what still runs, bring the output home, remove the rest.
+    """Return the next step for ranks of ended attempts: kill what still runs, collect the output, remove the rest.
 
-    ``forgotten``: nodes whose leftovers nobody waits for any longer; ``busy``: ranks with an operation under way.
+    ``forgotten``: nodes whose leftovers are no longer waited for; ``busy``: ranks with an operation in progress.
     """
     tidy = Tidy()
     for rank in ranks:
@@ -44,7 +44,7 @@ def tidy_leftovers(
             tidy.settled.append(rank)
             continue
         observation = observations.get(rank.node)
-        if observation is not None and (reading := observation.whole) is not None:
+        if observation is not None and (reading := observation.complete_reading) is not None:
             _leftover(rank, reading, observation, rank_key(rank) in busy, tidy, now)
     return tidy
 
@@ -55,8 +55,8 @@ def _leftover(
     container = container_of(rank, reading)
     if busy:
         if rank.gone and rank.finished_at is None and container is not None and container.phase in _ALIVE:
-            # Its GPUs are not free, whether or not we can do something about it already. One that was seen to end
-            # looks alive while it is being removed (podman's state is then `removing`, or its folder is half gone).
+            # Its GPUs are in use, even while another operation is in progress. A rank that was seen to end
+            # still looks alive while it is removed (podman's state is `removing`, or its folder is half gone).
             tidy.changed.append(msgspec.structs.replace(rank, gone=False))
         return
     if container is None:
@@ -69,14 +69,14 @@ def _leftover(
     if rank.stuck or not rank.gone:
         rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
         tidy.changed.append(rank)
-    if not rank.collected and container.phase != "failed":  # what was never started has no output
+    if not rank.collected and container.phase != "failed":  # a launch that failed has no output
         tidy.operations.append(Operation(verb="collect", node=rank.node, rank=rank))
     elif is_due(rank, now):
         tidy.operations.append(Operation(verb="remove", node=rank.node, rank=rank))
 
 
 def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
-    """End what should have ended; one that resists is told of once, and tried again from time to time."""
+    """Kill a rank that should have ended; report one that survives once, and keep trying."""
     if rank.signalled != "FENCE":
         data = {"attempt": rank.attempt, "rank": rank.rank, "phase": phase}
         tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
@@ -89,7 +89,7 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
     if is_due(rank, now):
         if phase == "running" and rank.tries < TRIES_BEFORE_REMOVING:
             operation = Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
-        else:  # what has not begun can only be removed: a kill does not end it
+        else:  # a container that has not started can only be removed
             operation = Operation(verb="remove", node=rank.node, rank=rank)
         tidy.operations.append(operation)
 
@@ -104,17 +104,17 @@ def reap_strays(
     now: float,
     told: set[RankKey],
 ) -> Tidy:
-    """Containers that carry our label and that no rank record stands for: made by a launch we forgot, or by hand.
+    """Remove containers that have our label but no rank record: from a forgotten launch, or made by hand.
 
     Args:
-        nodes: Declared, or left with something of ours on them.
+        nodes: Declared, or removed with ranks remaining on them.
         known: Keys of all rank records.
-        removed: Key -> when we removed it: a node asked before that may still speak of it.
-        observations: News of this cycle.
-        cluster_id: Ours; another installation's containers are not touched.
-        busy: Ranks with an operation under way.
+        removed: Key -> when we removed it: a node probed before may still report it.
+        observations: Of this cycle.
+        cluster_id: Ours; containers of other installations are not touched.
+        busy: Ranks with an operation in progress.
         now: Unix seconds.
-        told: Strays that an event has told of; new ones are added, those not seen any more are not forgotten.
+        told: Strays already reported by an event; new ones are added, none is dropped.
     """
     tidy = Tidy()
     for node in nodes:
@@ -144,18 +144,18 @@ def forget_jobs(
     is_over: Callable[[str], bool],
     busy: frozenset[RankKey],
 ) -> list[Operation]:
-    """Remove the own folders of jobs that have ended, on every node that has one.
+    """Return operations that remove the folders of ended jobs, on every node that has one.
 
     Args:
         nodes: Declared nodes.
-        observations: News of this cycle.
+        observations: Of this cycle.
         is_over: Whether the job of this id will not be started again by itself.
-        busy: Ranks with an operation under way.
+        busy: Ranks with an operation in progress.
     """
     operations = []
     for node in nodes:
         observation = observations.get(node.name)
-        reading = observation.whole if observation else None
+        reading = observation.complete_reading if observation else None
         for job_id in reading.job_folders if reading else ():
             key = parse_container_name(container_name(job_id, 0, 0))
             if key is not None and key not in busy and is_over(job_id):

@@ -1,4 +1,4 @@
-"""Sends notices in threads of its own, so that no mail server and no webhook ever holds up the cycle."""
+"""Sends notices in threads of its own, so that no mail server or webhook delays the cycle."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SENDMAIL = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/lib"
 
 
 class Failed(Exception):
-    """It did not arrive; the text says why in one line."""
+    """A failed delivery; the text gives the reason in one line."""
 
 
 class Sending(msgspec.Struct, frozen=True, kw_only=True):
-    """One notice on its way: to an address, or else to a receiver of the inventory."""
+    """A notice being sent, to a mail address or to a receiver of the inventory."""
 
     key: str
     body: dict[str, Any]
@@ -40,7 +40,7 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery:
-    """So many at once; what becomes of each is told by `finished`."""
+    """Sends up to `THREADS` notices at a time; `finished` returns the results."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Sending] = queue.SimpleQueue()
@@ -49,7 +49,7 @@ class Delivery:
         self.under_way: set[str] = set()
 
     def send(self, sending: Sending) -> None:
-        """Send it soon."""
+        """Queue a notice."""
         self.under_way.add(sending.key)
         self._waiting.put(sending)
         if self._threads < min(THREADS, len(self.under_way)):
@@ -57,7 +57,7 @@ class Delivery:
             threading.Thread(target=self._work, name="notices", daemon=True).start()
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
-        """Key, and why it did not arrive ("": it did), of those that have ended since; waits so long for all."""
+        """Return key and error ("": delivered) of notices sent since the last call; wait up to ``wait_s`` for all."""
         found: list[tuple[str, str]] = []
         until = time.monotonic() + wait_s
         while self.under_way:
@@ -77,16 +77,16 @@ class Delivery:
                 why = ""
             except Failed as error:
                 why = str(error)
-            except Exception as error:  # whatever it is, the next one is sent all the same
+            except Exception as error:  # an unforeseen error must not end this thread
                 why = f"{type(error).__name__}: {error}"
             self._done.put((sending.key, printable(why)[:500]))
 
 
 def deliver(sending: Sending) -> None:
-    """Send one and wait until it has arrived.
+    """Send a notice and wait for the result.
 
     Raises:
-        Failed: It has not, as far as is known.
+        Failed: It was not delivered, as far as known.
     """
     if sending.mail:
         _mail(sending)
@@ -138,7 +138,7 @@ def _run(argv: Sequence[str], content: bytes) -> None:
 
 
 def message_of(sending: Sending) -> EmailMessage:
-    """The mail: the line as its subject, and what is known of the job below it."""
+    """Return the mail: the text as the subject, the job's facts in the body."""
     from email.message import EmailMessage
 
     message = EmailMessage()
@@ -147,7 +147,7 @@ def message_of(sending: Sending) -> EmailMessage:
     message["To"] = sending.mail
     if sending.asked.sender:
         message["From"] = sending.asked.sender
-    message["Message-ID"] = f"<{sending.body['id']}@gpusched.invalid>"  # a mail that comes twice is seen to be one
+    message["Message-ID"] = f"<{sending.body['id']}@gpusched.invalid>"  # lets mail programs drop duplicates
     job = sending.body.get("job") or {}
     facts = [f"{name}: {_plain(value)}" for name, value in job.items() if value not in (None, "", [])]
     message.set_content("\n".join([text, "", *facts]) + "\n")

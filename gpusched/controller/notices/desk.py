@@ -1,4 +1,4 @@
-"""The notices of one controller: made of what is new, sent beside the cycle, tried again, given up in the end."""
+"""The controller's notices: created from new events, sent beside the cycle, retried, and finally given up."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from gpusched.queue.damage import STORE_FAULTS
 from gpusched.queue.store import Store
 
 SEEN = "notices_seen"
-"""meta: number of the last event of which notices have been made."""
+"""Meta: number of the last event that was turned into notices."""
 RETRIES_S = (5.0, 30.0, 300.0, 1800.0, 7200.0, 6 * 3600.0, 24 * 3600.0)
-"""Pauses after tries in vain; after the last one it is given up."""
+"""Delays after failed deliveries; after the last one a notice is given up."""
 KEEP_S = 30 * 86400.0
-LOOK_S = 30.0  # how often running jobs are looked at
+LOOK_S = 30.0  # interval of checks of running jobs
 AT_ONCE = 2000
 
 
 class NotificationService:
-    """What the controller calls after each cycle. A crash loses no notice: at the worst one is sent twice."""
+    """Creates and sends notices after each cycle. A crash loses none; at worst one is sent twice."""
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:
         self._store, self._say = store, say
         self._delivery = Delivery()
         self._sent: dict[str, Notice] = {}
-        self._over: dict[str, Notice] = {}  # not written down yet: on a full disk nobody gets the same mail every cycle
+        self._over: dict[str, Notice] = {}  # not recorded yet, as on a full disk: do not send them again
         self._looked = float("-inf")
         self._tidied = float("-inf")
         if store.meta(SEEN) is None:
             store.set_meta(SEEN, str(store.last_event()))
 
     def step(self, inventory: Inventory, now: float, wait_s: float = 0.0) -> None:
-        """Make what is due, send it, note what became of what was sent; waits so long for that.
+        """Create due notices, send them, and record results, waiting up to ``wait_s`` for these.
 
         Raises:
-            OSError, sqlite3.Error, Damaged: The store cannot be written, or read.
+            OSError, sqlite3.Error, Damaged: The store cannot be written or read.
         """
         try:
             self._settle(now)
@@ -49,7 +49,7 @@ class NotificationService:
                 self._settle(now, wait_s)
         except STORE_FAULTS:
             raise
-        except Exception as error:  # nobody's notice may stop the cluster
+        except Exception as error:  # notices must not stop the controller
             self._say(f"notices: {type(error).__name__}: {error}")
             self._store.set_meta(SEEN, str(self._store.last_event()))
 
@@ -59,7 +59,7 @@ class NotificationService:
         if len(news) == AT_ONCE:
             last = news[-1][0]
         look = not 0 <= now - self._looked < LOOK_S
-        many = last - seen > AT_ONCE  # of no interest, but looked through again as long as they are not seen
+        many = last - seen > AT_ONCE  # mark irrelevant events as seen, so that they are not scanned again
         if not (news or look or many):
             return
         maker = Maker(self._store, inventory.notices, self._store.meta("cluster_id") or "", now)
@@ -90,7 +90,7 @@ class NotificationService:
             self._delivery.send(
                 Sending(key=notice.key, body=notice.body, mail=mail, receiver=receiver, asked=inventory.notices)
             )
-        if gone:  # the operator wants it told there no more
+        if gone:  # their receivers left the inventory
             with self._store.transaction():
                 self._store.put_notices(gone)
 

@@ -1,4 +1,4 @@
-"""From events, and from what runs, to notices: who is told what, in which words. Pure but for reading the store."""
+"""Turns events and running jobs into notices: receivers and texts. Pure, except that it reads the store."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "node_down": (NoticeKind.NODE,),
     "gpu_lost": (NoticeKind.NODE,),
 }
-"""Kinds of events, and of the notices that they make."""
+"""Kind of event -> kinds of the notices that it creates."""
 _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
 
 
 def digest_of(receiver: Receiver) -> str:
-    """What stands for a receiver in the store: where it is said to be is a secret."""
+    """Return a receiver's key in the store, which must not hold its secret address."""
     return hashlib.blake2b(msgspec.json.encode((receiver.webhook, receiver.command)), digest_size=8).hexdigest()
 
 
 class Maker:
-    """Makes the notices of one look at the store."""
+    """Creates the notices of one cycle."""
 
     def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
         self._reader, self._asked, self._cluster, self._now = reader, asked, cluster, now
-        self._ended: dict[str, bool] = {}  # arrays, each looked at once
+        self._ended: dict[str, bool] = {}  # whether an array has ended, read once
 
     def of_event(self, event: Event) -> Iterator[Notice]:
-        """Of what has happened to a job or a node."""
+        """Yield the notices of an event of a job or a node."""
         if event.node is not None and event.job_id is None:
             yield from self._of_node(event, event.node)
             return
@@ -68,7 +68,7 @@ class Maker:
             yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
 
     def _of(self, event: Event) -> JobRecord | None:
-        """The job; of several tasks of an array, which are told of at once, the first."""
+        """Return the event's job; if the event covers several array tasks, the first of them."""
         if event.job_id is None:
             return None
         tasks = event.data.get("tasks")
@@ -89,7 +89,7 @@ class Maker:
         return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {told}"
 
     def _of_node(self, event: Event, node: str) -> Iterator[Notice]:
-        """A lost node or GPU: the operator's receivers are told, and those whose jobs are there."""
+        """Yield notices of a lost node or GPU, to the operator's receivers and those of the jobs there."""
         lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
         text = f"{lost} is lost: {event.data.get('reason') or 'it does not respond'}"
         mark = f"{node}.{event.data.get('gpu', '')}.{event.time:.3f}"
@@ -107,7 +107,7 @@ class Maker:
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
 
     def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
-        """Of jobs that are near their limit, or have not used their GPUs for long."""
+        """Yield notices of jobs near their time limit, and of jobs that have left their GPUs idle for long."""
         running = [job for job in active if job.state is JobState.RUNNING and job.start_time is not None]
         asked = [(job, kinds) for job in running if (kinds := {k for _, some in self._receivers(job) for k in some})]
         for job, kinds in asked:
@@ -138,7 +138,7 @@ class Maker:
                 yield self._notice(to, kind, mark, text, job, at)
 
     def _receivers(self, job: JobRecord, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Who is told of a job, and what; ``theirs``: not those whom the operator wants told of everything."""
+        """Yield a job's receivers and their kinds; ``theirs``: leave out receivers of all jobs."""
         if job.spec.mail:
             yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
         for receiver in self._asked.to:

@@ -1,4 +1,4 @@
-"""Which nodes the lease has, and which jobs may be put into it."""
+"""The nodes of the lease, and the jobs that may be placed in it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from gpusched.model.units import count_of, format_duration
 from gpusched.queue.store import Store
 
 PIN_S = 30.0
-"""A start that has not come about by then is withdrawn."""
+"""A start is withdrawn if the job has not started within this time."""
 
 
 class SlurmQueue:
-    """What waits, as Slurm has it, beside what the store has of it.
+    """Slurm's pending jobs, with their records in the store.
 
-    ``jobs``: Slurm's id -> any job. waiting: those that are PENDING. views: the store's id -> as it was decided on.
+    ``jobs``: Slurm's id -> any job. ``waiting``: those that are pending. ``views``: the store's id -> the job as it was
+    decided on.
     """
 
     def __init__(self, told: SlurmReading, decided: SlurmDecision | None, store: Store) -> None:
@@ -35,34 +36,34 @@ class SlurmQueue:
         self._names |= {job: stored.id for job, stored in self._active.items()}
 
     def limit_s(self, job: SlurmJob) -> float:
-        """How long it may run."""
+        """Return the job's time limit in seconds."""
         stored = self.stored(job)
         return stored.spec.time_limit_s if stored is not None else job.time_limit_s or NO_LIMIT_S
 
     def name(self, job: SlurmJob) -> str:
-        """The store's id."""
+        """Return the store's id of a job."""
         return self._names.get(job.id, job.id)
 
     def stored(self, job: SlurmJob) -> JobRecord | None:
-        """As the store has it."""
+        """Return the job's record in the store."""
         return self._active.get(job.id) or self._store.job(self.name(job))
 
 
 def lease_of(told: SlurmReading) -> SlurmReservation | None:
-    """Our reservation, as Slurm has it."""
+    """Return our reservation as Slurm has it."""
     return next((one for one in told.reservations if one.name == LEASE), None)
 
 
 def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:
-    """Why Slurm would find no nodes for a job that is in the lease, as others are reserved before its limit is over.
+    """Return why Slurm would find no nodes for a job in the lease, as they are reserved before its limit ends; or "".
 
-    It does not wait then, as a job outside does: it takes the job's priority and never gives it back.
+    Outside the lease such a job just waits. Inside it Slurm sets its priority to 0, and never restores it.
 
     Args:
-        queue: With what Slurm has.
-        job: It waits.
+        queue: Jobs and reservations.
+        job: A pending job.
         now: Unix seconds.
-        nodes: On which it is to start; empty: those that it names.
+        nodes: The nodes to start on; empty: those that it requires.
     """
     if not others(queue.told.reservations):
         return ""
@@ -88,7 +89,7 @@ def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = 
 
 
 def why_left(job: SlurmJob) -> str:
-    """Why Slurm must choose the nodes of a job, or "": policies decide when it starts, and where."""
+    """Return why Slurm must choose the job's nodes; "": policies decide when and where it starts."""
     if "+" in job.id:
         return "it is heterogeneous: its parts start together"
     if 0 < len(job.req_nodes) < job.nodes:
@@ -99,7 +100,7 @@ def why_left(job: SlurmJob) -> str:
 def leased_nodes(
     inventory: Inventory, deciding: Set[str], told: SlurmReading, now: float, lasts_s: int
 ) -> tuple[str, ...]:
-    """The nodes of these partitions that Slurm has, but those that another reservation has before the lease's end."""
+    """Return these partitions' nodes known to Slurm, except those reserved by others before the lease's end."""
     taken = {
         node
         for reservation in others(told.reservations)

@@ -1,8 +1,7 @@
-"""From a plan to what is asked of Slurm, by each partition's mode: nothing, an order, or the lease and starts in it.
+"""Turns a plan into requests to Slurm, by each partition's mode: nothing, an order, or starts in the lease.
 
-What is intended stands in Slurm alone: the reservation, and the jobs that are in it. A controller that is killed
-between any two steps reads that again, so nothing starts twice and nothing is lost; one that never comes back leaves a
-lease that ends by itself.
+The intent is recorded in Slurm alone: the reservation, and the jobs in it. A controller killed between any two steps
+reads it again, so nothing starts twice and nothing is lost. Without a controller the lease ends by itself.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from gpusched.slurm import lease
 from gpusched.slurm.accounts import has_account
 from gpusched.slurm.commands import NoAnswer, Slurm
 
-_RENEW = 1 / 6  # of the lease has gone by; each renewal is a line in slurmctld's log, some a row in the database
-_MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
-_REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
-_REST_S = 15.0  # a job that Slurm held in the lease twice rests four times as long, and twice that each further time
+_RENEW = 1 / 6  # renew after this part of the lease; each renewal adds a line to slurmctld's log, some a database row
+_MOST_TRIES = 2  # after so many failed starts on chosen nodes, Slurm chooses the nodes
+_REMEMBER_S = 600.0  # how long a failed start, or a requeue by us, is remembered
+_REST_S = 15.0  # back-off of a job that Slurm held in the lease: 4 times this after two holds, doubled with each one
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
 
 
 class ScontrolCall(NamedTuple):
-    """One line for scontrol, and what it is for; ``job``: the store's id, "": it has none."""
+    """One line for scontrol, and its purpose; ``job``: the store's id, "": none."""
 
     line: str
     what: str
@@ -49,7 +48,7 @@ class ScontrolCall(NamedTuple):
 
 
 class Tries(NamedTuple):
-    """How often a job did not start where it was to, when last, and why; how often Slurm held it for that."""
+    """A job's failed starts: count, time and reason of the last, and how often Slurm held the job."""
 
     times: int
     at: float
@@ -58,19 +57,19 @@ class Tries(NamedTuple):
 
     @property
     def rests_until(self) -> float:
-        """Until when it is not asked for again (Unix seconds)."""
+        """When the job may be requested again (Unix seconds)."""
         return self.at + min(_REMEMBER_S / 2, _REST_S * 2**self.holds) if self.holds > 1 else self.at
 
 
 class LeaseApplier:
-    """Makes Slurm do what was decided (`cycle.Applier`)."""
+    """Carries out decisions in Slurm (`cycle.Applier`)."""
 
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._slurm, self._say = store, slurm, say
         self._ordering, self._tenancy = Ordering(store, slurm, say), Tenancy(store)
         self._tries: dict[str, Tries] = {}
-        self._let_in: set[str] = set()  # jobs on which no policy decides
-        self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
+        self._let_in: set[str] = set()  # jobs admitted without a policy's decision
+        self._seen: dict[str, float] = {}  # starts without a time in the store: when first seen
 
     def apply(
         self,
@@ -80,7 +79,7 @@ class LeaseApplier:
         decided: SlurmDecision | None,
         now: float,
     ) -> None:
-        """What was decided, asked of Slurm; see `cycle.Applier`."""
+        """Request from Slurm what was decided; see `cycle.Applier`."""
         deciding = {name for name, mode in modes.items() if mode is SlurmMode.DECIDE}
         leased = leased_nodes(inventory, deciding, told, now, self._lasts_s(inventory))
         queue = SlurmQueue(told, decided, self._store)
@@ -119,7 +118,7 @@ class LeaseApplier:
     # -- the lease -----------------------------------------------------------------------------------------------
 
     def _hold(self, leased: Sequence[str], told: SlurmReading, lasts_s: int) -> bool:
-        """Create, renew or end the lease; whether there is one now."""
+        """Create, renew or end the lease; return whether it exists now."""
         known = lease_of(told)
         if not leased:
             if known is not None and known.end_time > told.time + 2:
@@ -140,8 +139,8 @@ class LeaseApplier:
             enforced = lease.enforces_associations(self._slurm.config())
             return lease.create(leased, lasts_s, enforced, enforced and self._has_own_account())
 
-        # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it. One that
-        # was not there and cannot be created is another controller's.
+        # An ended lease lingers for seconds: it can be renewed, but no other one created. If there was none and
+        # creating it fails, another controller has created it meanwhile.
         why = ""
         for line in (renewed, created) if known is not None else (created,):
             why = self._slurm.update([line()]).get(0, "")
@@ -167,7 +166,7 @@ class LeaseApplier:
     def _withdrawals(
         self, queue: SlurmQueue, deciding: Set[str], leased: Sequence[str], now: float
     ) -> list[ScontrolCall]:
-        """Starts that did not come about, and those that nobody wants any more."""
+        """Return withdrawals of starts that did not happen, or that are no longer wanted."""
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
         self._let_in &= queue.waiting.keys()
@@ -184,7 +183,7 @@ class LeaseApplier:
                 self._tried(job.id, now, job.reason, held=True)
                 continue
             if job.reservation != LEASE:
-                # Slurm has ended the lease: it took the reservation off the job, and left it our nodes.
+                # Slurm ended the lease: it cleared the job's reservation, but not the nodes that we set.
                 if facts is not None and facts.pinned:
                     asks.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
                 continue
@@ -197,7 +196,7 @@ class LeaseApplier:
                 if late:
                     self._tried(job.id, now, job.reason)
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
-                keep = False  # it does not start now: held since, or requeued
+                keep = False  # it cannot start now: held since, or requeued
             else:
                 keep = bool(leased) and (not theirs or job.id in self._let_in or bool(self._left(job)))
                 keep = keep and not shut(queue, job, now)
@@ -210,7 +209,7 @@ class LeaseApplier:
         self._tries[job] = Tries(before.times + 1, now, why, before.holds + held)
 
     def _rests(self, job: SlurmJob, now: float) -> str:
-        """Why a job is not asked for again yet, or ""."""
+        """Return why a job is in back-off, or ""."""
         tries = self._tries.get(job.id)
         if tries is None or now >= tries.rests_until:
             return ""
@@ -218,7 +217,7 @@ class LeaseApplier:
         return f"Slurm held it in the lease ({tries.why}); it is asked for again in {rest}"
 
     def _left(self, job: SlurmJob) -> str:
-        """Why Slurm is to choose the job's nodes, or ""."""
+        """Return why Slurm is to choose the job's nodes, or ""."""
         tries = self._tries.get(job.id)
         if tries is not None and tries.times >= _MOST_TRIES:
             return f"it did not start on the chosen nodes ({tries.why})"
@@ -227,7 +226,7 @@ class LeaseApplier:
     # -- what is asked for ---------------------------------------------------------------------------------------
 
     def _stops(self, queue: SlurmQueue, plan: Plan, deciding: Set[str]) -> list[ScontrolCall]:
-        """Jobs that consent (by partition, and by Slurm's own flag) are requeued."""
+        """Return requeues of preempted jobs that allow it, by their partition and by Slurm's requeue flag."""
         asks = []
         for action in plan.actions:
             if isinstance(action, Preempt):
@@ -239,7 +238,7 @@ class LeaseApplier:
         return asks
 
     def _begins(self, queue: SlurmQueue, now: float) -> list[ScontrolCall]:
-        """Jobs that we requeued need not wait the two minutes that Slurm gives them."""
+        """Return commands that skip the two-minute delay that Slurm gives jobs requeued by us."""
         asks = []
         for view in queue.views.values():
             job = queue.waiting.get(slurm_id(view.id))
@@ -259,7 +258,7 @@ class LeaseApplier:
         withdrawn: Set[str],
         now: float,
     ) -> list[ScontrolCall]:
-        """The plan's starts, in its order; where Slurm is to choose the nodes, it may do so now."""
+        """Return the plan's starts in order; where Slurm chooses the nodes, the job is admitted to the lease."""
         asks: list[ScontrolCall] = []
         reasons: dict[str, Reason] = {}
         inside = set(leased)
@@ -293,7 +292,7 @@ class LeaseApplier:
         asked: Set[str],
         now: float,
     ) -> list[ScontrolCall]:
-        """Jobs that the lease would keep from starting for ever, though no policy decides on them."""
+        """Return admissions of jobs that the lease would block forever, since no policy decides on them."""
         touched = {name for name, p in queue.told.partitions.items() if not set(leased).isdisjoint(p.nodes)}
         reasons: dict[str, Reason] = {}
         asks: list[ScontrolCall] = []
@@ -323,7 +322,7 @@ class LeaseApplier:
         return asks
 
     def _admit(self, queue: SlurmQueue, job: SlurmJob) -> list[ScontrolCall]:
-        """The job, or all parts of it where it has several that start together."""
+        """Return the admission of a job, or of all its components if it is heterogeneous."""
         base = job.id.partition("+")[0]
         parts = [j for j in queue.waiting.values() if j.id.startswith(f"{base}+")] if "+" in job.id else [job]
         return [ScontrolCall(lease.admit(j.id), "admit", queue.name(j)) for j in parts if j.reservation != LEASE]
@@ -358,10 +357,10 @@ class LeaseApplier:
         self._write(changed, events)
 
     def _intend(self, asks: Sequence[ScontrolCall], now: float, decided: SlurmDecision | None) -> dict[str, JobRecord]:
-        """Record what is asked for before it is asked, and return the jobs that are to be stopped, as they were.
+        """Record requests before they are sent; return the jobs to be stopped, as they were.
 
-        A job in the lease, so that what Slurm does to it there can be undone; a stop, since one that nobody counted
-        would be done again.
+        Jobs placed in the lease are recorded so that it can be undone; stops, so that they are counted and not
+        repeated.
         """
         changed: list[JobRecord] = []
         before: dict[str, JobRecord] = {}
@@ -394,7 +393,7 @@ class LeaseApplier:
                 self._store.append(events)
 
     def _explain(self, reasons: Mapping[str, Reason]) -> None:
-        """Why jobs wait that the policy would start, where it is not the policy that says so."""
+        """Record why jobs are pending that the policy would start."""
         found = []
         for name, reason in reasons.items():
             job = self._store.job(name) if name else None
@@ -406,7 +405,7 @@ class LeaseApplier:
 
 
 def _starts_of(decided: SlurmDecision, deciding: Set[str]) -> list[Start]:
-    """The plan's starts in these partitions, in its order."""
+    """Return the plan's starts in these partitions, in order."""
     there = {view.id for view in decided.snapshot.pending if view.spec.partition in deciding}
     return [action for action in decided.plan.actions if isinstance(action, Start) and action.job_id in there]
 

@@ -1,4 +1,4 @@
-"""One cycle beside Slurm: fold what was asked, read the nodes and Slurm, mirror, account, decide, check, hand over."""
+"""One cycle beside Slurm: apply commands, read nodes and Slurm, mirror, account, decide, check, apply."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
-READ_AT = "slurm_read_at"  # meta: when Slurm was last read (Unix seconds)
-MISSING = "slurm_missing"  # meta: jobs that Slurm named no more when it was last read: `Missing` by id, as JSON
-ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that slurmctld has forgotten
+READ_AT = "slurm_read_at"  # meta: time of the last reading of Slurm (Unix seconds)
+MISSING = "slurm_missing"  # meta: jobs absent from the last reading of Slurm: `Missing` by id, as JSON
+ASK_AGAIN_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
 UNLIMITED = 1_000_000
 
 
 class SlurmDecision(NamedTuple):
-    """A checked plan, what it was made from, and who decided in each partition."""
+    """A checked plan, its snapshot, and the policy that decided in each partition."""
 
     snapshot: Snapshot
     plan: Plan
@@ -67,7 +67,7 @@ class SlurmDecision(NamedTuple):
 
 
 class Applier(Protocol):
-    """Makes Slurm do what was decided, by each partition's mode."""
+    """Carries out decisions in Slurm, by each partition's mode."""
 
     def apply(
         self,
@@ -77,15 +77,15 @@ class Applier(Protocol):
         decided: SlurmDecision | None,
         now: float,
     ) -> None:
-        """Called once in every cycle in which Slurm answered, after it was mirrored; None: nobody waits.
+        """Carry out a decision; called in every cycle in which Slurm responded, after mirroring. None: no pending jobs.
 
         Raises:
-            NoAnswer: Slurm does not answer any more.
+            NoAnswer: Slurm no longer responds.
         """
 
 
 class SlurmCycle:
-    """The state of a controller between cycles beside Slurm; all that counts is in Slurm, or in the store."""
+    """The controller's state between cycles beside Slurm; all that matters is in Slurm or in the store."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class SlurmCycle:
         applier: Applier | None = None,
     ) -> None:
         self._store, self._cluster, self._clock, self._say = store, cluster, clock, say
-        self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
+        self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         self._slurm = slurm or Slurm()
@@ -112,29 +112,29 @@ class SlurmCycle:
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self._estimator, self._reasons = Estimates(store, state, say), Reasons(store)
         self._ledger = UsageWriter(store)
-        self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
+        self._failing: dict[str, tuple[float, str]] = {}  # node that cannot be read -> since when, why
         self._undecidable: set[str] = set()
         self._modes: Mapping[str, SlurmMode] = {}
         self._said: set[str] = set()
 
     def warm_up(self) -> None:
-        """Make the agents in charge ready to decide."""
+        """Compile the active agents' passes, so that their first decision is in time."""
         self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))
 
     def run(self, patience_s: float) -> None:
-        """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
+        """Run one cycle, waiting for slow nodes at most ``patience_s``."""
         now = self._clock()
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = load_active_policies(self._store, self.inventory, self.policies, now)
         modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
-        self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
+        self._store.set_meta("heartbeat", str(now))  # before Slurm is asked, which may take long
         if modes == self._modes and not self._reader.is_due(now):
             return
         self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
         observations = self._cluster.observe(askable, patience_s)
-        # Slurm is asked after the nodes: who held what until they were read is known then.
+        # Read Slurm after the nodes, so that it covers who held the GPUs up to their readings.
         told = self._ask(SlurmMode.ADVISE in modes.values())
         now = self._clock()
         self._record(told, observations, now)
@@ -150,7 +150,7 @@ class SlurmCycle:
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
 
     def _ask(self, site_factors: bool) -> SlurmReading | None:
-        """What Slurm says, or None where it does not: then nothing may be decided for it."""
+        """Return Slurm's state; None if it does not respond, and then nothing may be decided for it."""
         now = self._clock()
         try:
             told = self._reader.read(now, site_factors)
@@ -172,7 +172,7 @@ class SlurmCycle:
     # -- recording what is ---------------------------------------------------------------------------------------
 
     def _record(self, told: SlurmReading | None, observations: dict[str, NodeObservation], now: float) -> None:
-        """Fold this cycle's news into jobs, nodes and usage, in one transaction."""
+        """Record this cycle's readings in jobs, nodes and usage, in one transaction."""
         before = self._store.node_records()
         active = {job.id: job for job in self._store.active()}
         news = self._news_of(observations, before, now)
@@ -223,7 +223,7 @@ class SlurmCycle:
         return news
 
     def _gone(self, told: SlurmReading, now: float) -> list[MirrorResult]:
-        """What became of jobs that had not ended when Slurm was last read, and that it does not name any more."""
+        """Return what happened to jobs that had not ended at the last reading, and that Slurm no longer lists."""
         missing = self._mirror.missing(told.jobs, self._store.number(READ_AT, now), now)
         noted = msgspec.json.encode(missing).decode()
         if noted != (self._store.meta(MISSING) or "{}"):
@@ -268,7 +268,7 @@ class SlurmCycle:
                 self._store.set_meta(f"array_limit:{array}", str(limit or UNLIMITED))
 
     def _put_reservations(self, told: SlurmReading, now: float) -> None:
-        """As Slurm has them; of one that Slurm has no more stays what was."""
+        """Mirror Slurm's reservations; one that Slurm no longer has ends now, if it had begun."""
         there = {one.name: one for one in self._store.reservations(now)}
         found = {one.name: one for one in calendar_of(told.reservations, {n.name for n in self.inventory.nodes})}
         for name, one in there.items():
@@ -281,12 +281,12 @@ class SlurmCycle:
                 self._store.put_reservation(one, now)
 
     def _standing(self, told: SlurmReading) -> dict[str, int]:
-        """Slurm's id -> priority without our advice, of the jobs that have some."""
+        """Return Slurm's id -> priority without our advice, of the advised jobs."""
         if not (ordered := ordered_jobs(self._store)):
             return {}
         waiting = {job.id: job for job in told.jobs if job.state == "PENDING"}
         bases = without_advice(waiting, ordered & waiting.keys(), not self._slurm.has_factors)
-        return {job: max(1, base) for job, base in bases.items()}  # as Slurm says it of the others
+        return {job: max(1, base) for job, base in bases.items()}  # as Slurm reports the others
 
     def _put_nodes(
         self,
@@ -325,7 +325,7 @@ class SlurmCycle:
         steps: list[MirrorResult],
         now: float,
     ) -> None:
-        """Charge the time since the last readings; not to jobs of which Slurm does not say which GPUs they have."""
+        """Charge the time since the last readings, except to jobs whose GPUs Slurm does not name."""
         now_as = {**active, **{step.job.id: step.job for step in steps}, **after}
         pairs = [(active.get(name, job), job) for name, job in now_as.items() if name in active or job.start_time]
         sure = [(old, new) for old, new in pairs if _has_known_gpus(new if new.allocation is not None else old)]
@@ -334,7 +334,7 @@ class SlurmCycle:
     # -- deciding ------------------------------------------------------------------------------------------------
 
     def _decide(self, charge: LivePolicies, modes: Mapping[str, SlurmMode], now: float) -> SlurmDecision | None:
-        """The checked plan; None where nobody waits, or no policy can take even a look."""
+        """Return the checked plan; None if no job is pending, or deciding failed."""
         waiting = [job for job in self._store.pending() if job.id not in self._undecidable and job.slurm is not None]
         active = self._store.active()
         if not waiting:
@@ -378,7 +378,7 @@ class SlurmCycle:
     def _leave_out(
         self, waiting: list[JobRecord], snapshot_of: Callable[[Sequence[JobRecord]], Snapshot], error: Exception
     ) -> None:
-        """After a decision that raised: jobs that make it raise, each for itself, are not decided on any more."""
+        """After a decision raised, leave to Slurm each job that by itself makes it raise."""
 
         def fails(some: Sequence[JobRecord]) -> bool:
             try:
@@ -403,7 +403,7 @@ class SlurmCycle:
 
 
 def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, NodeObservation]) -> dict[str, NodeRecord]:
-    """The records with what has come in just now."""
+    """Return the node records updated by the latest readings."""
     found = dict(records)
     for name, read in news.items():
         if isinstance(read.result, NodeReading) and read.result.wiring is not None:
@@ -416,7 +416,7 @@ def _has_known_gpus(job: JobRecord) -> bool:
 
 
 def _not_started(action: Start, mode: SlurmMode | None, policy: PolicySpec) -> Reason:
-    """Why a job waits that the policy would start: it is Slurm that starts it."""
+    """Return why a job is pending that the policy would start: Slurm has not started it."""
     where = ", ".join(part.node for part in action.allocation.parts)
     does = "starts it now" if mode is SlurmMode.DECIDE else "would start it now"
     return Reason(code=ReasonCode.PRIORITY, message=f"{policy.name} {does} on {where}; Slurm has not started it yet")

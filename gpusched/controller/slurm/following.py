@@ -1,4 +1,4 @@
-"""Follows Slurm's jobs from one reading to the next, so that what it says again costs a comparison."""
+"""Follows Slurm's jobs from one reading to the next, so that an unchanged job costs one comparison."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from gpusched.model.slurm import SlurmJob, bar
 from gpusched.queue.damage import STORE_FAULTS
 
 MAX_DRIFTED = 1000
-"""So many priorities and the like are taken up in a cycle: Slurm counts them all anew at once."""
+"""Jobs per cycle whose priority or reason alone changed: Slurm updates all of them at once."""
 
 
 class Missing(NamedTuple):
-    """A job that Slurm names no more: when it last did, at the earliest, and since when it does not (Unix seconds)."""
+    """A job that Slurm no longer lists: when it last did at the earliest, and since when it does not (Unix seconds)."""
 
     named_at: float
     since: float
 
 
 class Mirror:
-    """Remembers what was mirrored last, and which of Slurm's jobs is which of the store's.
+    """Tracks the last mirrored state, and which of Slurm's jobs is which of the store's.
 
     Args:
-        find: The stored job with an id.
+        find: Returns the stored job with an id.
         unended: The stored jobs that have not ended.
-        missing: Of these, those that Slurm did not name last time (see there).
+        missing: Those of them absent from the last reading (see `Missing`).
 
     Attributes:
-        troubles: Slurm's id -> why a job of it could not be mirrored.
+        troubles: Slurm's id -> why a job could not be mirrored.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Mirror:
         self._find = find
         self._names: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
         self._seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
-        self._later = dict(self._seen)  # what has changed and was left to a later cycle, as it was
+        self._later = dict(self._seen)  # the previous state of changed jobs put off to a later cycle
         self._site: tuple[SlurmContext, Mapping[str, tuple[int, ...]]] | None = None
-        self._open: dict[str, str] = {}  # the store's id -> Slurm's, of all that have not ended
+        self._open: dict[str, str] = {}  # the store's id -> Slurm's, of jobs that have not ended
         self._missing = dict(missing)
         self.troubles: dict[str, str] = {}
         for job in unended:
@@ -64,7 +64,7 @@ class Mirror:
                     self._names[own] = job.id
 
     def steps(self, jobs: Iterable[SlurmJob], world: MirrorContext) -> list[MirrorResult]:
-        """What has changed by what Slurm says of its jobs now; `note` when it is in the store."""
+        """Return the changes since the last reading; call `note` when they are in the store."""
         if (world.site, world.devices) != self._site:
             self._seen.clear()
         self._site = world.site, world.devices
@@ -83,7 +83,7 @@ class Mirror:
                     steps += self._look(job, world)
                 except STORE_FAULTS:
                     raise
-                except Exception as error:  # what is odd about one job is not to hold up the others
+                except Exception as error:  # an odd job must not block the others
                     self.troubles[job.id] = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
         return steps
 
@@ -103,7 +103,7 @@ class Mirror:
         return [*before, step]
 
     def _known(self, job: SlurmJob) -> tuple[str, JobRecord | None]:
-        """The store's id of the latest job that had this one's id, and that job."""
+        """Return the store's id of the latest job with this Slurm id, and that job."""
         name = self._names.get(job.id, job.id)
         stored = self._find(name)
         while stored is not None and name not in self._open and not is_same(job, stored):
@@ -120,7 +120,7 @@ class Mirror:
         return name
 
     def note(self, steps: Iterable[MirrorResult], jobs: Iterable[SlurmJob], world: MirrorContext) -> None:
-        """These steps are in the store; what comes next is compared with ``jobs``."""
+        """Note that these steps are in the store; the next reading is compared with ``jobs``."""
         for step in steps:
             own = slurm_id(step.job.id)
             if step.job.state in ENDED:
@@ -133,7 +133,7 @@ class Mirror:
         self._missing = {name: since for name, since in self._missing.items() if name in self._open}
 
     def missing(self, jobs: Iterable[SlurmJob], named_at: float, now: float) -> dict[str, Missing]:
-        """By the store's ids: jobs that have not ended and that Slurm, last asked at ``named_at``, names no more."""
+        """Return the unended jobs, by the store's ids, that Slurm, last read at ``named_at``, no longer lists."""
         named = {self._names.get(job.id, job.id) for job in jobs}
         first = Missing(named_at, now)
         self._missing = {name: self._missing.get(name, first) for name in self._open if name not in named}
@@ -141,13 +141,13 @@ class Mirror:
 
 
 def _only_drifts(old: SlurmJob, new: SlurmJob) -> bool:
-    """Whether nothing of a waiting job has changed but what Slurm says beside it: its priority goes up with its age."""
+    """Return whether a pending job changed only in priority, which rises with its age, or in its reason."""
     if new.state != "PENDING" or not (old.priority and new.priority) or bar(old.reason) or bar(new.reason):
         return False
     return msgspec.structs.replace(new, priority=old.priority, reason=old.reason) == old
 
 
 def _next(name: str) -> str:
-    """``1234~2`` after ``1234``, ``1234~3`` after that."""
+    """Return ``1234~2`` after ``1234``, ``1234~3`` after that."""
     base, _, number = name.partition("~")
     return f"{base}~{int(number or 1) + 1}"

@@ -1,8 +1,8 @@
-"""Mode advise: the policy's order of the queue, as priorities by which Slurm goes; Slurm places and backfills.
+"""Mode advise: sets priorities so that Slurm follows the policy's order; Slurm places and backfills.
 
-Which order that is: the one in which the policy's file has its queue (`sched.alone.in_order`). An agent has none
-of its own, so what it would start now goes first, then its file's order. Only the first `HEAD` jobs of it are told to
-Slurm: they start before the others, and by then the next ones are told.
+The order is that of the queue in the policy's file (`sched.alone.in_order`). An agent has no order of its own: the jobs
+that it would start now go first, then its file's order. Only the first `HEAD` jobs are prioritised; they start before
+the others, and then the next ones are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONFIG_S = 600.0
 
 
 class Ordering:
-    """Tells Slurm the order of queues, and takes it back."""
+    """Applies the order of queues to Slurm's priorities, and reverts it."""
 
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None]) -> None:
         self._store, self._slurm, self._say = store, slurm, say
@@ -42,17 +42,17 @@ class Ordering:
         room: int,
         now: float,
     ) -> None:
-        """At most ``room`` updates: of jobs that stand elsewhere than their policy would have them.
+        """Update at most ``room`` jobs whose position differs from their policy's order.
 
         Args:
-            modes: Partition -> its mode. In the others what was told earlier is taken back.
-            waiting: Slurm's id -> job that waits.
-            decided: The plan; None: no order is told.
+            modes: Partition -> its mode. In modes other than advise, earlier changes are reverted.
+            waiting: Slurm's id -> pending job.
+            decided: The plan; None: set no order.
             room: How many jobs may be updated.
             now: Unix seconds.
 
         Raises:
-            NoAnswer: Slurm does not answer.
+            NoAnswer: Slurm does not respond.
         """
         ours = ordered(self._store)
         advised = [name for name, mode in modes.items() if mode is SlurmMode.ADVISE]
@@ -80,14 +80,15 @@ class Ordering:
             assert decided is not None
             ids = {view.id: slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
             queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
-            for job, more in lease.priority_additions(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
+            order = [ids[view] for view in wanted(decided, name)]
+            for job, more in lease.priority_additions(queue.values(), order).items():
                 value = queue[job].base + more
                 lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, more)
         some = list(lines.items())[:room]
         for job, (name, _) in some:
             if name in advised and job not in after.setdefault(name, []):
                 after[name].append(job)
-        self._keep(ours, after)  # before it is done: what is taken back must be known
+        self._keep(ours, after)  # before the update, so that it can be reverted
         errors = self._slurm.update([line for _, (_, line) in some])
         done = {job for at, (job, (name, _)) in enumerate(some) if name not in advised and at not in errors}
         self._keep(after, {name: [job for job in jobs if job not in done] for name, jobs in after.items()})
@@ -98,7 +99,7 @@ class Ordering:
             self._store.set_meta(ORDERED, msgspec.json.encode(kept).decode() if kept else "")
 
     def _is_basic(self, now: float) -> bool | None:
-        """Whether Slurm orders by submission alone; None: by a plugin of the site's, with which nobody interferes."""
+        """Return whether Slurm orders by submission alone; None: by a site's own plugin, which is left alone."""
         if self._config is None or not 0 <= now - self._config[0] < _CONFIG_S:
             self._config = now, self._slurm.config()
         config = self._config[1]
@@ -113,7 +114,7 @@ class Ordering:
 
 
 def wanted(decided: SlurmDecision, partition: str) -> list[str]:
-    """The store's ids of the first `HEAD` jobs of a partition in the order of its policy."""
+    """Return the store's ids of a partition's first `HEAD` jobs in its policy's order."""
     policy = decided.deciders.get(partition) or decided.snapshot.policies[partition]
     part = only(decided.snapshot, partition, policy)
     queue = [job.id for job in in_order(part, partition)]

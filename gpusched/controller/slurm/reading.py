@@ -1,4 +1,4 @@
-"""What Slurm says in one cycle, with no more questions than the cycle needs."""
+"""Reads Slurm's state for one cycle, with as few RPCs as possible."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReser
 from gpusched.slurm.commands import NoAnswer, Slurm
 from gpusched.slurm.records import unix_time
 
-PARTITIONS_S = 60.0  # partitions and configuration hardly change
-SHARE = 0.015  # of slurmctld's time that reading may take by its own figures, which lack sending: in all below 2 %
-MAX_REST_S = 15.0  # a lease must be renewed however long the queue is
-MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
+PARTITIONS_S = 60.0  # partitions and configuration rarely change
+SHARE = 0.015  # of slurmctld's time for reading, by its own figures, which omit sending: in all below 2 %
+MAX_REST_S = 15.0  # the lease must be renewed, however long the queue is
+MAX_ASKED = 5  # readings after which a job's unnamed GPUs are not read again
 
 
 class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm said.
+    """Slurm's state at one time.
 
     Attributes:
-        positions: Of running jobs, as in `gpusched.controller.slurm.mirror.World`.
-        gres_conf: The text of this file; None: it is not on this machine.
+        positions: Of running jobs, as in `gpusched.controller.slurm.mirror.MirrorContext`.
+        gres_conf: Text of gres.conf; None: not on this machine.
     """
 
     time: float
@@ -39,7 +39,7 @@ class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmReader:
-    """Asks Slurm once a cycle, and of each running job once where its GPUs are."""
+    """Reads Slurm once per cycle, and the GPU positions of each running job once."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
@@ -53,18 +53,18 @@ class SlurmReader:
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
 
     def is_due(self, now: float) -> bool:
-        """Whether enough time has gone by since the last look, for slurmctld must not be kept busy by ours."""
+        """Return whether the next reading is due; the interval limits the load on slurmctld."""
         return not self._read_at <= now < self._read_at + self._rest_s
 
     def read(self, now: float, site_factors: bool) -> SlurmReading:
-        """What Slurm says now.
+        """Return Slurm's state.
 
         Args:
             now: Unix seconds.
-            site_factors: Whether somebody wants to know these, too.
+            site_factors: Whether to read SiteFactor.
 
         Raises:
-            NoAnswer: It says nothing.
+            NoAnswer: Slurm does not respond.
         """
         try:
             return self._read(now, site_factors)
@@ -83,7 +83,7 @@ class SlurmReader:
         jobs = tuple(self._slurm.jobs(site_factors))
         if self._partitions_at == now:
             cost_s = self._cost_of_a_look(site_factors)
-            if not self._was_silent:  # else what it did not do meanwhile counts as its work on our questions
+            if not self._was_silent:  # otherwise its silence would count as time spent on our RPCs
                 self._cost_s = cost_s
             self._was_silent = False
         self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
@@ -93,14 +93,14 @@ class SlurmReader:
         )  # fmt: skip
 
     def _cost_of_a_look(self, site_factors: bool) -> float:
-        """Seconds of slurmctld's time, by its own figures since we last asked for them."""
+        """Return slurmctld's time for one reading, in seconds, by its statistics since the last call."""
         before = self._costs
-        with contextlib.suppress(NoAnswer):  # some sites let nobody see them
+        with contextlib.suppress(NoAnswer):  # some sites do not permit sdiag
             self._costs = self._slurm.rpc_costs()
 
         def mean_s(message: str) -> float:
             (count, total_s), (known, known_s) = (costs.get(message, (0, 0.0)) for costs in (self._costs, before))
-            if count <= known:  # it began to count anew
+            if count <= known:  # slurmctld has reset its counters
                 known, known_s = 0, 0.0
             return (total_s - known_s) / max(1, count - known)
 
@@ -122,7 +122,7 @@ def _key(job: SlurmJob) -> tuple[str, float, int]:
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended, by Slurm's accounting. Times in Unix seconds; None: it never started."""
+    """A job's end, by Slurm's accounting. Times in Unix seconds; None: it never started."""
 
     state: str
     start_time: float | None
@@ -130,7 +130,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ended_jobs(text: str) -> dict[str, list[tuple[float, Ended]]]:
-    """Slurm's job id -> when it was submitted (or requeued) and how that ended, in order; of `Slurm.ended`'s text."""
+    """Return Slurm's job id -> (submit or requeue time, its end), in order, from the text of `Slurm.ended`."""
     lines = text.splitlines()
     columns = lines[0].split("|") if lines else []
     found: dict[str, list[tuple[float, Ended]]] = {}

@@ -1,4 +1,4 @@
-"""Slurm's reservations, as those by which plans, forecasts and `why` go: ours is none of them. Pure."""
+"""Slurm's reservations, as used by plans, forecasts and `why`; without our lease. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from gpusched.model.reservations import Reservation
 from gpusched.model.slurm import LEASE, SlurmReservation
 
 LATE_S = 10.0
-"""A job that is asked to start begins so much later at the most, mostly: what it may run into begins for it earlier."""
+"""Usual maximum delay between requesting a start and the start; reservations count as beginning this much earlier."""
 
 
 def others(reservations: Iterable[SlurmReservation]) -> list[SlurmReservation]:
-    """Those that are not our lease."""
+    """Return all reservations except our lease."""
     return [one for one in reservations if one.name != LEASE]
 
 
 def calendar_of(reservations: Iterable[SlurmReservation], declared: Collection[str]) -> list[Reservation]:
-    """Those of declared nodes, whole nodes even where some cores are reserved; one that recurs by its next time."""
+    """Return the reservations of declared nodes: whole nodes even if only cores are reserved, recurring ones once."""
     return [
         Reservation(
             name=one.name, nodes=nodes, begin=one.start_time, end=one.end_time, users=one.users, groups=one.accounts,
@@ -31,7 +31,7 @@ def calendar_of(reservations: Iterable[SlurmReservation], declared: Collection[s
 def in_the_way(
     reservations: Iterable[SlurmReservation], nodes: Collection[str], begin: float, end: float
 ) -> SlurmReservation | None:
-    """The first of the others' reservations that has one of the nodes between the two times."""
+    """Return the first reservation, except the lease, that includes one of the nodes between the two times."""
     met = (one for one in others(reservations) if one.start_time < end and begin < one.end_time)
     there = (one for one in met if not set(nodes).isdisjoint(one.nodes))
     return min(there, key=lambda one: one.start_time, default=None)

@@ -1,7 +1,7 @@
-"""Whose the lease in Slurm is: two controllers with two state folders must not both decide.
+"""Ownership of the lease: two controllers with separate state folders must not both decide.
 
-A reservation has no field for an owner. But its end is known to who has renewed it last, so one that lasts longer was
-renewed by another controller; and whoever renews shows by that that it lives.
+A reservation has no owner field. But whoever renewed it last knows its end, so a lease that ends later was renewed by
+another controller, which is thereby known to be alive.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from gpusched.model.units import local_clock
 from gpusched.queue.store import Store
 
 LEASED_UNTIL = "slurm_leased_until"
-"""Meta: until when, at the latest, the lease lasts as this controller has asked for it (Unix seconds)."""
+"""Meta: the latest end of the lease as requested by this controller (Unix seconds)."""
 
-_SLOW_S = 10.0  # scontrol counts from when it reads its line
-_EXACT_S = 1.0  # Slurm has whole seconds
-_SPREAD = 1 / 12  # of the lease: two controllers that renew it in the same second do not agree on its end
+_SLOW_S = 10.0  # delay until scontrol reads its line, from which it counts
+_EXACT_S = 1.0  # Slurm rounds to seconds
+_SPREAD = 1 / 12  # random part of the lease: controllers that renew in the same second choose different ends
 
 
 class Tenancy:
-    """Knows the lease that this controller renews from that of another one.
+    """Distinguishes this controller's lease from another controller's.
 
     Args:
-        store: In which it is kept.
-        wall: The clock by which Slurm's commands go.
+        store: Keeps the lease's end.
+        wall: The clock that Slurm's commands use.
     """
 
     def __init__(self, store: Store, wall: Callable[[], float] = time.time) -> None:
         self._store, self._wall = store, wall
-        self._another: tuple[float, float] | None = None  # the end of another's lease, and since when it is that
+        self._another: tuple[float, float] | None = None  # end of another controller's lease, and when that end was first seen
 
     def is_anothers(self, known: SlurmReservation | None, takes_over: bool, now: float) -> bool:
-        """Whether another controller has the lease; for one that is not renewed any more, ``takes_over`` decides.
+        """Return whether another controller owns the lease; if it has stopped renewing, ``takes_over`` decides.
 
         Args:
-            known: The lease as Slurm has it; None: there is none.
+            known: The lease as Slurm has it, or None.
             takes_over: Whether this controller wants it.
             now: Unix seconds.
         """
@@ -49,21 +49,21 @@ class Tenancy:
         if self._another is None or self._another[0] != known.end_time:
             self._another = known.end_time, now
         end, since = self._another
-        return not takes_over or now < since + (end - since) / 2  # who lives renews it three times meanwhile
+        return not takes_over or now < since + (end - since) / 2  # a live controller would have renewed it three times
 
     def lasts_s(self, wanted_s: int) -> int:
-        """For how long to ask for the lease now; that it is ours is known from here on."""
+        """Return the duration to request, slightly random, and record the lease as ours."""
         lasts_s = wanted_s + randrange(int(wanted_s * _SPREAD) + 1)
         self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s + _SLOW_S))
         return lasts_s
 
     def note_asked(self, lasts_s: int) -> None:
-        """It was asked for, just now."""
+        """Record that the lease was requested just now."""
         self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s))
 
 
 def trouble_of(known: SlurmReservation, now: float) -> str:
-    """For people: that another controller decides."""
+    """Return the message that another controller decides."""
     until = local_clock(known.end_time, now)
     return (
         f"another controller has the lease in Slurm (reservation {LEASE}, until {until}), so this one decides nothing: "
