@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
-from gpusched.controller.fold import back_in_queue
+from gpusched.controller.commandfiles import requeued_fields
+from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, is_due, is_exhausted, stuck_event
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult, is_idle, operation_on, update
-from gpusched.controller.resizing import note_of, requeue_resized, update_save_status
+from gpusched.controller.resizing import requeue_resized, resize_file, update_save_status
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.units import format_memory
@@ -17,7 +17,7 @@ from gpusched.queue.store import RankRecord
 
 def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     """Advance a COMPLETING job by one step."""
-    ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
+    ending = _earlier_end(step, seen, world) or _with_new_grace(step, seen, world) or step.job.ending
     assert ending is not None
     ending = update_save_status(step, ending, seen, world)
     left = False
@@ -28,7 +28,7 @@ def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
         elif s.phase == "unlaunched":
             # The launch was not sent, or may not have arrived; a container that appears later is removed as a stray.
             update(step, s.rank, gone=True)
-        elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
+        elif s.rank.stuck or (s.phase != "unknown" and is_exhausted(s.rank, world.now)):
             # The rank's record keeps its GPUs blocked until it is gone; the job need not wait for that.
             if not s.rank.stuck:
                 update(step, s.rank, stuck=True)
@@ -36,18 +36,18 @@ def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
         else:
             left = True
             if s.phase != "unknown" and is_idle(s, world):
-                _press(step, s, ending, world)
+                _terminate(step, s, ending, world)
     if not left:
-        _close(step, seen, ending, world)
+        _finish(step, seen, ending, world)
 
 
-def _own_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
+def _earlier_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
     """Return the ending of a job that had ended by itself before a policy decided to stop it; otherwise None.
 
     Only an end before the decision and without a signal counts: many jobs save their work on a signal and exit with 0.
     """
     ending = step.job.ending
-    if ending is None or (decided := _decided(ending)) is None:
+    if ending is None or (decided := _decided_at(ending)) is None:
         return None
     early = [
         s.rank for s in seen
@@ -66,20 +66,20 @@ def _own_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
     return own
 
 
-def _decided(ending: Ending) -> float | None:
+def _decided_at(ending: Ending) -> float | None:
     """Return when a policy decided to stop the job and run it again later; None: it did not."""
     if ending.resize is not None:
         return None if ending.resize.back else ending.resize.asked_at
     return ending.preemptions.times[-1] if ending.preemptions is not None else None
 
 
-def _asked_late(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
+def _with_new_grace(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
     """Return an ending with a new grace period for a stopped job whose ranks were not signalled in time to save work.
 
     This happens when the controller was down or the node unreachable. None: not needed.
     """
     ending = step.job.ending
-    if ending is None or _decided(ending) is None or world.now < ending.kill_at:
+    if ending is None or _decided_at(ending) is None or world.now < ending.kill_at:
         return None
     if not any(s.phase == "running" and s.rank.signalled is None and is_idle(s, world) for s in seen):
         return None
@@ -90,7 +90,7 @@ def _asked_late(step: ReconcileResult, seen: list[RankStatus], world: ReconcileI
     return again
 
 
-def _press(step: ReconcileResult, s: RankStatus, ending: Ending, world: ReconcileInput) -> None:
+def _terminate(step: ReconcileResult, s: RankStatus, ending: Ending, world: ReconcileInput) -> None:
     """Signal a rank, and later kill it; kill at once if its work is saved."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
@@ -103,10 +103,10 @@ def _press(step: ReconcileResult, s: RankStatus, ending: Ending, world: Reconcil
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
         # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
-            step.operations.append(operation_on("signal", s, signal=polite, note=note_of(step.job, ending)))
+            step.operations.append(operation_on("signal", s, signal=polite, note=resize_file(step.job, ending)))
 
 
-def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world: ReconcileInput) -> None:
+def _finish(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world: ReconcileInput) -> None:
     """Set the job's final state, or requeue it, when all ranks are gone."""
     job, now = step.job, world.now
     finished = [s.rank.finished_at for s in seen if s.rank.finished_at is not None]
@@ -121,17 +121,19 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
         requeue_resized(step, seen, ending, end, world)
         return
     # An attempt that is not a resize has the full time limit again.
-    again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None, had_s=0.0)}
+    resizes = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None, had_s=0.0)}
     if ending.preemptions is not None:
-        fields = back_in_queue(ending.message) | again | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
+        fields = (
+            requeued_fields(ending.message) | resizes | {"preemptions": _with_run(job, ending.preemptions, seen, end)}
+        )
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)
     elif ending.outcome is JobState.PENDING:
-        fields = back_in_queue(ending.message) | again
+        fields = requeued_fields(ending.message) | resizes
         step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < world.settings.max_retries:
         wait = retry_delay_s(job.retries)
-        fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")
-        fields |= again | {"retries": job.retries + 1, "eligible_time": now + wait}
+        fields = requeued_fields(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")
+        fields |= resizes | {"retries": job.retries + 1, "eligible_time": now + wait}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
     else:
         codes = [s.rank.exit_code for s in seen if s.rank.exit_code]
@@ -152,7 +154,7 @@ def _may_retry(job: JobRecord) -> bool:
     return job.spec.requeue and (job.spec.session is None or job.start_time is None)
 
 
-def _stopped(job: JobRecord, preemptions: Preemptions, seen: list[RankStatus], end: float) -> Preemptions:
+def _with_run(job: JobRecord, preemptions: Preemptions, seen: list[RankStatus], end: float) -> Preemptions:
     """Return ``preemptions`` with the stopped attempt's run, unless it was lost with its node and saved nothing."""
     if job.start_time is None or any(s.rank.finished_at is None for s in seen):
         return preemptions

@@ -10,26 +10,32 @@ import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, RankKey
 from gpusched.config.paths import log_path, result_path
-from gpusched.controller.asking import Asking, Prepare
+from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.deciding import Decider
-from gpusched.controller.escalating import stuck_on
-from gpusched.controller.estimating import Estimates
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.escalating import stuck_message
+from gpusched.controller.estimating import EstimateWriter
+from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
 from gpusched.controller.ledger import UsageWriter
-from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
-from gpusched.controller.outputs import Collecting, readers_of
+from gpusched.controller.nodestate import (
+    is_dead,
+    may_forget_leftovers,
+    removed_record,
+    update_record,
+    with_removed,
+)
+from gpusched.controller.outcomes import OutcomeRecorder
+from gpusched.controller.outputs import CollectionRetries, readers_of
 from gpusched.controller.planning import Planner
-from gpusched.controller.progress import note_progress
+from gpusched.controller.progress import record_progress
 from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
-from gpusched.controller.tidy import forget_jobs, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
@@ -68,14 +74,14 @@ class Cycle:
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._collecting = Collecting()
+        self._collecting = CollectionRetries()
         self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
         self._ledger = UsageWriter(store)
-        self._asking = Asking(store, self.inbox, prepare)
+        self._asking = InJobCommandHandler(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
-        self._settling = Settling(store, self._collecting, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, Estimates(store, state, say), say)
+        self._settling = OutcomeRecorder(store, self._collecting, self._launcher.errors)
+        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state, say), say)
 
     def follow(self, before: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""
@@ -136,7 +142,7 @@ class Cycle:
 
     def _attend(self) -> Inventory:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
-        return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
+        return with_removed(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
     def warm_up(self) -> None:
         """Compile the active agents' passes, so that their first decision is in time."""
@@ -162,17 +168,17 @@ class Cycle:
                 node.name in busy_nodes,
                 self.inventory.settings,
                 now,
-                stuck_on(node.name, ranks),
+                stuck_message(node.name, ranks),
                 left=self.inventory.node(node.name) is None,
             )
             events += news
         unattended = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
         for name in unattended - records.keys():
-            records[name] = record_of_unknown(before.get(name, NodeRecord(name=name)), now)
+            records[name] = removed_record(before.get(name, NodeRecord(name=name)), now)
         steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
-            note_progress(self._store, active, observations)
+            record_progress(self._store, active, observations)
             over = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
             learn(self._store, self.inventory, over)
             operations += self._tidy(observations, records, now)
@@ -206,7 +212,7 @@ class Cycle:
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
             by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
-        return [_step(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
+        return [_reconcile_or_set_aside(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
 
     def _apply_steps(
         self, steps: list[ReconcileResult], records: dict[str, NodeRecord], events: list[Event], now: float
@@ -264,11 +270,11 @@ class Cycle:
         ranks = self._store.ranks()
         leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
         busy = self._cluster.busy()
-        forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and is_forgotten(r, now)}
-        old = tidy_leftovers(leftovers, observations, forgotten, busy, now)
+        forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and may_forget_leftovers(r, now)}
+        old = clean_up_leftovers(leftovers, observations, forgotten, busy, now)
         removed = self._settling.removed_since(now - REMEMBER_REMOVED_S)
         known = frozenset(map(rank_key, ranks))
-        strays = reap_strays(
+        strays = remove_strays(
             self._attended.nodes, known, removed, observations, self._cluster_id, busy, now, self._reaped
         )
         self._store.append([*old.events, *strays.events])
@@ -292,7 +298,7 @@ class Cycle:
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
 
-def _step(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
+def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
     """Return the job's next step. A job whose step raises is set aside, so that it cannot fail the whole cycle."""
     try:
         return reconcile_job(job, ranks, world)

@@ -21,7 +21,7 @@ from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
 from gpusched.sched.decide import decide, warm_up_agent
 
-REST_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
+BACKOFF_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
 _FIFO = PolicySpec(name="fifo")
 
 
@@ -79,7 +79,7 @@ class AgentDecision:
     def __init__(self, partition: str, spec: PolicySpec, model: TrainedModel | None, snapshot: Snapshot) -> None:
         self.model = model
         self._partition, self._budget_s = partition, spec.budget_s
-        self._snapshot = only(snapshot, partition, spec)
+        self._snapshot = partition_snapshot(snapshot, partition, spec)
         self._answer: tuple[Plan | None, str] = (None, "")
         self._took_s = 0.0
         self._began = time.monotonic()
@@ -112,10 +112,10 @@ class AgentDecision:
             The plan, or None; and why it cannot be used, or "".
         """
         self._done.wait(max(0.0, self._began + self._budget_s - time.monotonic()))
-        return (None, late_line(self._budget_s)) if self.late else self._answer
+        return (None, timeout_message(self._budget_s)) if self.late else self._answer
 
 
-def late_line(budget_s: float) -> str:
+def timeout_message(budget_s: float) -> str:
     """Return the message for an agent that exceeded its budget; constant, so that it is logged once."""
     budget = f"{budget_s * 1000:g} ms" if budget_s < 1 else f"{budget_s:g} s"
     return f"no answer within its time budget of {budget}"
@@ -171,7 +171,7 @@ class Decider:
         if not agents:
             return self._told(Decision(decide(snapshot), policies))
         asked = {name: self._ask(name, spec, digests, snapshot) for name, spec in agents.items()}
-        plan = decide(_without(snapshot, agents))
+        plan = decide(_without_partitions(snapshot, agents))
         found, deciders = dict(self._out), dict(policies)
         for name, spec in agents.items():
             answer, why = self._answer(name, spec, asked[name], snapshot.now)
@@ -180,8 +180,8 @@ class Decider:
                 found[name] = self._fallback(name, spec, why, snapshot.now)
             else:
                 found.pop(name, None)
-            part = answer if answer is not None else decide(only(snapshot, name, deciders[name]))
-            plan = _joined(plan, part)
+            part = answer if answer is not None else decide(partition_snapshot(snapshot, name, deciders[name]))
+            plan = _merged(plan, part)
         self._note(found, policies, snapshot.now)
         return self._told(Decision(plan, deciders))
 
@@ -202,7 +202,7 @@ class Decider:
         before, (late, until) = self._asked.get(name), self._resting.get(name, (None, 0.0))
         thinking = before is not None and before.model is weights and before.thinking
         if thinking or (late is weights and snapshot.now < until):
-            return late_line(spec.budget_s)
+            return timeout_message(spec.budget_s)
         self._asked[name] = AgentDecision(name, spec, weights, snapshot)
         return self._asked[name]
 
@@ -214,7 +214,7 @@ class Decider:
         if not asked.late:
             self._warm.add(spec.agent or "")
         elif spec.agent in self._warm and asked.model is not None:  # its first call may compile
-            self._resting[name] = asked.model, now + REST_S
+            self._resting[name] = asked.model, now + BACKOFF_S
         return plan, why
 
     def _still_out(self, name: str, policies: Mapping[str, PolicySpec]) -> bool:
@@ -249,7 +249,7 @@ class Decider:
         self._out = found
 
 
-def _joined(plan: Plan, part: Plan) -> Plan:
+def _merged(plan: Plan, part: Plan) -> Plan:
     """Merge the plans of two partitions, except their troubles, which are recorded elsewhere."""
     return msgspec.structs.replace(
         plan,
@@ -259,7 +259,7 @@ def _joined(plan: Plan, part: Plan) -> Plan:
     )
 
 
-def only(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
+def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
     """Return one partition's part of a snapshot, decided by ``spec``. Partitions share no nodes and are independent."""
     return msgspec.structs.replace(
         snapshot,
@@ -269,7 +269,7 @@ def only(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
     )
 
 
-def _without(snapshot: Snapshot, partitions: Mapping[str, PolicySpec]) -> Snapshot:
+def _without_partitions(snapshot: Snapshot, partitions: Mapping[str, PolicySpec]) -> Snapshot:
     """Return the snapshot without these partitions; jobs of unknown partitions remain."""
     return msgspec.structs.replace(
         snapshot,

@@ -15,10 +15,10 @@ TRIES_BEFORE_REMOVING = 3
 TRIES_BEFORE_GIVING_UP = 5
 """After this many tries without effect (31 s or more) a rank is stuck. A process in the GPU driver may take as long."""
 
-_LONGEST_PAUSE_S = 60
+_MAX_BACKOFF_S = 60
 
 
-def tried(rank: RankRecord, now: float) -> RankRecord:
+def with_try(rank: RankRecord, now: float) -> RankRecord:
     """Return the record after a try to start, kill or remove; the next probe shows its effect."""
     return msgspec.structs.replace(rank, tries=rank.tries + 1, tried_at=now)
 
@@ -28,10 +28,10 @@ def is_due(rank: RankRecord, now: float) -> bool:
     # A clock that was set back must not delay the next try.
     if rank.tried_at is None or rank.tries < 1 or now < rank.tried_at:
         return True
-    return now >= rank.tried_at + min(_LONGEST_PAUSE_S, float(1 << min(rank.tries - 1, 10)))
+    return now >= rank.tried_at + min(_MAX_BACKOFF_S, float(1 << min(rank.tries - 1, 10)))
 
 
-def gives_up(rank: RankRecord, now: float) -> bool:
+def is_exhausted(rank: RankRecord, now: float) -> bool:
     """Return whether the tries are used up, so that the rank becomes stuck."""
     return not rank.stuck and rank.tries >= TRIES_BEFORE_GIVING_UP and is_due(rank, now)
 
@@ -42,7 +42,7 @@ def stuck_event(rank: RankRecord, now: float) -> Event:
     return Event(time=now, kind="stuck", job_id=rank.job_id, node=rank.node, data=data)
 
 
-def stuck_on(node: str, ranks: Iterable[RankRecord]) -> str:
+def stuck_message(node: str, ranks: Iterable[RankRecord]) -> str:
     """Return one sentence about what is stuck on a node; "" if nothing is."""
     stuck = [rank for rank in ranks if rank.node == node and rank.stuck and not rank.gone]
     if not stuck:

@@ -19,7 +19,7 @@ from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
 
-class Estimates:
+class EstimateWriter:
     """Estimates new pending jobs with the predictor in the state folder.
 
     Without a usable predictor, the mean of the user's last two run times is used, which is logged once.
@@ -38,7 +38,7 @@ class Estimates:
         new = self._store.unestimated()
         if not new:
             return
-        found = estimated(self._read() or LastTwo(), self._store.ended_runs(), new)
+        found = estimate_jobs(self._read() or LastTwo(), self._store.ended_runs(), new)
         with self._store.transaction():
             self._store.put_estimates(found)
 
@@ -62,7 +62,7 @@ class Estimates:
         return self._predictor
 
 
-def estimated(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
+def estimate_jobs(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
     """Return each new job's estimate, at most its limit, from the jobs that had ended when it was submitted."""
     waiting = {job.id: job for job in new}
     past = {job.id: job for job in ended if job.id not in waiting}

@@ -43,7 +43,7 @@ class Fault(StrEnum):
 _OWN = "\0"
 """Replaces paths that the job names in an error, so that user-supplied text is not matched as the engine's."""
 _INIT = r"(?!/dev/init|/run/podman-init|/sbin/docker-init)"  # the engine's own program, before the job's
-_WORDS: tuple[tuple[Fault, str], ...] = (
+_PATTERNS: tuple[tuple[Fault, str], ...] = (
     (Fault.JOB, rf"^{REFUSED}:"),
     (
         Fault.OWN,
@@ -74,7 +74,7 @@ _WORDS: tuple[tuple[Fault, str], ...] = (
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
     (Fault.OWN, _OWN),
 )
-_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _WORDS)
+_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _PATTERNS)
 
 
 def fault_of(error: str, spec: JobSpec) -> Fault:
@@ -119,10 +119,10 @@ def with_failure(failures: Failures, node: str, failure: FailedLaunch) -> dict[s
     """Add a failed launch. If it fails alike on several nodes it is the job's fault, unless it has run since."""
 
     def judged(f: FailedLaunch) -> FailedLaunch:
-        return msgspec.structs.replace(f, verdict=f.verdict or "job") if _alike(f, failure) else f
+        return msgspec.structs.replace(f, verdict=f.verdict or "job") if _is_similar(f, failure) else f
 
     after = {**failures, node: (*failures.get(node, ()), failure)}
-    if any(_alike(f, failure) for other, known in failures.items() if other != node for f in known):
+    if any(_is_similar(f, failure) for other, known in failures.items() if other != node for f in known):
         return {n: tuple(map(judged, known)) for n, known in after.items()}
     return after
 
@@ -137,14 +137,14 @@ def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, 
     def judged(f: FailedLaunch) -> FailedLaunch:
         if f.job == ran.job:
             return msgspec.structs.replace(f, verdict="node")
-        return msgspec.structs.replace(f, verdict="") if _alike(f, ran) and f.verdict == "job" else f
+        return msgspec.structs.replace(f, verdict="") if _is_similar(f, ran) and f.verdict == "job" else f
 
     after = {n: tuple(map(judged, known)) for n, known in failures.items()}
     after[node] = tuple(f for f in after.get(node, ()) if f.gpus and not ran.gpus)
     return after
 
 
-def _alike(one: FailedLaunch, other: FailedLaunch) -> bool:
+def _is_similar(one: FailedLaunch, other: FailedLaunch) -> bool:
     return one.job == other.job or (one.user, one.image, one.own) == (other.user, other.image, other.own)
 
 

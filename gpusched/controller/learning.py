@@ -13,9 +13,9 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.interference.beliefs import learned
 
-MOST_AT_ONCE = 64  # attempts per cycle, so that many ends at once do not delay it
-_MOST_BESIDE = 64  # neighbours considered, the longest ones first
-_LEAST_SHARE = 0.01
+MAX_PER_CYCLE = 64  # attempts per cycle, so that many ends at once do not delay it
+_MAX_NEIGHBOURS = 64  # neighbours considered, the longest ones first
+_MIN_SHARE = 0.01
 
 
 def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> None:
@@ -26,7 +26,7 @@ def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> Non
     """
     told: list[tuple[JobRecord, _AttemptPace]] = []
     for job in ended:
-        if job.allocation is not None and job.allocation.gpus and len(told) < MOST_AT_ONCE:
+        if job.allocation is not None and job.allocation.gpus and len(told) < MAX_PER_CYCLE:
             of_attempt = (one for one in store.progress_of_job(job.id) if one.attempt == job.attempt)
             told += [(job, _AttemptPace(pace, one.since,
             one.at)) for one in of_attempt if (pace := _pace(one)) is not None
@@ -89,13 +89,13 @@ class _LearningInputs(NamedTuple):
             end = until if run.end_time is None else min(run.end_time, until)
             share = (end - max(run.start_time, since)) / (until - since)
             link: Link | None
-            if share > _LEAST_SHARE and run.job_id != job.id:
+            if share > _MIN_SHARE and run.job_id != job.id:
                 link = "gpu" if _same_gpus(job, run) else shared_link(nodes, set(run.nodes), self.racks)
                 found += [(share, link, run)] if link is not None else []
         found.sort(key=lambda one: (-one[0], one[2].job_id, one[2].attempt))
         return tuple(
             Neighbour(kind_of(run.user, self._name(run.job_id)), link, share)
-            for share, link, run in found[:_MOST_BESIDE]
+            for share, link, run in found[:_MAX_NEIGHBOURS]
         )
 
     def _name(self, job_id: str) -> str:

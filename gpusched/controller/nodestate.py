@@ -19,7 +19,7 @@ LEFT = "no longer in inventory.yaml"
 FORGET_LEFT_S = 7 * 86400.0
 
 
-def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
+def with_removed(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
     """Return the inventory plus the removed nodes on which ranks remain, as they were last declared.
 
     An edit that drops a node must not end its jobs. Such nodes are in a partition that no job can name, so no job
@@ -35,13 +35,13 @@ def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iter
     return msgspec.structs.replace(inventory, partitions=partitions)
 
 
-def record_of_unknown(record: NodeRecord, now: float) -> NodeRecord:
+def removed_record(record: NodeRecord, now: float) -> NodeRecord:
     """Return the record of a node that is neither declared nor observed, down since it was first missed."""
     since = record.down_since if record.down_since is not None else now
     return msgspec.structs.replace(record, left=False, down_since=since, state=NodeState.UNKNOWN, reason=LEFT)
 
 
-def is_forgotten(record: NodeRecord, now: float) -> bool:
+def may_forget_leftovers(record: NodeRecord, now: float) -> bool:
     """Return whether to stop waiting for leftovers on an undeclared node."""
     return record.down_since is not None and now - record.down_since >= FORGET_LEFT_S
 
@@ -72,7 +72,7 @@ def update_record(
     """
     before = record
     if observation is not None:
-        record = with_news(record, observation.result)
+        record = with_result(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
     if left and record.down_since is None:
         state, reason = (
@@ -87,7 +87,7 @@ def update_record(
     return record, node_events(before, record, node, held, now)
 
 
-def with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
+def with_result(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
     """Return the record with a probe's result; the state is not updated."""
     if isinstance(result, ProbeFailure) or result.containers is None:
         since = record.down_since if record.down_since is not None else result.time
@@ -111,7 +111,7 @@ def _state(
     now: float,
 ) -> tuple[NodeState, str]:
     if record.down_since is not None:
-        return _silent(record, node, observation, settings, now)
+        return _state_when_down(record, node, observation, settings, now)
     if record.last_seen is None:
         return NodeState.UNKNOWN, "not probed yet"
     if record.drain_reason is not None:
@@ -136,7 +136,7 @@ def in_service(
 _FAULTS = (GpuState.LOST, GpuState.BUSY, GpuState.UNUSABLE, GpuState.UNKNOWN)
 
 
-def _silent(
+def _state_when_down(
     record: NodeRecord, node: Node, observation: NodeObservation | None, settings: Settings, now: float
 ) -> tuple[NodeState, str]:
     assert record.down_since is not None

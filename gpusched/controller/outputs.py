@@ -15,10 +15,10 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store
 
 MAX_FAILURES = 5
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 2.0, 600.0
 
 
-class Collecting:
+class CollectionRetries:
     """Failed collections since start-up, and when to retry them: the delay doubles with each failure."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Collecting:
     def is_due(self, key: RankKey, now: float) -> bool:
         """Return whether this output may be collected now."""
         count, last = self._failures.get(key, (0, 0.0))
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(count - 1, 30))
+        pause = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(count - 1, 30))
         return not count or not 0 <= now - last < pause  # a clock that was set back delays nothing
 
     def failed(self, key: RankKey, now: float) -> int:

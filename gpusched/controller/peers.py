@@ -17,10 +17,10 @@ from gpusched.nodes.transport import Session
 
 REQUEST_S = 10.0  # from the connection to the complete request
 UNREAD_S = 3600.0  # a client that does not read is disconnected
-LOOK_S = 30.0
+POLL_S = 30.0
 HANG_UP_S = 5.0  # a session that accepts no input is closed after a second
 _REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
-_MOST_BEFORE = 1 << 16  # bytes kept of what a node's shell start-up files print
+_MAX_BEFORE_MARK = 1 << 16  # bytes kept of what a node's shell start-up files print
 
 
 class RelayPeer:
@@ -90,7 +90,7 @@ class RelayPeer:
     def _has_news(self, limit_s: float | None) -> bool:
         """Wait for input; return False if the client exceeded a time limit."""
         poll = self._poll(select.POLLIN)
-        while not poll.poll(LOOK_S * 1000):
+        while not poll.poll(POLL_S * 1000):
             now, since = time.monotonic(), self.sending_since
             if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
                 return False
@@ -125,7 +125,7 @@ class RelayPeer:
         return poll
 
 
-def talk(
+def forward_streams(
     peer: RelayPeer,
     session: Session,
     errors: int = wire.ERRORS,
@@ -144,12 +144,12 @@ def talk(
         peer.send(wire.frame(kinds[stream], chunk))
 
     try:
-        return wire.exit_frame(session.pump(_Marked(peer, mark, send) if mark else send))
+        return wire.exit_frame(session.pump(_AfterMark(peer, mark, send) if mark else send))
     finally:
         session.close()
 
 
-class _Marked:
+class _AfterMark:
     """Drops all output, also on stderr, before the mark in stdout."""
 
     def __init__(self, peer: RelayPeer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
@@ -159,7 +159,7 @@ class _Marked:
     def __call__(self, stream: int, chunk: bytes) -> None:
         if not self._began and stream == 1:
             before, found, chunk = (self._before + chunk).partition(self._mark)
-            self._began, self._before = bool(found), before[-_MOST_BEFORE:]
+            self._began, self._before = bool(found), before[-_MAX_BEFORE_MARK:]
             if self._began:
                 self._peer.send(wire.frame(wire.BEGAN))
         if self._began and chunk:

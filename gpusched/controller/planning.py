@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimates
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
@@ -41,7 +41,7 @@ class CycleDecision(NamedTuple):
     unread: Set[str] = frozenset()
 
 
-class Reasons:
+class PendingReasonWriter:
     """Records in the store why jobs are pending."""
 
     def __init__(self, store: Store) -> None:
@@ -57,7 +57,7 @@ class Reasons:
         changed = []
         by_array = _by_array(reasons)
         for job in waiting:
-            reason = _of_row(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
+            reason = _row_reason(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):
                 continue
             if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
@@ -81,7 +81,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
     return {array_id: sorted(some, key=lambda one: one[0]) for array_id, some in found.items()}
 
 
-def _of_row(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
+def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
     """Return the reason of the first of the row's tasks that the decision considered."""
     return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
 
@@ -90,12 +90,12 @@ class Planner:
     """Makes the decisions of one controller."""
 
     def __init__(
-        self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimates, say: Callable[[str], None]
+        self, store: Store, launcher: Launcher, decider: Decider, estimator: EstimateWriter, say: Callable[[str], None]
     ) -> None:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say
         self._undecided = ""
-        self._reasons = Reasons(store)
+        self._reasons = PendingReasonWriter(store)
 
     def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
         """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
@@ -133,7 +133,7 @@ class Planner:
                 return True
             return False
 
-        found = [set_aside(job, why[job.id], now) for job in isolated(jobs, fails)]
+        found = [set_aside(job, why[job.id], now) for job in failing_alone(jobs, fails)]
         with self._store.transaction():
             self._store.put_jobs(job for job, _ in found)
             self._store.append(event for _, event in found)
@@ -250,11 +250,11 @@ def _at_size(job: JobRecord, start: Start) -> JobRecord:
     return msgspec.structs.replace(job, spec=job.spec.as_allocated(start.allocation), resizes=resizes)
 
 
-def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+def failing_alone(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
     """Return the items for which ``fails`` is true alone, in order, by bisection: about log2(items) calls for each."""
     if not items or not fails(items):
         return []
     if len(items) == 1:
         return list(items)
     half = len(items) // 2
-    return isolated(items[:half], fails) + isolated(items[half:], fails)
+    return failing_alone(items[:half], fails) + failing_alone(items[half:], fails)

@@ -30,11 +30,11 @@ from gpusched.queue.store import Store
 
 BUDGET_S = 0.1  # per pause between two cycles
 PAUSE_S = 30.0  # minimum between two batches; and
-_REST = 20.0  # times the duration of the last batch
+_PAUSE_FACTOR = 20.0  # times the duration of the last batch
 _DRAWS = 10
-_MOST_JOBS = 3000  # no predictions for a longer queue: reading it alone would exceed the budget
+_MAX_JOBS = 3000  # no predictions for a longer queue: reading it alone would exceed the budget
 _WORK = 2_000_000  # queue entries per run: some hundredths of a second
-_TRY_AGAIN_S = 600.0
+_RETRY_S = 600.0
 
 
 def compile_for(snapshot: Snapshot) -> None:
@@ -79,7 +79,7 @@ class StartPredictor:
         self._spent += self._clock() - begin
         if batch is not None and len(batch.starts) == len(batch.runs):
             self._write(batch)
-            self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
+            self._batch, self._next = None, self._clock() + max(PAUSE_S, _PAUSE_FACTOR * self._spent)
             self._spent = 0.0
 
     def _compiled(self, batch: _ForecastBatch | None) -> _ForecastBatch | None:
@@ -109,10 +109,10 @@ class StartPredictor:
 
     def _new_batch(self, inventory: Inventory, now: float) -> _ForecastBatch | None:
         if now >= self._forget_fruitless:
-            self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S
+            self._fruitless, self._forget_fruitless = set(), now + _RETRY_S
         waiting, new = self._store.unpredicted()
         wanted = set(new) - self._fruitless
-        if not wanted or waiting > _MOST_JOBS:
+        if not wanted or waiting > _MAX_JOBS:
             return None
         policies = live_policies(inventory, self._store)
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)

@@ -13,7 +13,7 @@ from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.queue.store import Store
 
 
-def note_progress(store: Store, active: Iterable[JobRecord], observations: Mapping[str, NodeObservation]) -> None:
+def record_progress(store: Store, active: Iterable[JobRecord], observations: Mapping[str, NodeObservation]) -> None:
     """Record new progress of current attempts; only rank 0's node is read."""
     news = [
         (container, reading)
@@ -33,14 +33,14 @@ def note_progress(store: Store, active: Iterable[JobRecord], observations: Mappi
         before = known.get(job.id)
         if before is None or before.attempt != job.attempt:
             before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=job.spec.gpus)
-        after = progressed(before, container, reading, job.start_time)
+        after = with_reading(before, container, reading, job.start_time)
         if after != before:
             changed.append(after)
     store.put_progress(changed)
     store.close_progress()  # after the update: a job's last report may come in the cycle in which it ends
 
 
-def progressed(
+def with_reading(
     before: JobProgress, container: ContainerReading, reading: NodeReading, since: float | None
 ) -> JobProgress:
     """Return an attempt's progress after a reading; files older than its start belong to an earlier attempt."""

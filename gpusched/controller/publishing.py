@@ -19,11 +19,11 @@ from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
 from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
 
-LOOK_S = 0.1
-REST = 5.0  # pause before the next copy, as a multiple of the time that copying took
+POLL_S = 0.1
+PAUSE_FACTOR = 5.0  # pause before the next copy, as a multiple of the time that copying took
 RETRY_S = 5.0
-ROOM_BYTES = 16 << 20  # disk space left to the writer of the store
-MOST_HELD = 64  # old copies that readers still have open
+RESERVED_BYTES = 16 << 20  # disk space left to the writer of the store
+MAX_HELD = 64  # old copies that readers still have open
 
 
 class Publisher:
@@ -33,7 +33,7 @@ class Publisher:
         self._state, self._folder, self._say = state, state / PUBLISHED, say
         self._source: sqlite3.Connection | None = None
         self._seen = -1
-        self._every_s = LOOK_S
+        self._every_s = POLL_S
         self._held: list[int] = []  # descriptors of old copies that readers have open
         self._trouble = ""
         self._thread: threading.Thread | None = None
@@ -132,7 +132,7 @@ class Publisher:
             copy.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE;")
             begin = time.perf_counter()
             source.backup(copy)
-            self._every_s = max(LOOK_S, REST * (time.perf_counter() - begin))
+            self._every_s = max(POLL_S, PAUSE_FACTOR * (time.perf_counter() - begin))
             copy.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
             copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPY_EVERY, str(1.2 * self._every_s)))
 
@@ -166,7 +166,7 @@ class Publisher:
         for descriptor in [d for d in self._held if not _open_elsewhere(d)]:
             self._held.remove(descriptor)
             os.close(descriptor)
-        self._give_up(self._held[:-MOST_HELD])
+        self._give_up(self._held[:-MAX_HELD])
 
     def _give_up(self, descriptors: list[int]) -> None:
         """Truncate old copies, so that readers cannot fill the disk by holding them; such a reader gets an error."""
@@ -177,7 +177,7 @@ class Publisher:
 
     def _make_room(self, source: sqlite3.Connection) -> None:
         (pages,), (size,) = (source.execute(f"PRAGMA {p}").fetchone() for p in ("page_count", "page_size"))
-        needed = pages * size + ROOM_BYTES
+        needed = pages * size + RESERVED_BYTES
         if _free(self._folder) < needed:
             self._give_up([*self._held])
         if (free := _free(self._folder)) < needed:

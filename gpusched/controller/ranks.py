@@ -111,12 +111,12 @@ def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) 
     if rank.launched_at is None:
         changes["launched_at"] = reading.time
     if container.phase == "exited" and rank.finished_at is None:
-        finished = _finished(rank, container, reading, world)
+        finished = _finished_at(rank, container, reading, world)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
     return RankStatus(update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
 
 
-def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
+def _finished_at(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
     """Return when a rank ended, by its node's clock, which may be set; at least when it was last seen running."""
     if container.finished_at is None:
         return world.now

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller import attendance
+from gpusched.controller import inactivity
 from gpusched.controller.completing import complete, failure_of
-from gpusched.controller.escalating import gives_up, is_due
+from gpusched.controller.escalating import is_due, is_exhausted
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
     RankStatus,
@@ -21,7 +21,7 @@ from gpusched.controller.ranks import (
     rank_status,
     update,
 )
-from gpusched.controller.resizing import look_after_resize
+from gpusched.controller.resizing import check_resize
 from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.readings import NodeReading
 from gpusched.queue.lifecycle import move
@@ -54,15 +54,15 @@ def _starting(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInp
     if step.job.spec.nodes > len(seen) or "gone" in phases:
         dead = tuple(s.rank.node for s in seen if s.phase == "gone")
         message = f"node {', '.join(dead)} went down while starting"
-        _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=dead)
+        _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=dead)
     elif phases <= {"running", "exited"}:
-        _began(step, seen, world)
-    elif phases <= {"ready", "running", "exited"} and attendance.is_awaited(step.job, seen):
-        if message := attendance.given_up(step.job, seen, world):
-            _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=0)
+        _mark_running(step, seen, world)
+    elif phases <= {"ready", "running", "exited"} and inactivity.awaits_client(step.job, seen):
+        if message := inactivity.timeout_message(step.job, seen, world):
+            _begin_ending(step, JobState.TIMEOUT, inactivity.REASON, message, world, grace=0)
     elif phases <= {"ready", "running", "exited"}:
         for s in seen:
-            if s.phase == "ready" and gives_up(s.rank, world.now):
+            if s.phase == "ready" and is_exhausted(s.rank, world.now):
                 reason = s.rank.trouble or "no reason given by the node"
                 _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {reason}", world)
                 return
@@ -72,7 +72,7 @@ def _starting(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInp
         step.to_launch += [s.rank for s in seen if s.phase == "unlaunched" and is_idle(s, world)]
 
 
-def _began(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
+def _mark_running(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     starts = []
     for s in seen:
         if s.rank.tries:
@@ -101,7 +101,7 @@ def _launch_failed(step: ReconcileResult, s: RankStatus, world: ReconcileInput) 
     if is_jobs_fault(fault, step.job, s.rank.node, world.failed_launches):
         if earlier := [n for n in dict.fromkeys(step.job.unlaunched_on) if n != s.rank.node]:
             message += f" (as earlier on {', '.join(earlier)})"
-        _end(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
+        _begin_ending(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
         return
     if fault is not Fault.REGISTRY:
         step.job = msgspec.structs.replace(step.job, unlaunched_on=(*step.job.unlaunched_on, s.rank.node))
@@ -109,7 +109,7 @@ def _launch_failed(step: ReconcileResult, s: RankStatus, world: ReconcileInput) 
 
 
 def _node_fault(step: ReconcileResult, s: RankStatus, message: str, world: ReconcileInput) -> None:
-    _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
+    _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
 
 
 def _running(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
@@ -123,26 +123,26 @@ def _running(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInpu
     if gone := [s for s in seen if s.phase == "gone" and s.rank.finished_at is None]:
         nodes = tuple(s.rank.node for s in gone)
         message = f"node {', '.join(nodes)} is down"
-        _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=settings.grace_s, blame=nodes)
+        _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=settings.grace_s, blame=nodes)
         return
     finished = [s for s in seen if s.rank.finished_at is not None]
     bad = [s for s in finished if s.rank.exit_code != 0]
-    if look_after_resize(step, seen, failure_of(job, bad[0].rank)[2] if bad else "", world):
+    if check_resize(step, seen, failure_of(job, bad[0].rank)[2] if bad else "", world):
         return
     if bad:
         outcome, reason, message = failure_of(job, bad[0].rank)
-        _end(step, outcome, reason, message, world, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
+        _begin_ending(step, outcome, reason, message, world, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
     elif len(finished) == len(seen):
-        _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
+        _begin_ending(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
     elif _ran_s(job, seen, world) >= job.limit_s and any(s.phase == "running" for s in seen):
         # Only if a rank is seen running: a job on an unreachable node may have ended in time.
         message = f"exceeded its {job.spec.time_limit_s} s time limit"
-        _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
-    elif message := attendance.given_up(job, seen, world):
-        _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=settings.grace_s)
+        _begin_ending(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
+    elif message := inactivity.timeout_message(job, seen, world):
+        _begin_ending(step, JobState.TIMEOUT, inactivity.REASON, message, world, grace=settings.grace_s)
     elif any(s.rank.rank == 0 for s in finished):
         # Rank 0 ends the gang: the others have the grace period to finish.
-        _end(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)
+        _begin_ending(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)
     else:
         _warn_before_limit(step, seen, world)
 
@@ -165,7 +165,7 @@ def _warn_before_limit(step: ReconcileResult, seen: list[RankStatus], world: Rec
         ]
 
 
-def _end(
+def _begin_ending(
     step: ReconcileResult,
     outcome: JobState,
     reason: str,

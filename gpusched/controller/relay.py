@@ -24,9 +24,9 @@ import msgspec
 
 from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
-from gpusched.controller.joining import Tunnels, join
+from gpusched.controller.attaching import Tunnels, attach
 from gpusched.controller.outputs import may_see
-from gpusched.controller.peers import RelayPeer, talk
+from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
 from gpusched.model.jobs import JobRecord, JobState, container_name
@@ -105,12 +105,12 @@ def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext
         if not may_see(uid, job, inventory):
             raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
         if isinstance(request, wire.KeptLog):
-            return _kept(peer, site.state, job, request)
-        node, runtime, ref = _place(reader, inventory, job, request)
+            return _send_kept_log(peer, site.state, job, request)
+        node, runtime, ref = _locate(reader, inventory, job, request)
     finally:
         reader.close()
     if isinstance(request, wire.Attach):
-        return join(peer, node, inventory.settings, ref, request, job.spec.session or 0)
+        return attach(peer, node, inventory.settings, ref, request, job.spec.session or 0)
     if isinstance(request, wire.Forward):
         return site.tunnels.forward(peer, node, inventory.settings, ref, request.port)
     transport = open_transport(node, inventory.settings)
@@ -118,12 +118,12 @@ def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext
         if isinstance(request, wire.Exec):
             return _exec(peer, transport, request, runtime.exec_argv(ref, request.argv, request.terminal is not None))
         log = runtime.log(ref, request.follow, request.tail_bytes)
-        return talk(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
+        return forward_streams(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
     finally:
         transport.close()
 
 
-def _place(
+def _locate(
     reader: Reader, inventory: Inventory, job: JobRecord, request: wire.NodeLog | wire.Exec | wire.Attach | wire.Forward
 ) -> tuple[Node, Runtime, AttemptRef]:
     attempt = job.attempt if isinstance(request, wire.Exec) else request.attempt
@@ -148,11 +148,11 @@ def _exec(peer: RelayPeer, transport: Transport, request: wire.Exec, argv: tuple
     if any("\0" in word for word in request.argv):
         raise UsageError("a word of the command contains a null character")
     if request.stdin or request.terminal is not None:
-        return talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
-    return talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
+        return forward_streams(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
+    return forward_streams(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
 
 
-def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -> bytes:
+def _send_kept_log(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -> bytes:
     path = (result_path if request.result else log_path)(state, job.id, request.attempt, request.rank)
     try:
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -
     return wire.exit_frame(0)
 
 
-class Door:
+class ConnectionLimiter:
     """Accepts connections, up to a limit per user and in all."""
 
     def __init__(self, site: RelayContext, say: Callable[[str], None]) -> None:
@@ -234,14 +234,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
     state = Path(sys.argv[1])
     listener = listen(state)
-    door = Door(RelayContext(state, Path(sys.argv[2])), say)
+    door = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])), say)
     threading.Thread(target=_accept, args=(listener, door), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.buffer.read()
     os._exit(0)  # sessions may hang in calls without a time limit
 
 
-def _accept(listener: socket.socket, door: Door) -> None:
+def _accept(listener: socket.socket, door: ConnectionLimiter) -> None:
     while True:
         try:
             door.enter(listener.accept()[0])

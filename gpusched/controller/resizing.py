@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.fold import back_in_queue
+from gpusched.controller.commandfiles import requeued_fields
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Resizes, ResizeTo
@@ -23,7 +23,7 @@ from gpusched.model.units import count_of
 from gpusched.queue.lifecycle import move
 
 NOT_SAVED = "it did not save its work when asked"
-_COMES_UP_S = 30.0  # a job that reports no progress counts as started after so long
+_STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started after so long
 
 
 def begin_resize(
@@ -48,7 +48,7 @@ def _stop(
     )  # fmt: skip
 
 
-def note_of(job: JobRecord, ending: Ending) -> str | None:
+def resize_file(job: JobRecord, ending: Ending) -> str | None:
     """Return the text of resize.json; None if the job is not resized."""
     if ending.resize is None:
         return None
@@ -112,12 +112,12 @@ def requeue_resized(
         if all(s.rank.finished_at is not None for s in seen):  # otherwise its node failed
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
-    fields = back_in_queue(ending.message) | {"resizes": resizes}
+    fields = requeued_fields(ending.message) | {"resizes": resizes}
     step.job, event = move(job, JobState.PENDING, world.now, event="requeued", data=data, **fields)
     step.events.append(event)
 
 
-def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
+def check_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
     """Note that a resized job has started, or send it back if it failed to; return whether it goes back.
 
     Args:
@@ -161,4 +161,4 @@ def _has_stepped(seen: list[RankStatus], since: float, ran_s: float, world: Reco
     for s in seen:
         if s.rank.rank == 0 and s.container is not None and (told := s.container.progress) is not None:
             return _reading(s, world).time - told.age_s > since
-    return ran_s > _COMES_UP_S
+    return ran_s > _STARTED_AFTER_S

@@ -21,10 +21,10 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
-from gpusched.controller.asking import Prepare
+from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.fold import STORAGE_ERRORS
-from gpusched.controller.notices.desk import NotificationService
+from gpusched.controller.injob import Prepare
+from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from gpusched.controller.slurm.deadman import DeadMan
 
 POLL_S = 0.2
-LOCK_NAMED_S = 0.4
+LOCK_REPORT_S = 0.4
 PATIENCE_S = 3.0  # how long a cycle waits for slow nodes; a later cycle uses their answers
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron runs a tick no more often; until then the controller must not be reported missing
 TICK_PREDICTING_S = 1.0  # a tick has no pause between cycles
-TICK_TELLING_S = 20.0  # sending stops when the tick ends; the next tick sends the rest
+TICK_NOTICES_S = 20.0  # sending stops when the tick ends; the next tick sends the rest
 RELAY_RESTART_S = 10.0
-MOST_SAID = 20
+MAX_LOGGED_ROWS = 20
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -306,7 +306,7 @@ class Service:
         if declared.trouble:
             self._say(f"kept the old inventory: {declared.trouble}")
 
-    def pause(self, stop: Stop) -> None:
+    def pause(self, stop: StopFlag) -> None:
         """Wait for the next tick, a command in the inbox, or the end of an operation or job.
 
         Such news ends the wait, but not before it has lasted as long as the cycle did, so that many ends in a row are
@@ -332,7 +332,7 @@ class Service:
         self.store.close()
 
 
-class Stop:
+class StopFlag:
     """A stop request, set by signal handlers.
 
     `threading.Event` has a lock: a handler that runs while the main thread holds it would wait forever.
@@ -376,7 +376,7 @@ class LockWait:
     """
 
     def __init__(
-        self, state: Path, say: Callable[[str], None], stop: Stop | None = None, patience_s: float = LOCK_PATIENCE_S
+        self, state: Path, say: Callable[[str], None], stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S
     ) -> None:
         self._database, self._say, self._stop, self.patience_s = state / DATABASE, say, stop, patience_s
         self._told = ""
@@ -388,7 +388,7 @@ class LockWait:
                 self._say("the store is free again")
             self._told = ""
             return True
-        if waited_s >= LOCK_NAMED_S:
+        if waited_s >= LOCK_REPORT_S:
             unknown = f"an unknown process (try: fuser {self._database}-shm)"
             who = ", ".join(holders(self._database)) or unknown
             if who != self._told:
@@ -397,7 +397,7 @@ class LockWait:
         return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
 
 
-class Relaying:
+class RelayProcess:
     """Keeps the relay process (`gpusched.controller.relay`) running beside the controller of a shared installation.
 
     Nothing depends on it: without it, users cannot look into running jobs, and all else works.
@@ -462,10 +462,10 @@ def open_service(
 
 
 def _say_set_aside(rows: Sequence[UnreadableRow], say: Callable[[str], None]) -> None:
-    for row in rows[:MOST_SAID]:
+    for row in rows[:MAX_LOGGED_ROWS]:
         say(f"the database is damaged: {row.line}; set aside")
-    if len(rows) > MOST_SAID:
-        say(f"and {len(rows) - MOST_SAID} more rows, see the events row_set_aside")
+    if len(rows) > MAX_LOGGED_ROWS:
+        say(f"and {len(rows) - MAX_LOGGED_ROWS} more rows, see the events row_set_aside")
 
 
 def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
@@ -474,14 +474,14 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
     Raises:
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
-    stop = Stop()
+    stop = StopFlag()
     with controller_lock(state) as still_held, present(state):
         lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
-        relaying, relayed = Relaying(state, inventory_path, say), False
-        outliving = _outliving(service, state, say)
+        relaying, relayed = RelayProcess(state, inventory_path, say), False
+        outliving = _dead_man_keeper(service, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         say(f"controller {os.getpid()} on {state}: {count_of(len(service.cycle.inventory.nodes), 'node')}")
@@ -507,7 +507,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
             service.close()
 
 
-def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
+def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
     """Return a function that keeps the dead man's switch, which outlives the controller, running beside Slurm."""
     dead_man: DeadMan | None = None
 
@@ -543,6 +543,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], pre
                     break
                 service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
-            service.tell(TICK_TELLING_S)
+            service.tell(TICK_NOTICES_S)
         finally:
             service.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.deciding import AgentDecision, Weights, late_line, only
+from gpusched.controller.deciding import AgentDecision, Weights, partition_snapshot, timeout_message
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -13,9 +13,9 @@ from gpusched.queue.snapshots import beliefs_for, finished_lately, recent_usage
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 
-MAX_NAMED = 50  # jobs recorded per difference
+MAX_RECORDED = 50  # jobs recorded per difference
 
-Deeds = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped jobs: ()
+JobActions = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped jobs: ()
 
 
 class Shadowing:
@@ -56,27 +56,27 @@ class Shadowing:
             model = weights
         before = self._asked.get(name)
         if before is not None and before.thinking:
-            return late_line(spec.budget_s)
+            return timeout_message(spec.budget_s)
         self._asked[name] = AgentDecision(name, spec, model, snapshot)
         return self._asked[name]
 
-    def _heard(self, shadow: Shadow, asked: AgentDecision | str, snapshot: Snapshot) -> Deeds | str:
+    def _heard(self, shadow: Shadow, asked: AgentDecision | str, snapshot: Snapshot) -> JobActions | str:
         """Return what the shadow would start and stop, checked like a live plan; or why it has no answer."""
         if isinstance(asked, str):
             return asked
         plan, trouble = asked.answer()
         if plan is None or trouble:
             return trouble
-        sound, _ = check(plan, only(snapshot, shadow.partition, shadow.spec))
-        return _deeds(sound, shadow.partition, snapshot)
+        sound, _ = check(plan, partition_snapshot(snapshot, shadow.partition, shadow.spec))
+        return _actions_of(sound, shadow.partition, snapshot)
 
-    def _record(self, shadow: Shadow, deeds: Deeds | str, plan: Plan, snapshot: Snapshot) -> None:
+    def _record(self, shadow: Shadow, deeds: JobActions | str, plan: Plan, snapshot: Snapshot) -> None:
         if isinstance(deeds, str):
-            late = deeds == late_line(shadow.spec.budget_s)
+            late = deeds == timeout_message(shadow.spec.budget_s)
             counted = {"late": shadow.late + late, "unusable": shadow.unusable + (not late)}
             self._store.put_shadow(msgspec.structs.replace(shadow, **counted, trouble=deeds))
             return
-        live = _deeds(plan, shadow.partition, snapshot)
+        live = _actions_of(plan, shadow.partition, snapshot)
         same = live == deeds
         self._store.put_shadow(
             msgspec.structs.replace(
@@ -85,17 +85,17 @@ class Shadowing:
             )
         )  # fmt: skip
         if not same:
-            only_live, only_shadow = _less(live, deeds), _less(deeds, live)
+            only_live, only_shadow = _differing(live, deeds), _differing(deeds, live)
             found = Difference(partition=shadow.partition, time=snapshot.now, live=only_live, shadow=only_shadow)
             self._store.add_difference(found)
 
 
-def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
+def _actions_of(plan: Plan, partition: str, snapshot: Snapshot) -> JobActions:
     """Return started jobs with their nodes, sorted since the order of ranks does not matter; stopped ones with none."""
     waiting = {j.id for j in snapshot.pending if j.spec.partition == partition}
     nodes = {node.name for node in snapshot.nodes if node.partition == partition}
     runs = {j.id for j in snapshot.running if any(part.node in nodes for part in j.allocation.parts)}
-    found: Deeds = {}
+    found: JobActions = {}
     for action in plan.actions:
         if isinstance(action, Start) and action.job_id in waiting:
             found[action.job_id] = tuple(sorted(part.node for part in action.allocation.parts))
@@ -104,11 +104,11 @@ def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
     return found
 
 
-def _started(deeds: Deeds) -> int:
+def _started(deeds: JobActions) -> int:
     return sum(1 for nodes in deeds.values() if nodes)
 
 
-def _less(deeds: Deeds, others: Deeds) -> Deeds:
-    """Return the first `MAX_NAMED` actions that the others do not have."""
+def _differing(deeds: JobActions, others: JobActions) -> JobActions:
+    """Return the first `MAX_RECORDED` actions that the others do not have."""
     found = {job: nodes for job, nodes in deeds.items() if others.get(job) != nodes}
-    return dict(list(found.items())[:MAX_NAMED])
+    return dict(list(found.items())[:MAX_RECORDED])

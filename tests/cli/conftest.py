@@ -15,7 +15,7 @@ import pytest
 
 from gpusched.cli import main as cli
 from gpusched.config.inventory import load_inventory
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit

@@ -14,7 +14,7 @@ import pytest
 
 from gpusched.cli import options
 from gpusched.client.inside import prepare
-from gpusched.controller import asking
+from gpusched.controller import injob
 from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
@@ -107,8 +107,8 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(desk: Desk) 
 
 def test_what_nobody_waits_for_any_more_is_not_done(desk: Desk) -> None:
     job = running(desk, ALICE)
-    assert ask(desk, job, "sbatch", "--wrap", "true", age_s=asking.STALE_S + 1) is None
-    assert ask(desk, job, "scancel", job, number=2, age_s=asking.STALE_S + 1) is None
+    assert ask(desk, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
+    assert ask(desk, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
     assert desk.fold() == 0
 
 
@@ -207,7 +207,7 @@ def test_within_one_fold_they_are_counted_too(desk: Desk) -> None:
 
 
 def test_of_one_user_so_many_scripts_are_read_in_a_cycle(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MAX_READ", 0)
+    monkeypatch.setattr(injob, "MAX_SCRIPTS_READ", 0)
     assert ask(desk, running(desk, ALICE), "sbatch", "--wrap", "true") is None
     assert desk.fold() == 0
 

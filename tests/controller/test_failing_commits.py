@@ -17,12 +17,12 @@ from gpusched.client.wait import wait_for_ids
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.controller.commandfiles import MAX_MALFORMED_EVENTS, CommandApplier
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimates
-from gpusched.controller.fold import MOST_TOLD, CommandApplier
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.launcher import Launcher
-from gpusched.controller.notices.desk import NotificationService
+from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.planning import Planner
 from gpusched.controller.promoting import LivePolicies
 from gpusched.errors import GpuschedError
@@ -288,7 +288,7 @@ def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest
     waiting = desk.submit()
     decider, told = Decider(desk.store), list[str]()
     launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, Estimates(desk.store, desk.state, told.append), told.append)
+    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state, told.append), told.append)
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
@@ -319,7 +319,7 @@ def test_many_files_that_are_no_commands_are_one_line(desk: Desk, monkeypatch: p
         (desk.inbox.new / f"{number}.cancel").write_text("{")
     assert desk.fold() == 50
     told = [event.data["file"] for event in desk.refusals()]
-    assert (len(told), told[-1]) == (MOST_TOLD + 1, "30 more files")
+    assert (len(told), told[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
     assert not list(desk.inbox.new.iterdir())
 
 

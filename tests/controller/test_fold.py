@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.fold import Caller, CommandApplier, CommandRefused
+from gpusched.controller.commandfiles import Caller, CommandApplier, CommandRefused
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -400,7 +400,7 @@ def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.
     def fault(*_: object) -> None:
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
-    monkeypatch.setattr("gpusched.controller.fold.CommandApplier._hold", fault)
+    monkeypatch.setattr("gpusched.controller.commandfiles.CommandApplier._hold", fault)
     desk.fold()
     assert desk.job(submitted.id).state == JobState.PENDING
     assert "OverflowError" in desk.refusals()[0].data["why"]

@@ -278,7 +278,7 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
 
 def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
-    door, callers = relay.Door(site, print), []
+    door, callers = relay.ConnectionLimiter(site, print), []
     for _ in range(3):
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
@@ -316,7 +316,7 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
 
 
 def test_sessions_are_counted_by_user(site: relay.RelayContext) -> None:
-    door = relay.Door(site, print)
+    door = relay.ConnectionLimiter(site, print)
     door._inside.update({OWNER: 3, OTHER: 1})
     door._leave(OWNER)
     door._leave(OTHER)
@@ -542,7 +542,7 @@ def test_without_a_store_there_is_one_line(cluster: Cluster, tmp_path: Path) -> 
     assert Caller(empty, 0, KeptLog(job=ID, attempt=1, rank=0)).hear().failure == "there is no store"
 
 
-def turned_away(door: relay.Door) -> str:
+def turned_away(door: relay.ConnectionLimiter) -> str:
     ours, theirs = socket.socketpair()
     with ours:
         door.enter(theirs)
@@ -555,7 +555,7 @@ def turned_away(door: relay.Door) -> str:
 
 
 def test_sessions_are_bounded_in_all_too(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = relay.Door(site, print)
+    door = relay.ConnectionLimiter(site, print)
     door._inside.update({n: 1 for n in range(relay.MAX_SESSIONS)})
     before = dict(door._inside)
     assert turned_away(door) == "too many sessions (at most 32 per user, 256 in all)"
@@ -611,7 +611,7 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     told: dict[str, Any] = {}
     accepting = threading.Event()
 
-    def accept(listener: socket.socket, door: relay.Door) -> None:
+    def accept(listener: socket.socket, door: relay.ConnectionLimiter) -> None:
         told["door"] = door
         listener.close()
         accepting.set()

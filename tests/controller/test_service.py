@@ -18,7 +18,7 @@ import pytest
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
-from gpusched.controller.service import Service, Stop, run_forever, tick_once
+from gpusched.controller.service import Service, StopFlag, run_forever, tick_once
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -282,15 +282,15 @@ def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Instal
             return len(waits) > 50
 
     service.cluster.has_news = lambda: news[0]  # type: ignore[method-assign]
-    service.pause(Stop())
+    service.pause(StopFlag())
     assert len(waits) == 7, "a tick"
     assert max(waits) <= 0.5, "news is soon seen"
     news[0] = True
-    service.pause(Stop())
+    service.pause(StopFlag())
     assert len(waits) == 8
     news[0] = False
     service.cycle.inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
-    service.pause(Stop())
+    service.pause(StopFlag())
     assert len(waits) == 9
 
 
@@ -302,7 +302,7 @@ def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     service.cluster.has_news = lambda: True  # type: ignore[method-assign]
 
-    class Woken(Stop):
+    class Woken(StopFlag):
         def wait(self, seconds: float) -> bool:
             nonlocal now
             waits.append(seconds)
@@ -317,7 +317,7 @@ def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
 
 
 def test_a_wait_ends_when_it_is_woken() -> None:
-    stop = Stop()
+    stop = StopFlag()
     for asked in (False, True):
         thread = threading.Timer(0.05, stop.set if asked else stop.wake)
         thread.start()

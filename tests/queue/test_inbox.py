@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError

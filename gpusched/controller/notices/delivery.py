@@ -25,11 +25,11 @@ COMMAND_S, NETWORK_S = 30.0, 15.0
 _SENDMAIL = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/lib"))
 
 
-class Failed(Exception):
+class DeliveryFailed(Exception):
     """A failed delivery; the text gives the reason in one line."""
 
 
-class Sending(msgspec.Struct, frozen=True, kw_only=True):
+class OutgoingNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A notice being sent, to a mail address or to a receiver of the inventory."""
 
     key: str
@@ -43,12 +43,12 @@ class Delivery:
     """Sends up to `THREADS` notices at a time; `finished` returns the results."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Sending] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[OutgoingNotice] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._threads = 0
         self.under_way: set[str] = set()
 
-    def send(self, sending: Sending) -> None:
+    def send(self, sending: OutgoingNotice) -> None:
         """Queue a notice."""
         self.under_way.add(sending.key)
         self._waiting.put(sending)
@@ -75,14 +75,14 @@ class Delivery:
             try:
                 deliver(sending)
                 why = ""
-            except Failed as error:
+            except DeliveryFailed as error:
                 why = str(error)
             except Exception as error:  # an unforeseen error must not end this thread
                 why = f"{type(error).__name__}: {error}"
             self._done.put((sending.key, printable(why)[:500]))
 
 
-def deliver(sending: Sending) -> None:
+def deliver(sending: OutgoingNotice) -> None:
     """Send a notice and wait for the result.
 
     Raises:
@@ -110,9 +110,9 @@ def _post(url: str, content: bytes) -> None:
             answer.read(1 << 16)
     except HTTPError as error:
         with error:
-            raise Failed(f"HTTP {error.code} {error.reason}") from None
+            raise DeliveryFailed(f"HTTP {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise Failed(f"unreachable: {getattr(error, 'reason', None) or error}") from None
+        raise DeliveryFailed(f"unreachable: {getattr(error, 'reason', None) or error}") from None
 
 
 def _run(argv: Sequence[str], content: bytes) -> None:
@@ -123,21 +123,21 @@ def _run(argv: Sequence[str], content: bytes) -> None:
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from None
+        raise DeliveryFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
     try:
         _, said = process.communicate(content, timeout=COMMAND_S)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
+        raise DeliveryFailed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()
-        raise Failed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
+        raise DeliveryFailed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
 
 
-def message_of(sending: Sending) -> EmailMessage:
+def message_of(sending: OutgoingNotice) -> EmailMessage:
     """Return the mail: the text as the subject, the job's facts in the body."""
     from email.message import EmailMessage
 
@@ -158,12 +158,12 @@ def _plain(value: object) -> str:
     return printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
-def _mail(sending: Sending) -> None:
+def _mail(sending: OutgoingNotice) -> None:
     message = message_of(sending)
     if not sending.asked.smtp:
         program = shutil.which("sendmail", path=_SENDMAIL)
         if program is None:
-            raise Failed("cannot send mail: no sendmail on the controller's machine, and no notices.smtp")
+            raise DeliveryFailed("cannot send mail: no sendmail on the controller's machine, and no notices.smtp")
         _run((program, "-oi", "--", sending.mail), message.as_bytes())
         return
     import smtplib
@@ -178,4 +178,4 @@ def _mail(sending: Sending) -> None:
                 server.ehlo()
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
-        raise Failed(f"{host} rejected it: {error}") from None
+        raise DeliveryFailed(f"{host} rejected it: {error}") from None

@@ -34,7 +34,7 @@ def digest_of(receiver: Receiver) -> str:
     return hashlib.blake2b(msgspec.json.encode((receiver.webhook, receiver.command)), digest_size=8).hexdigest()
 
 
-class Maker:
+class NoticeMaker:
     """Creates the notices of one cycle."""
 
     def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
@@ -51,11 +51,11 @@ class Maker:
             return
         attempt = int(event.data.get("attempt", job.attempt))
         if event.kind != "ended":
-            yield from self._of_job(job, EVENTS[event.kind][0], event, attempt, _happened(job, event))
+            yield from self._of_job(job, EVENTS[event.kind][0], event, attempt, _event_text(job, event))
             return
         outcome = str(event.data.get("to", job.state))
         failed = outcome not in _NO_FAILURE
-        text = f"{_named(job)} {_after(job, outcome)}"
+        text = f"{_job_text(job)} {_ended_text(job, outcome)}"
         if job.array_id is None:
             for to, kinds in self._receivers(job):
                 kind = NoticeKind.END if NoticeKind.END in kinds else NoticeKind.FAIL
@@ -103,7 +103,7 @@ class Maker:
         for job in there:
             for to, kinds in self._receivers(job, theirs=True):
                 if NoticeKind.NODE in kinds:
-                    about = f"{_named(job)}: {text}"
+                    about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
 
     def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
@@ -114,7 +114,7 @@ class Maker:
             assert job.start_time is not None
             left = job.start_time + job.limit_s - self._now
             if NoticeKind.LIMIT in kinds and left <= (1 - NEAR_LIMIT) * job.limit_s:
-                text = f"{_named(job)} reaches its time limit in {format_duration(max(0.0, left))}"
+                text = f"{_job_text(job)} reaches its time limit in {format_duration(max(0.0, left))}"
                 yield from self._of_job(job, NoticeKind.LIMIT, None, job.attempt, text)
         watched = {job.id: job for job, kinds in asked if NoticeKind.IDLE in kinds and job.spec.gpus}
         if not watched:
@@ -124,7 +124,7 @@ class Maker:
             if idle.idle_s >= self._asked.idle_s:
                 job = watched[idle.job]
                 held = f"{idle.idle_gpus} of its {idle.gpus} GPUs have" if idle.gpus > 1 else "its GPU has"
-                text = f"{_named(job)}: {held} been idle for {format_duration(idle.idle_s)}"
+                text = f"{_job_text(job)}: {held} been idle for {format_duration(idle.idle_s)}"
                 yield from self._of_job(job, NoticeKind.IDLE, None, job.attempt, text)
 
     def _of_job(
@@ -157,19 +157,19 @@ class Maker:
         return Notice(key=key, to=to, body=body, made=self._now, due=self._now)
 
 
-def _named(job: JobRecord) -> str:
+def _job_text(job: JobRecord) -> str:
     return f"job {job.id} ({job.spec.name}) of {job.user}"
 
 
-def _happened(job: JobRecord, event: Event) -> str:
+def _event_text(job: JobRecord, event: Event) -> str:
     nodes = ", ".join(part.node for part in job.allocation.parts) if job.allocation else ""
     if event.kind == "running":
-        return f"{_named(job)} has started" + (f" on {nodes}" if nodes else "")
+        return f"{_job_text(job)} has started" + (f" on {nodes}" if nodes else "")
     why = event.data.get("message") or event.data.get("outcome") or job.message
-    return f"{_named(job)} is queued again" + (f": {why}" if why else "")
+    return f"{_job_text(job)} is queued again" + (f": {why}" if why else "")
 
 
-def _after(job: JobRecord, outcome: str) -> str:
+def _ended_text(job: JobRecord, outcome: str) -> str:
     ran = f" after {format_duration(job.ran_s)}" if job.start_time is not None else ""
     why = f": {job.message or job.reason}" if job.message or job.reason else ""
     return f"has ended {outcome}{ran}{why}"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Set
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.controller.slurm.requests import NO_LIMIT_S
-from gpusched.controller.slurm.reserved import LATE_S, in_the_way, others
+from gpusched.controller.slurm.reserved import START_DELAY_S, first_conflict, other_reservations
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import JobRecord
 from gpusched.model.resources import Inventory
@@ -54,7 +54,7 @@ def lease_of(told: SlurmReading) -> SlurmReservation | None:
     return next((one for one in told.reservations if one.name == LEASE), None)
 
 
-def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:
+def reservation_conflict(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:
     """Return why Slurm would find no nodes for a job in the lease, as they are reserved before its limit ends; or "".
 
     Outside the lease such a job just waits. Inside it Slurm sets its priority to 0, and never restores it.
@@ -65,19 +65,19 @@ def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = 
         now: Unix seconds.
         nodes: The nodes to start on; empty: those that it requires.
     """
-    if not others(queue.told.reservations):
+    if not other_reservations(queue.told.reservations):
         return ""
     limit_s = queue.limit_s(job)
-    end = now + limit_s + LATE_S
+    end = now + limit_s + START_DELAY_S
     for node in nodes or job.req_nodes:
-        if one := in_the_way(queue.told.reservations, [node], now, end):
+        if one := first_conflict(queue.told.reservations, [node], now, end):
             whose = "" if nodes else ", which it names,"
             when = f"for another {format_duration(one.end_time - now)}"
             if one.start_time > now:
                 when = f"in {format_duration(one.start_time - now)}, before its limit of {format_duration(limit_s)}"
             return f"{node}{whose} is reserved ({one.name}) {when}"
     taken = {
-        node for one in others(queue.told.reservations) if one.start_time < end and now < one.end_time
+        node for one in other_reservations(queue.told.reservations) if one.start_time < end and now < one.end_time
         for node in one.nodes
     }  # fmt: skip
     there = {node for name in job.partitions if (p := queue.told.partitions.get(name)) for node in p.nodes}
@@ -88,7 +88,7 @@ def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = 
     return f"{len(left)} of its partition's nodes are not reserved before its limit of {limit} is over"
 
 
-def why_left(job: SlurmJob) -> str:
+def why_slurm_places(job: SlurmJob) -> str:
     """Return why Slurm must choose the job's nodes; "": policies decide when and where it starts."""
     if "+" in job.id:
         return "it is heterogeneous: its parts start together"
@@ -103,7 +103,7 @@ def leased_nodes(
     """Return these partitions' nodes known to Slurm, except those reserved by others before the lease's end."""
     taken = {
         node
-        for reservation in others(told.reservations)
+        for reservation in other_reservations(told.reservations)
         if reservation.start_time < now + lasts_s + PIN_S and now < reservation.end_time
         for node in reservation.nodes
     }

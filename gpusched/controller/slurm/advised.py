@@ -14,14 +14,14 @@ ORDERED = "slurm_ordered"
 """Meta: Slurm's ids of jobs whose priority we changed, by partition, as JSON."""
 
 
-def ordered(reader: Reader) -> dict[str, list[str]]:
+def advised_jobs(reader: Reader) -> dict[str, list[str]]:
     """Return partition -> Slurm's ids of jobs whose priority we changed."""
     return msgspec.json.decode(reader.meta(ORDERED) or "{}", type=dict[str, list[str]])
 
 
-def ordered_jobs(reader: Reader) -> set[str]:
+def all_advised_jobs(reader: Reader) -> set[str]:
     """Return Slurm's ids of jobs whose priority we changed."""
-    return {job for jobs in ordered(reader).values() for job in jobs}
+    return {job for jobs in advised_jobs(reader).values() for job in jobs}
 
 
 def without_advice(waiting: Mapping[str, SlurmJob], changed: Set[str], basic: bool) -> dict[str, int]:

@@ -11,13 +11,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.controller.slurm.admitting import PIN_S, SlurmQueue, lease_of, leased_nodes, shut, why_left
+from gpusched.controller.slurm.admitting import (
+    PIN_S,
+    SlurmQueue,
+    lease_of,
+    leased_nodes,
+    reservation_conflict,
+    why_slurm_places,
+)
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
 from gpusched.controller.slurm.nodes import takes_jobs
 from gpusched.controller.slurm.ordering import Ordering
+from gpusched.controller.slurm.ownership import LeaseOwnership, other_owner_message
 from gpusched.controller.slurm.reading import SlurmReading
-from gpusched.controller.slurm.tenancy import Tenancy, trouble_of
 from gpusched.model.events import Event
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import JobRecord, Preemptions
@@ -32,9 +39,9 @@ from gpusched.slurm.accounts import has_account
 from gpusched.slurm.commands import NoAnswer, Slurm
 
 _RENEW = 1 / 6  # renew after this part of the lease; each renewal adds a line to slurmctld's log, some a database row
-_MOST_TRIES = 2  # after so many failed starts on chosen nodes, Slurm chooses the nodes
+_MAX_TRIES = 2  # after so many failed starts on chosen nodes, Slurm chooses the nodes
 _REMEMBER_S = 600.0  # how long a failed start, or a requeue by us, is remembered
-_REST_S = 15.0  # back-off of a job that Slurm held in the lease: 4 times this after two holds, doubled with each one
+_BACKOFF_S = 15.0  # back-off of a job that Slurm held in the lease: 4 times this after two holds, doubled with each one
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
 
 
@@ -58,7 +65,7 @@ class Tries(NamedTuple):
     @property
     def rests_until(self) -> float:
         """When the job may be requested again (Unix seconds)."""
-        return self.at + min(_REMEMBER_S / 2, _REST_S * 2**self.holds) if self.holds > 1 else self.at
+        return self.at + min(_REMEMBER_S / 2, _BACKOFF_S * 2**self.holds) if self.holds > 1 else self.at
 
 
 class LeaseApplier:
@@ -66,7 +73,7 @@ class LeaseApplier:
 
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._slurm, self._say = store, slurm, say
-        self._ordering, self._tenancy = Ordering(store, slurm, say), Tenancy(store)
+        self._ordering, self._tenancy = Ordering(store, slurm, say), LeaseOwnership(store)
         self._tries: dict[str, Tries] = {}
         self._let_in: set[str] = set()  # jobs admitted without a policy's decision
         self._seen: dict[str, float] = {}  # starts without a time in the store: when first seen
@@ -85,7 +92,7 @@ class LeaseApplier:
         queue = SlurmQueue(told, decided, self._store)
         known = lease_of(told)
         if known is not None and self._tenancy.is_anothers(known, bool(leased), now):
-            self._note_trouble(trouble_of(known, now) if deciding else "")
+            self._note_trouble(other_owner_message(known, now) if deciding else "")
             self._refuse_starts(decided, deciding)
             self._ordering.order(modes, queue.waiting, decided, lease.MAX_UPDATES, now)
             return
@@ -110,7 +117,7 @@ class LeaseApplier:
     def _refuse_starts(self, decided: SlurmDecision | None, deciding: Set[str]) -> None:
         if deciding and decided is not None:
             why = self._store.meta(LEASE_TROUBLE) or "the lease was not renewed"
-            self._explain({a.job_id: _refused(why) for a in _starts_of(decided, deciding)})
+            self._explain({a.job_id: _rejected(why) for a in _starts_in(decided, deciding)})
 
     def _lasts_s(self, inventory: Inventory) -> int:
         return max(lease.LEASE_S, int(3 * inventory.settings.tick_s))
@@ -192,14 +199,14 @@ class LeaseApplier:
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._seen.setdefault(job.id, now)
                 late = theirs and now - since >= PIN_S
-                keep = not late and set(job.req_nodes) <= startable and not shut(queue, job, now)
+                keep = not late and set(job.req_nodes) <= startable and not reservation_conflict(queue, job, now)
                 if late:
                     self._tried(job.id, now, job.reason)
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
                 keep = False  # it cannot start now: held since, or requeued
             else:
                 keep = bool(leased) and (not theirs or job.id in self._let_in or bool(self._left(job)))
-                keep = keep and not shut(queue, job, now)
+                keep = keep and not reservation_conflict(queue, job, now)
             if not keep:
                 asks.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
         return asks[: lease.MAX_UPDATES]
@@ -219,9 +226,9 @@ class LeaseApplier:
     def _left(self, job: SlurmJob) -> str:
         """Return why Slurm is to choose the job's nodes, or ""."""
         tries = self._tries.get(job.id)
-        if tries is not None and tries.times >= _MOST_TRIES:
+        if tries is not None and tries.times >= _MAX_TRIES:
             return f"it did not start on the chosen nodes ({tries.why})"
-        return why_left(job)
+        return why_slurm_places(job)
 
     # -- what is asked for ---------------------------------------------------------------------------------------
 
@@ -262,22 +269,22 @@ class LeaseApplier:
         asks: list[ScontrolCall] = []
         reasons: dict[str, Reason] = {}
         inside = set(leased)
-        for action in _starts_of(decided, deciding):
+        for action in _starts_in(decided, deciding):
             job = queue.waiting.get(slurm_id(action.job_id))
             if job is None or action.job_id in withdrawn:
                 continue
             nodes = tuple(part.node for part in action.allocation.parts)
             left = self._left(job)
             if job.reservation not in ("", LEASE):
-                reasons[action.job_id] = _refused(f"it uses reservation {job.reservation}: Slurm starts it there")
-            elif why := self._rests(job, now) or shut(queue, job, now, () if left else nodes):
+                reasons[action.job_id] = _rejected(f"it uses reservation {job.reservation}: Slurm starts it there")
+            elif why := self._rests(job, now) or reservation_conflict(queue, job, now, () if left else nodes):
                 reasons[action.job_id] = _unavailable(why)
             elif left:
                 reasons[action.job_id] = _admitted(left)
                 asks += self._admit(queue, job)
             elif not inside.issuperset(nodes):
                 out = ", ".join(node for node in nodes if node not in inside)
-                reasons[action.job_id] = _refused(f"{out} is not in the lease: it is in another reservation")
+                reasons[action.job_id] = _rejected(f"{out} is not in the lease: it is in another reservation")
             else:
                 asks.append(ScontrolCall(lease.start(job.id, nodes), "start", action.job_id, nodes))
         self._explain(reasons)
@@ -312,7 +319,7 @@ class LeaseApplier:
                 left = "its partition shares these nodes, but gpusched does not decide there"
             else:
                 continue
-            if why := self._rests(job, now) or shut(queue, job, now):
+            if why := self._rests(job, now) or reservation_conflict(queue, job, now):
                 reasons[name] = _unavailable(why)
                 continue
             reasons[name] = _admitted(left)
@@ -347,7 +354,7 @@ class LeaseApplier:
                 continue
             if error and ask.what == "start":
                 self._tried(slurm_id(job.id), now, error)
-                reason = _refused(f"Slurm rejects a start on {', '.join(ask.nodes)}: {error}")
+                reason = _rejected(f"Slurm rejects a start on {', '.join(ask.nodes)}: {error}")
                 changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
             elif error:
                 events.append(Event(time=now, kind="plan_rejected", data={"action": ask.line, "why": error}))
@@ -404,7 +411,7 @@ class LeaseApplier:
                 self._store.put_jobs(found)
 
 
-def _starts_of(decided: SlurmDecision, deciding: Set[str]) -> list[Start]:
+def _starts_in(decided: SlurmDecision, deciding: Set[str]) -> list[Start]:
     """Return the plan's starts in these partitions, in order."""
     there = {view.id for view in decided.snapshot.pending if view.spec.partition in deciding}
     return [action for action in decided.plan.actions if isinstance(action, Start) and action.job_id in there]
@@ -414,7 +421,7 @@ def _policy_of(job: JobRecord | None, decided: SlurmDecision | None) -> PolicySp
     return decided.deciders.get(job.spec.partition) if job is not None and decided is not None else None
 
 
-def _refused(why: str) -> Reason:
+def _rejected(why: str) -> Reason:
     return Reason(code=ReasonCode.REJECTED, message=why)
 
 

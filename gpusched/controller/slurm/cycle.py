@@ -10,21 +10,21 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.cycle import run_of
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimates
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.ledger import UsageWriter
-from gpusched.controller.nodestate import with_news
-from gpusched.controller.planning import Reasons, isolated
+from gpusched.controller.nodestate import with_result
+from gpusched.controller.planning import PendingReasonWriter, failing_alone
 from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
-from gpusched.controller.slurm.advised import ordered_jobs, without_advice
+from gpusched.controller.slurm.advised import all_advised_jobs, without_advice
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.following import Mirror, Missing
+from gpusched.controller.slurm.following import JobMirror, Missing
 from gpusched.controller.slurm.guesses import with_guesses
-from gpusched.controller.slurm.mirror import MirrorContext, MirrorResult, forgotten, told_ended
+from gpusched.controller.slurm.mirror import MirrorContext, MirrorResult, ended_in_accounting, ended_unknown
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -54,7 +54,7 @@ from gpusched.slurm.commands import NoAnswer, Slurm
 
 READ_AT = "slurm_read_at"  # meta: time of the last reading of Slurm (Unix seconds)
 MISSING = "slurm_missing"  # meta: jobs absent from the last reading of Slurm: `Missing` by id, as JSON
-ASK_AGAIN_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
+ACCOUNTING_DELAY_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
 UNLIMITED = 1_000_000
 
 
@@ -107,10 +107,10 @@ class SlurmCycle:
         self._reader = SlurmReader(self._slurm)
         self._applier = applier
         missing = msgspec.json.decode(store.meta(MISSING) or "{}", type=dict[str, Missing])
-        self._mirror = Mirror(store.job, [*store.pending(), *store.active()], missing)
+        self._mirror = JobMirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
-        self._estimator, self._reasons = Estimates(store, state, say), Reasons(store)
+        self._estimator, self._reasons = EstimateWriter(store, state, say), PendingReasonWriter(store)
         self._ledger = UsageWriter(store)
         self._failing: dict[str, tuple[float, str]] = {}  # node that cannot be read -> since when, why
         self._undecidable: set[str] = set()
@@ -180,7 +180,7 @@ class SlurmCycle:
         if told is not None:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
             site = SlurmContext(inventory=self.inventory, partitions=told.partitions, features=features)
-            devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
+            devices = devices_of(self.inventory, told.gres_conf, told.nodes, _updated_records(before, news))
             standing = self._standing(told)
             world = MirrorContext(site=site, positions=told.positions, standing=standing, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
@@ -234,7 +234,7 @@ class SlurmCycle:
         rows = {}
         try:
             last = min(missing[job.id].named_at for job in jobs)
-            rows = ended_jobs(self._slurm.ended(last - ASK_AGAIN_S, now))
+            rows = ended_jobs(self._slurm.ended(last - ACCOUNTING_DELAY_S, now))
         except NoAnswer as error:
             if error.line() not in self._said:
                 self._said.add(error.line())
@@ -244,9 +244,9 @@ class SlurmCycle:
             facts, found = job.slurm, rows.get(slurm_id(job.id), [])
             ended = [row for submit, row in found if facts is not None and submit >= facts.submit_time]
             if ended:
-                steps.append(told_ended(job, ended[-1].state, ended[-1].start_time, ended[-1].end_time))
-            elif now - missing[job.id].since >= ASK_AGAIN_S:
-                steps.append(forgotten(job, now))
+                steps.append(ended_in_accounting(job, ended[-1].state, ended[-1].start_time, ended[-1].end_time))
+            elif now - missing[job.id].since >= ACCOUNTING_DELAY_S:
+                steps.append(ended_unknown(job, now))
         return steps
 
     def _write(self, steps: list[MirrorResult]) -> None:
@@ -282,7 +282,7 @@ class SlurmCycle:
 
     def _standing(self, told: SlurmReading) -> dict[str, int]:
         """Return Slurm's id -> priority without our advice, of the advised jobs."""
-        if not (ordered := ordered_jobs(self._store)):
+        if not (ordered := all_advised_jobs(self._store)):
             return {}
         waiting = {job.id: job for job in told.jobs if job.state == "PENDING"}
         bases = without_advice(waiting, ordered & waiting.keys(), not self._slurm.has_factors)
@@ -390,7 +390,7 @@ class SlurmCycle:
                 return True
             return False
 
-        found = isolated(waiting, fails)
+        found = failing_alone(waiting, fails)
         self._undecidable |= {job.id for job in found}
         what = f"{type(error).__name__}: {error}"[:500]
         blamed = ", ".join(job.id for job in found[:5])
@@ -402,12 +402,12 @@ class SlurmCycle:
             self._say(line)
 
 
-def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, NodeObservation]) -> dict[str, NodeRecord]:
+def _updated_records(records: Mapping[str, NodeRecord], news: Mapping[str, NodeObservation]) -> dict[str, NodeRecord]:
     """Return the node records updated by the latest readings."""
     found = dict(records)
     for name, read in news.items():
         if isinstance(read.result, NodeReading) and read.result.wiring is not None:
-            found[name] = with_news(records.get(name, NodeRecord(name=name)), read.result)
+            found[name] = with_result(records.get(name, NodeRecord(name=name)), read.result)
     return found
 
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import gpusched
-from gpusched.controller.slurm.tenancy import LEASED_UNTIL
+from gpusched.controller.slurm.ownership import LEASED_UNTIL
 from gpusched.model.jobs import JobRecord
 from gpusched.model.slurm import LEASE, SlurmJob, SlurmMode, is_held_in_reservation
 from gpusched.queue.store import Reader
@@ -75,7 +75,7 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
         try:
             known = next((one for one in slurm.reservations() if one.name == LEASE), None)
             if known is None or known.end_time <= time.time():
-                return _let_go(state, slurm)
+                return _release_jobs(state, slurm)
             if known.end_time > own + 1:
                 return 0
         except NoAnswer:
@@ -84,7 +84,7 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
     return 0
 
 
-def _let_go(state: Path, slurm: Slurm) -> int:
+def _release_jobs(state: Path, slurm: Slurm) -> int:
     reader = Reader.open(state)
     if reader is None:
         return 0

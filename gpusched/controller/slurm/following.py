@@ -10,7 +10,7 @@ import msgspec
 from gpusched.controller.slurm.mirror import (
     MirrorContext,
     MirrorResult,
-    forgotten,
+    ended_unknown,
     holds_nodes,
     is_same,
     mirrored,
@@ -22,7 +22,7 @@ from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.model.slurm import SlurmJob, bar
 from gpusched.queue.damage import STORE_FAULTS
 
-MAX_DRIFTED = 1000
+MAX_DRIFTS = 1000
 """Jobs per cycle whose priority or reason alone changed: Slurm updates all of them at once."""
 
 
@@ -33,7 +33,7 @@ class Missing(NamedTuple):
     since: float
 
 
-class Mirror:
+class JobMirror:
     """Tracks the last mirrored state, and which of Slurm's jobs is which of the store's.
 
     Args:
@@ -76,7 +76,7 @@ class Mirror:
             if seen != (job, world.positions.get(job.id)):
                 if seen is not None and _only_drifts(seen[0], job):
                     drifted += 1
-                    if drifted > MAX_DRIFTED:
+                    if drifted > MAX_DRIFTS:
                         self._later[job.id] = seen
                         continue
                 try:
@@ -94,7 +94,7 @@ class Mirror:
         before = []
         if stored is not None and not is_same(job, stored):
             if stored.state not in ENDED:
-                before = [forgotten(stored, world.now)]
+                before = [ended_unknown(stored, world.now)]
             name, stored = self._another_name(job.id, name), None
         step = step_of(stored, mirrored(job, stored, name, world), world.now)
         if step is None:
@@ -107,7 +107,7 @@ class Mirror:
         name = self._names.get(job.id, job.id)
         stored = self._find(name)
         while stored is not None and name not in self._open and not is_same(job, stored):
-            following = self._find(again := _next(name))
+            following = self._find(again := _next_id(name))
             if following is None:
                 break
             name, stored = again, following
@@ -115,7 +115,7 @@ class Mirror:
 
     def _another_name(self, own: str, name: str) -> str:
         while self._find(name) is not None:
-            name = _next(name)
+            name = _next_id(name)
         self._names[own] = name
         return name
 
@@ -147,7 +147,7 @@ def _only_drifts(old: SlurmJob, new: SlurmJob) -> bool:
     return msgspec.structs.replace(new, priority=old.priority, reason=old.reason) == old
 
 
-def _next(name: str) -> str:
+def _next_id(name: str) -> str:
     """Return ``1234~2`` after ``1234``, ``1234~3`` after that."""
     base, _, number = name.partition("~")
     return f"{base}~{int(number or 1) + 1}"

@@ -146,7 +146,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
         "end_time": (job.end_time or world.now) if state in ENDED else None,
         "exit_code": job.exit_code if state in ENDED else None,
         "attempt": job.restarts + (started or state is JobState.STARTING),
-        "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _waits(state) and held else "",
+        "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _is_pending(state) and held else "",
         "ending": _ending(job, world.now) if state is JobState.COMPLETING else None,
         "slurm": SlurmFacts(
             state=job.state,
@@ -160,7 +160,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
             restarts=job.restarts,
             requeue=job.requeue,
             reservation=job.reservation,
-            leased=leased and _waits(state),
+            leased=leased and _is_pending(state),
             nodelist=named,
             pinned=pinned,
             pinned_at=since if pinned else None,
@@ -169,7 +169,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
         ),
     }
     if stored is None or stored.state is not state:
-        changes |= {"reason": "" if _waits(state) or reason == "None" else reason, "message": ""}
+        changes |= {"reason": "" if _is_pending(state) or reason == "None" else reason, "message": ""}
     if state is JobState.PENDING:
         changes |= {"policy": None, "policy_version": None}
     if stored is None:
@@ -187,7 +187,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
     return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, world))
 
 
-def _waits(state: JobState) -> bool:
+def _is_pending(state: JobState) -> bool:
     return state in (JobState.PENDING, JobState.STARTING)
 
 
@@ -205,7 +205,7 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: Mirro
     nodes = facts.pinned if found.state is JobState.STARTING else job.node_names if found.start_time is not None else ()
     if not nodes:
         return None
-    before = {p.node: p.gpus for p in stored.allocation.parts} if _keeps(found, stored) and stored.allocation else {}
+    before = {p.node: p.gpus for p in stored.allocation.parts} if _same_run(found, stored) and stored.allocation else {}
 
     def gpus(node: str) -> tuple[int, ...]:
         if node in facts.gpus:
@@ -223,7 +223,7 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: Mirro
     )
 
 
-def _keeps(found: JobRecord, stored: JobRecord) -> bool:
+def _same_run(found: JobRecord, stored: JobRecord) -> bool:
     """Return whether the job is in the same attempt, or was pinned for it, and so keeps its GPUs."""
     return found.attempt == stored.attempt
 
@@ -238,7 +238,7 @@ def step_of(stored: JobRecord | None, job: JobRecord, now: float) -> MirrorResul
     """Return the change of a job; None: no change."""
     if stored == job:
         return None
-    ended = _over(stored, job, now)
+    ended = _ended_attempt(stored, job, now)
     return MirrorResult(
         before=stored,
         job=job,
@@ -249,7 +249,7 @@ def step_of(stored: JobRecord | None, job: JobRecord, now: float) -> MirrorResul
     )
 
 
-def told_ended(stored: JobRecord, state: str, start: float | None, end: float) -> MirrorResult:
+def ended_in_accounting(stored: JobRecord, state: str, start: float | None, end: float) -> MirrorResult:
     """Return the end, by Slurm's accounting, of a job purged by slurmctld; ``state``: Slurm's name for it."""
     outcome = _STATES.get(state, JobState.FAILED)
     outcome = outcome if outcome in ENDED else JobState.FAILED
@@ -267,7 +267,7 @@ def told_ended(stored: JobRecord, state: str, start: float | None, end: float) -
     return step
 
 
-def forgotten(stored: JobRecord, now: float) -> MirrorResult:
+def ended_unknown(stored: JobRecord, now: float) -> MirrorResult:
     """Return the end of a job that Slurm no longer has, in an unknown state."""
     message = "Slurm no longer knows it, and its accounting has no end state"
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, pinned=(), pinned_at=None)
@@ -280,7 +280,7 @@ def forgotten(stored: JobRecord, now: float) -> MirrorResult:
     return step
 
 
-def _over(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
+def _ended_attempt(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
     """Return the attempt that this change ended, when, and how."""
     was = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
     if job.state in ENDED and job.start_time is not None:
@@ -308,7 +308,7 @@ def _events(
 
     if stored is None:
         yield Event(time=job.submit_time, kind="submitted", job_id=job.id, user=job.user)
-    if (stored.held_by if stored is not None else "") != job.held_by and _waits(job.state):
+    if (stored.held_by if stored is not None else "") != job.held_by and _is_pending(job.state):
         yield fact("held" if job.held_by else "released", now, by=job.held_by)
     where = [part.node for part in job.allocation.parts] if job.allocation is not None else []
     if job.state is JobState.STARTING and was is not JobState.STARTING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.nodestate import in_service, node_events, with_news
+from gpusched.controller.nodestate import in_service, node_events, with_result
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, container_name
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, ProbeFailure
@@ -118,7 +118,7 @@ def record_beside_slurm(
     """
     before = record
     if reading is not None and not isinstance(reading.result, ProbeFailure):
-        record = with_news(record, reading.result)
+        record = with_result(record, reading.result)
     state, reason = _state(told, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
     if trouble:
         reason = f"{reason}; its GPUs are not probed: {trouble}" if reason else f"its GPUs are not probed: {trouble}"

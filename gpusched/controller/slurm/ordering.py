@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from gpusched.controller.deciding import only
-from gpusched.controller.slurm.advised import ORDERED, ordered, without_advice
+from gpusched.controller.deciding import partition_snapshot
+from gpusched.controller.slurm.advised import ORDERED, advised_jobs, without_advice
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
@@ -54,7 +54,7 @@ class Ordering:
         Raises:
             NoAnswer: Slurm does not respond.
         """
-        ours = ordered(self._store)
+        ours = advised_jobs(self._store)
         advised = [name for name, mode in modes.items() if mode is SlurmMode.ADVISE]
         if not ours and not advised:
             return
@@ -80,7 +80,7 @@ class Ordering:
             assert decided is not None
             ids = {view.id: slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
             queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
-            order = [ids[view] for view in wanted(decided, name)]
+            order = [ids[view] for view in policy_order(decided, name)]
             for job, more in lease.priority_additions(queue.values(), order).items():
                 value = queue[job].base + more
                 lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, more)
@@ -113,10 +113,10 @@ class Ordering:
         return config.get("PriorityType", "") == "priority/basic"
 
 
-def wanted(decided: SlurmDecision, partition: str) -> list[str]:
+def policy_order(decided: SlurmDecision, partition: str) -> list[str]:
     """Return the store's ids of a partition's first `HEAD` jobs in its policy's order."""
     policy = decided.deciders.get(partition) or decided.snapshot.policies[partition]
-    part = only(decided.snapshot, partition, policy)
+    part = partition_snapshot(decided.snapshot, partition, policy)
     queue = [job.id for job in in_order(part, partition)]
     if policy.agent is not None:
         own = set(queue)

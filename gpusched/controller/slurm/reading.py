@@ -16,9 +16,9 @@ from gpusched.slurm.commands import NoAnswer, Slurm
 from gpusched.slurm.records import unix_time
 
 PARTITIONS_S = 60.0  # partitions and configuration rarely change
-SHARE = 0.015  # of slurmctld's time for reading, by its own figures, which omit sending: in all below 2 %
+LOAD_SHARE = 0.015  # of slurmctld's time for reading, by its own figures, which omit sending: in all below 2 %
 MAX_REST_S = 15.0  # the lease must be renewed, however long the queue is
-MAX_ASKED = 5  # readings after which a job's unnamed GPUs are not read again
+MAX_GPU_READS = 5  # readings after which a job's unnamed GPUs are not read again
 
 
 class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class SlurmReader:
             if not self._was_silent:  # otherwise its silence would count as time spent on our RPCs
                 self._cost_s = cost_s
             self._was_silent = False
-        self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
+        self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / LOAD_SHARE)
         return SlurmReading(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
             positions=self._positions_of(jobs), gres_conf=self._gres_conf,
@@ -109,7 +109,7 @@ class SlurmReader:
     def _positions_of(self, jobs: Iterable[SlurmJob]) -> dict[str, Mapping[str, tuple[int, ...]]]:
         running = [j for j in jobs if j.gpus and j.node_names and state_of(j) in ACTIVE - {JobState.STARTING}]
         kept = {key: self._positions[key] for key in map(_key, running) if key in self._positions}
-        new = [job for job in running if not (known := kept.get(_key(job), ({}, 0)))[0] and known[1] < MAX_ASKED]
+        new = [job for job in running if not (known := kept.get(_key(job), ({}, 0)))[0] and known[1] < MAX_GPU_READS]
         found = self._slurm.gpu_positions(new)
         for job in new:
             kept[_key(job)] = found.get(job.id, {}), kept.get(_key(job), ({}, 0))[1] + 1
@@ -121,7 +121,7 @@ def _key(job: SlurmJob) -> tuple[str, float, int]:
     return job.id, job.submit_time, job.restarts
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A job's end, by Slurm's accounting. Times in Unix seconds; None: it never started."""
 
     state: str
@@ -129,16 +129,16 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float
 
 
-def ended_jobs(text: str) -> dict[str, list[tuple[float, Ended]]]:
+def ended_jobs(text: str) -> dict[str, list[tuple[float, JobEnd]]]:
     """Return Slurm's job id -> (submit or requeue time, its end), in order, from the text of `Slurm.ended`."""
     lines = text.splitlines()
     columns = lines[0].split("|") if lines else []
-    found: dict[str, list[tuple[float, Ended]]] = {}
+    found: dict[str, list[tuple[float, JobEnd]]] = {}
     for line in lines[1:]:
         row = dict(zip(columns, line.split("|"), strict=False))
         submit, end, start = (unix_time(row.get(name, "")) for name in ("Submit", "End", "Start"))
         if submit is not None and end is not None:
             state = row.get("State", "").partition(" ")[0]
             started = start if row.get("NodeList", "") not in ("", "None assigned") else None
-            found.setdefault(row["JobID"], []).append((submit, Ended(state=state, start_time=started, end_time=end)))
+            found.setdefault(row["JobID"], []).append((submit, JobEnd(state=state, start_time=started, end_time=end)))
     return {name: sorted(rows, key=lambda row: row[0]) for name, rows in found.items()}

@@ -53,7 +53,7 @@ def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> 
     gpus, cores = -(-sum(job.gpus.values()) // nodes), max(1, -(-job.cpus // nodes))
     memory_mib = max(1, -(-(job.memory_mib or 0) // nodes))
     types = _gpu_types(job.gpus, partition.nodes if partition is not None else ())
-    exclude = tuple(dict.fromkeys((*job.exc_nodes, *_without(job.features, partition, site.features))))
+    exclude = tuple(dict.fromkeys((*job.exc_nodes, *_without_features(job.features, partition, site.features))))
     if job.exclusive and partition is not None and job.state == "PENDING":
         allowed = [n for n in partition.nodes if n.name not in exclude and (not nodelist or n.name in nodelist)]
         gpus, cores, memory_mib = _whole_nodes(allowed, gpus, cores, memory_mib)
@@ -93,7 +93,7 @@ def _gpu_types(gpus: Mapping[str, int], nodes: Iterable[Node]) -> tuple[str, ...
     return tuple(dict.fromkeys(node.gpu_type for node in nodes if node.gpu_type.casefold() in asked))
 
 
-def _without(features: str, partition: Partition | None, of_nodes: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _without_features(features: str, partition: Partition | None, of_nodes: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the partition's nodes without the features that a job requires by ``a&b`` or ``a|b``.
 
     Other syntax (counts, brackets) is not evaluated; Slurm alone handles it.

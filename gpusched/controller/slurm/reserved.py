@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from gpusched.model.reservations import Reservation
 from gpusched.model.slurm import LEASE, SlurmReservation
 
-LATE_S = 10.0
+START_DELAY_S = 10.0
 """Usual maximum delay between requesting a start and the start; reservations count as beginning this much earlier."""
 
 
-def others(reservations: Iterable[SlurmReservation]) -> list[SlurmReservation]:
+def other_reservations(reservations: Iterable[SlurmReservation]) -> list[SlurmReservation]:
     """Return all reservations except our lease."""
     return [one for one in reservations if one.name != LEASE]
 
@@ -23,15 +23,15 @@ def calendar_of(reservations: Iterable[SlurmReservation], declared: Collection[s
             name=one.name, nodes=nodes, begin=one.start_time, end=one.end_time, users=one.users, groups=one.accounts,
             maintenance="MAINT" in one.flags, by="Slurm",
         )
-        for one in others(reservations)
+        for one in other_reservations(reservations)
         if (nodes := tuple(node for node in one.nodes if node in declared)) and one.end_time > one.start_time
     ]  # fmt: skip
 
 
-def in_the_way(
+def first_conflict(
     reservations: Iterable[SlurmReservation], nodes: Collection[str], begin: float, end: float
 ) -> SlurmReservation | None:
     """Return the first reservation, except the lease, that includes one of the nodes between the two times."""
-    met = (one for one in others(reservations) if one.start_time < end and begin < one.end_time)
+    met = (one for one in other_reservations(reservations) if one.start_time < end and begin < one.end_time)
     there = (one for one in met if not set(nodes).isdisjoint(one.nodes))
     return min(there, key=lambda one: one.start_time, default=None)

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.cluster.base import NodeObservation, Operation
-from gpusched.controller.fold import is_cancelled
+from gpusched.controller.commandfiles import is_cancelled
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import RelayedCommand, Submit
@@ -28,8 +28,8 @@ from gpusched.views.squeue import NotAnswered, sacct, squeue
 
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
-MAX_READ = 4  # scripts read per user and cycle
-SINCE_S = 86400.0  # age of the ended jobs that sacct lists by default
+MAX_SCRIPTS_READ = 4  # scripts read per user and cycle
+SACCT_S = 86400.0  # age of the ended jobs that sacct lists by default
 STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_FOLDED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
@@ -37,7 +37,7 @@ Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
 """Parses sbatch inside a job: the submission, or the index of the word that names the script to fetch (0: stdin)."""
 
 
-class Asking:
+class InJobCommandHandler:
     """Answers the requests of running jobs; stateless.
 
     Args:
@@ -112,7 +112,7 @@ class Asking:
             raise NotAnswered(str(whys[-1]) if whys else "the job was not queued")
         if is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
-        if self._inbox.holds(new) or read[job.uid] >= MAX_READ:
+        if self._inbox.holds(new) or read[job.uid] >= MAX_SCRIPTS_READ:
             return None
         read[job.uid] += 1
         try:
@@ -134,7 +134,7 @@ class Asking:
     def _own(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
         """Return the latest jobs of the job's user, including itself."""
         states = None if ended else frozenset(JobState) - ENDED
-        found = self._store.jobs(states=states, user=job.user, since=now - SINCE_S if ended else None, limit=MAX_JOBS)
+        found = self._store.jobs(states=states, user=job.user, since=now - SACCT_S if ended else None, limit=MAX_JOBS)
         return [one for one in found if one.uid == job.uid]
 
     def _done(

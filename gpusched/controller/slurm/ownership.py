@@ -17,12 +17,12 @@ from gpusched.queue.store import Store
 LEASED_UNTIL = "slurm_leased_until"
 """Meta: the latest end of the lease as requested by this controller (Unix seconds)."""
 
-_SLOW_S = 10.0  # delay until scontrol reads its line, from which it counts
-_EXACT_S = 1.0  # Slurm rounds to seconds
+_SCONTROL_DELAY_S = 10.0  # delay until scontrol reads its line, from which it counts
+_RESOLUTION_S = 1.0  # Slurm rounds to seconds
 _SPREAD = 1 / 12  # random part of the lease: controllers that renew in the same second choose different ends
 
 
-class Tenancy:
+class LeaseOwnership:
     """Distinguishes this controller's lease from another controller's.
 
     Args:
@@ -32,7 +32,7 @@ class Tenancy:
 
     def __init__(self, store: Store, wall: Callable[[], float] = time.time) -> None:
         self._store, self._wall = store, wall
-        self._another: tuple[float, float] | None = None  # end of another controller's lease, and when that end was first seen
+        self._another: tuple[float, float] | None = None  # another's lease: its end, first seen
 
     def is_anothers(self, known: SlurmReservation | None, takes_over: bool, now: float) -> bool:
         """Return whether another controller owns the lease; if it has stopped renewing, ``takes_over`` decides.
@@ -43,7 +43,7 @@ class Tenancy:
             now: Unix seconds.
         """
         own = float(self._store.meta(LEASED_UNTIL) or 0.0)
-        if known is None or known.end_time <= max(now, own + _EXACT_S):
+        if known is None or known.end_time <= max(now, own + _RESOLUTION_S):
             self._another = None
             return False
         if self._another is None or self._another[0] != known.end_time:
@@ -54,7 +54,7 @@ class Tenancy:
     def lasts_s(self, wanted_s: int) -> int:
         """Return the duration to request, slightly random, and record the lease as ours."""
         lasts_s = wanted_s + randrange(int(wanted_s * _SPREAD) + 1)
-        self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s + _SLOW_S))
+        self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s + _SCONTROL_DELAY_S))
         return lasts_s
 
     def note_asked(self, lasts_s: int) -> None:
@@ -62,7 +62,7 @@ class Tenancy:
         self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s))
 
 
-def trouble_of(known: SlurmReservation, now: float) -> str:
+def other_owner_message(known: SlurmReservation, now: float) -> str:
     """Return the message that another controller decides."""
     until = local_clock(known.end_time, now)
     return (

@@ -13,24 +13,24 @@ REASON = "InactiveLimit"
 """Slurm's reason for an allocation whose command is gone."""
 
 
-def is_awaited(job: JobRecord, seen: list[RankStatus]) -> bool:
+def awaits_client(job: JobRecord, seen: list[RankStatus]) -> bool:
     """Return whether the job is ready and will start when the first client attaches."""
     return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in seen)
 
 
-def given_up(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> str:
+def timeout_message(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> str:
     """Return why the job is to be ended for lack of a client; "" if it is not."""
     kept = job.spec.session
     if kept is None:
         return ""
     first = next((s for s in seen if s.rank.rank == 0 and s.container is not None), None)
-    alone = _alone_s(first, world) if first is not None and first.phase in ("ready", "running") else None
+    alone = _unattended_s(first, world) if first is not None and first.phase in ("ready", "running") else None
     if alone is None or alone < kept:
         return ""
     return f"nobody attached for {kept} s (settings.session_keep)"
 
 
-def _alone_s(first: RankStatus, world: ReconcileInput) -> float | None:
+def _unattended_s(first: RankStatus, world: ReconcileInput) -> float | None:
     """Return the seconds since a client was attached, or since one could attach; None: unknown."""
     container = first.container
     assert container is not None

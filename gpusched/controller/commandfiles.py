@@ -34,17 +34,17 @@ from gpusched.queue.quotas import Queued
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
-REMEMBER_FOLDED_S = 86400.0
+REMEMBER_APPLIED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # per cycle: on a full disk all will fail
-EARLY_S = 2.0
-MOST_TOLD = 20  # events about malformed files per user and cycle
+DEPENDENCY_DELAY_S = 2.0
+MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
 TASK_BYTES = 300  # approximate size of a pending job besides its spec
 STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not caused by a command
 
-_OF_VALUES = (sqlite3.IntegrityError, sqlite3.DataError)  # the store works, but cannot hold this command's values
+_VALUE_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)  # the store works, but cannot hold this command's values
 
-_OF_POLICIES = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
+_POLICY_COMMANDS = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
 
 
 class CommandRefused(Exception):
@@ -98,7 +98,7 @@ class CommandApplier:
         for file_name, good in taken:
             (self._inbox.remove if good else self._inbox.refuse)(file_name)
         if taken:
-            self._store.forget_folded(now - REMEMBER_FOLDED_S)
+            self._store.forget_folded(now - REMEMBER_APPLIED_S)
         if not all(good for _, good in taken):
             self._inbox.tidy_refused()
         self._refuse_surplus(now)
@@ -108,7 +108,7 @@ class CommandApplier:
         """Read the files; put off those that refer to a command not applied yet."""
         for item in self._inbox.read(names):
             if isinstance(item, Received) and self._is_early(item):
-                self._inbox.put_off(item.file_name, EARLY_S)
+                self._inbox.put_off(item.file_name, DEPENDENCY_DELAY_S)
             else:
                 yield item
 
@@ -124,11 +124,11 @@ class CommandApplier:
         if not isinstance(command, commands.Submit):
             before += self._inbox.put_off_of(item.uid)
         # Only older files count, so that two that name each other do not wait forever.
-        return any(file < item.file_name and not self._store.was_folded(_storable(file)) for file in before)
+        return any(file < item.file_name and not self._store.was_folded(_as_text(file)) for file in before)
 
     def _take(self, item: Received | Malformed, now: float, told: Counter[int]) -> tuple[str, bool]:
         """Apply a file unless it was applied before; return its name, and whether it is well-formed."""
-        known = _storable(item.file_name)
+        known = _as_text(item.file_name)
         good = not isinstance(item, Malformed)
         if not self._store.was_folded(known):
             good = self._fold_one(item, now, told)
@@ -179,14 +179,14 @@ class CommandApplier:
     def _refuse_many(self, told: Counter[int], now: float) -> None:
         """Record the number of malformed files beyond those recorded individually."""
         for uid, count in told.items():
-            if count > MOST_TOLD:
-                self._refuse(f"{count - MOST_TOLD} more files", user_name(uid), "not commands either", now)
+            if count > MAX_MALFORMED_EVENTS:
+                self._refuse(f"{count - MAX_MALFORMED_EVENTS} more files", user_name(uid), "not commands either", now)
 
     def _fold_one(self, item: Received | Malformed, now: float, told: Counter[int]) -> bool:
         """Apply one file; return False if it is to be set aside for inspection."""
         if isinstance(item, Malformed):
             told[item.uid] += 1
-            if told[item.uid] <= MOST_TOLD:
+            if told[item.uid] <= MAX_MALFORMED_EVENTS:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
@@ -203,15 +203,15 @@ class CommandApplier:
                 except (CommandRefused, GpuschedError) as error:  # changes made before the error stay
                     self._refuse(item.file_name, caller.name, str(error), now)
         except Exception as error:  # an unforeseen error in one command must not block the inbox
-            if isinstance(error, STORE_FAULTS) and not isinstance(error, _OF_VALUES):
+            if isinstance(error, STORE_FAULTS) and not isinstance(error, _VALUE_ERRORS):
                 raise  # the store's fault
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
-        job_id = _storable(file_name).partition(".")[0] if file_name.endswith(".submit") else None
-        data = {"file": _storable(file_name), "why": why}
+        job_id = _as_text(file_name).partition(".")[0] if file_name.endswith(".submit") else None
+        data = {"file": _as_text(file_name), "why": why}
         self._store.append([Event(time=now, kind="refused_command", job_id=job_id, user=user, data=data)])
 
     def _caller(self, uid: int) -> Caller:
@@ -219,7 +219,7 @@ class CommandApplier:
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
-        if self._inventory.engine == "slurm" and not isinstance(command, _OF_POLICIES):
+        if self._inventory.engine == "slurm" and not isinstance(command, _POLICY_COMMANDS):
             raise CommandRefused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
@@ -286,7 +286,7 @@ class CommandApplier:
         if self._store.rows_of(command.id):
             raise CommandRefused(f"job {command.id} already exists")
         _check_program(command)
-        job = self._job(_within(command, self._inventory.settings), caller, now)
+        job = self._job(_with_capped_session(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
         queued = self._room_for(job, caller, program)
         if asking is not None:
@@ -365,7 +365,7 @@ class CommandApplier:
     def _check_mounts(self, command: commands.Submit, caller: Caller, asking: JobRecord | None) -> None:
         if self._caller(caller.uid).admin:
             if asking is not None:
-                _check_mounts_again(command.spec, asking)
+                _check_inherited_mounts(command.spec, asking)
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
         for mount in command.spec.mounts:
@@ -466,7 +466,7 @@ class CommandApplier:
             except UsageError as error:
                 raise CommandRefused(f"job {job.id}: {error.line()}") from None
             self._by_class.add(again.user, again.spec, again.count)
-            fields = back_in_queue(message) | {
+            fields = requeued_fields(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
@@ -599,13 +599,13 @@ def is_cancelled(job: JobRecord) -> bool:
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
 
 
-def back_in_queue(message: str) -> dict[str, Any]:
+def requeued_fields(message: str) -> dict[str, Any]:
     """Return the field values of a requeued job; its earlier ones remain in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
     return {**dict.fromkeys(gone), "reason": "", "message": message}
 
 
-def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
+def _with_capped_session(command: commands.Submit, settings: Settings) -> commands.Submit:
     """Return the submission with its session time capped at the site's limit."""
     spec = command.spec
     if spec.session is None or spec.session <= settings.session_keep_s:
@@ -613,7 +613,7 @@ def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
     return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
-def _check_mounts_again(spec: JobSpec, asking: JobRecord) -> None:
+def _check_inherited_mounts(spec: JobSpec, asking: JobRecord) -> None:
     """Refuse mounts that the requesting job does not have itself, although its user may mount anything.
 
     Only identical mounts are allowed: in a folder that the job can write to, it may have created a link to anywhere.
@@ -633,6 +633,6 @@ def _check_program(command: commands.Submit) -> None:
         )
 
 
-def _storable(file_name: str) -> str:
+def _as_text(file_name: str) -> str:
     """Return a file name as text: names of other users' files may not be UTF-8."""
     return file_name.encode(errors="backslashreplace").decode()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpusched.controller.notices.delivery import Delivery, Sending
-from gpusched.controller.notices.making import EVENTS, MAIL, Maker, digest_of
+from gpusched.controller.notices.delivery import Delivery, OutgoingNotice
+from gpusched.controller.notices.making import EVENTS, MAIL, NoticeMaker, digest_of
 from gpusched.model.notices import Notice
 from gpusched.model.resources import Inventory
 from gpusched.queue.damage import STORE_FAULTS
@@ -18,8 +18,8 @@ SEEN = "notices_seen"
 RETRIES_S = (5.0, 30.0, 300.0, 1800.0, 7200.0, 6 * 3600.0, 24 * 3600.0)
 """Delays after failed deliveries; after the last one a notice is given up."""
 KEEP_S = 30 * 86400.0
-LOOK_S = 30.0  # interval of checks of running jobs
-AT_ONCE = 2000
+CHECK_S = 30.0  # interval of checks of running jobs
+MAX_PER_CYCLE = 2000
 
 
 class NotificationService:
@@ -55,14 +55,14 @@ class NotificationService:
 
     def _make(self, inventory: Inventory, now: float) -> None:
         seen, last = int(self._store.number(SEEN, 0)), self._store.last_event()
-        news = self._store.events_after(seen, EVENTS, AT_ONCE) if last > seen else []
-        if len(news) == AT_ONCE:
+        news = self._store.events_after(seen, EVENTS, MAX_PER_CYCLE) if last > seen else []
+        if len(news) == MAX_PER_CYCLE:
             last = news[-1][0]
-        look = not 0 <= now - self._looked < LOOK_S
-        many = last - seen > AT_ONCE  # mark irrelevant events as seen, so that they are not scanned again
+        look = not 0 <= now - self._looked < CHECK_S
+        many = last - seen > MAX_PER_CYCLE  # mark irrelevant events as seen, so that they are not scanned again
         if not (news or look or many):
             return
-        maker = Maker(self._store, inventory.notices, self._store.meta("cluster_id") or "", now)
+        maker = NoticeMaker(self._store, inventory.notices, self._store.meta("cluster_id") or "", now)
         made = [notice for _, event in news for notice in maker.of_event(event)]
         if look:
             made += maker.of_running(self._store.active())
@@ -78,7 +78,7 @@ class NotificationService:
     def _send(self, inventory: Inventory, now: float) -> None:
         receivers = {digest_of(receiver): receiver for receiver in inventory.notices.to}
         gone = []
-        for notice in self._store.due_notices(now, AT_ONCE):
+        for notice in self._store.due_notices(now, MAX_PER_CYCLE):
             if notice.key in self._delivery.under_way:
                 continue
             mail = notice.to.removeprefix(MAIL) if notice.to.startswith(MAIL) else ""
@@ -88,7 +88,7 @@ class NotificationService:
             self._sent[notice.key] = notice
             receiver = receivers.get(notice.to)
             self._delivery.send(
-                Sending(key=notice.key, body=notice.body, mail=mail, receiver=receiver, asked=inventory.notices)
+                OutgoingNotice(key=notice.key, body=notice.body, mail=mail, receiver=receiver, asked=inventory.notices)
             )
         if gone:  # their receivers left the inventory
             with self._store.transaction():

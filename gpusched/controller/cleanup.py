@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 import msgspec
 
 from gpusched.cluster.base import NodeObservation, Operation, RankKey
-from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
+from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, is_due, is_exhausted, stuck_event
 from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import container_name, parse_container_name
@@ -18,7 +18,7 @@ from gpusched.queue.store import RankRecord
 _ALIVE = ("running", "preparing", "ready")
 
 
-class Tidy(msgspec.Struct, kw_only=True):
+class Cleanup(msgspec.Struct, kw_only=True):
     """The result: operations, events, settled ranks (whose row can be deleted) and changed ones."""
 
     operations: list[Operation] = msgspec.field(default_factory=list)
@@ -27,18 +27,18 @@ class Tidy(msgspec.Struct, kw_only=True):
     changed: list[RankRecord] = msgspec.field(default_factory=list)
 
 
-def tidy_leftovers(
+def clean_up_leftovers(
     ranks: Iterable[RankRecord],
     observations: Mapping[str, NodeObservation],
     forgotten: Container[str],
     busy: frozenset[RankKey],
     now: float,
-) -> Tidy:
+) -> Cleanup:
     """Return the next step for ranks of ended attempts: kill what still runs, collect the output, remove the rest.
 
     ``forgotten``: nodes whose leftovers are no longer waited for; ``busy``: ranks with an operation in progress.
     """
-    tidy = Tidy()
+    tidy = Cleanup()
     for rank in ranks:
         if rank.node in forgotten:
             tidy.settled.append(rank)
@@ -50,7 +50,7 @@ def tidy_leftovers(
 
 
 def _leftover(
-    rank: RankRecord, reading: NodeReading, observation: NodeObservation, busy: bool, tidy: Tidy, now: float
+    rank: RankRecord, reading: NodeReading, observation: NodeObservation, busy: bool, tidy: Cleanup, now: float
 ) -> None:
     container = container_of(rank, reading)
     if busy:
@@ -75,12 +75,12 @@ def _leftover(
         tidy.operations.append(Operation(verb="remove", node=rank.node, rank=rank))
 
 
-def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
+def _fence(rank: RankRecord, phase: str, tidy: Cleanup, now: float) -> None:
     """Kill a rank that should have ended; report one that survives once, and keep trying."""
     if rank.signalled != "FENCE":
         data = {"attempt": rank.attempt, "rank": rank.rank, "phase": phase}
         tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
-    stuck = gives_up(rank, now)
+    stuck = is_exhausted(rank, now)
     if stuck:
         tidy.events.append(stuck_event(rank, now))
     if rank.signalled != "FENCE" or stuck or rank.gone:
@@ -94,7 +94,7 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
         tidy.operations.append(operation)
 
 
-def reap_strays(
+def remove_strays(
     nodes: Iterable[Node],
     known: frozenset[RankKey],
     removed: Mapping[RankKey, float],
@@ -103,7 +103,7 @@ def reap_strays(
     busy: frozenset[RankKey],
     now: float,
     told: set[RankKey],
-) -> Tidy:
+) -> Cleanup:
     """Remove containers that have our label but no rank record: from a forgotten launch, or made by hand.
 
     Args:
@@ -116,7 +116,7 @@ def reap_strays(
         now: Unix seconds.
         told: Strays already reported by an event; new ones are added, none is dropped.
     """
-    tidy = Tidy()
+    tidy = Cleanup()
     for node in nodes:
         observation = observations.get(node.name)
         if observation is None or not isinstance(observation.result, NodeReading):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpusched.controller.peers import RelayPeer, talk
+from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError
 from gpusched.model import relay as wire
 from gpusched.model.resources import Node, Settings
@@ -14,14 +14,14 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, sessions
 from gpusched.nodes.transport import Transport, TransportError
 
-NOTE_S = 15.0
+ATTENDANCE_S = 15.0
 """Interval at which the node is told that a client is attached."""
-_NOTE_WITHIN_S = 60.0
-_ASK_S = 30.0
-_MOST_ADDRESSES = 1000
+_ATTENDANCE_TIMEOUT_S = 60.0
+_QUERY_TIMEOUT_S = 30.0
+_MAX_ADDRESSES = 1000
 
 
-def join(
+def attach(
     peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, request: wire.Attach, kept_s: float
 ) -> bytes:
     """Attach a client to a job until either ends; return the last frame.
@@ -35,9 +35,9 @@ def join(
     transport = open_transport(node, settings)
     try:
         session = transport.session(sessions.attach_argv(ref), request.terminal)
-        with _noting(transport, lambda: open_transport(node, settings), ref, min(NOTE_S, kept_s / 4)):
-            talk(peer, session, with_input=True, mark=sessions.MARK)
-        told = transport.run(sessions.ended(ref), _ASK_S).stdout.strip()
+        with _attended(transport, lambda: open_transport(node, settings), ref, min(ATTENDANCE_S, kept_s / 4)):
+            forward_streams(peer, session, with_input=True, mark=sessions.MARK)
+        told = transport.run(sessions.ended(ref), _QUERY_TIMEOUT_S).stdout.strip()
     finally:
         transport.close()
     if told == b"failed":
@@ -48,18 +48,18 @@ def join(
 
 
 @contextmanager
-def _noting(transport: Transport, another: Callable[[], Transport], ref: AttemptRef, pause_s: float) -> Iterator[None]:
+def _attended(transport: Transport, reopen: Callable[[], Transport], ref: AttemptRef, pause_s: float) -> Iterator[None]:
     over = threading.Event()
 
     def note() -> None:
         own = transport
         while not over.is_set():
             try:
-                own.run(sessions.attended(ref), _NOTE_WITHIN_S)
+                own.run(sessions.attended(ref), _ATTENDANCE_TIMEOUT_S)
             except TransportError:  # lost, or limited to one session: use another connection
                 if own is not transport:
                     own.close()
-                own = another()
+                own = reopen()
             over.wait(pause_s)
         if own is not transport:
             own.close()
@@ -89,7 +89,7 @@ class Tunnels:
         """
         with self._used(node, settings) as transport:
             session = transport.dial(self._address(transport, ref), port)
-            return talk(peer, session, with_input=True)
+            return forward_streams(peer, session, with_input=True)
 
     @contextmanager
     def _used(self, node: Node, settings: Settings) -> Iterator[Transport]:
@@ -111,11 +111,11 @@ class Tunnels:
         known = self._addresses.get(ref.name)
         if known is not None:
             return known
-        result = transport.run(sessions.address(ref), _ASK_S)
+        result = transport.run(sessions.address(ref), _QUERY_TIMEOUT_S)
         told = result.stdout.decode(errors="replace").strip()
         if result.exit_code or not told:
             raise GpuschedError(f"{ref.node}: {result.complaint}")
-        if len(self._addresses) >= _MOST_ADDRESSES:
+        if len(self._addresses) >= _MAX_ADDRESSES:
             self._addresses.clear()
         self._addresses[ref.name] = told
         return told

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import msgspec
 
 from gpusched.cluster.base import OperationOutcome, RankKey
-from gpusched.controller.escalating import tried
-from gpusched.controller.outputs import MAX_FAILURES, Collecting
+from gpusched.controller.escalating import with_try
+from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
 from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE
 from gpusched.queue.store import RankRecord, Store
 
 
-class Settling:
+class OutcomeRecorder:
     """Records outcomes; nodes' rejections are added to ``launch_errors``, which also has ours."""
 
-    def __init__(self, store: Store, collecting: Collecting, launch_errors: dict[RankKey, str]) -> None:
+    def __init__(self, store: Store, collecting: CollectionRetries, launch_errors: dict[RankKey, str]) -> None:
         self._store, self._collecting, self._launch_errors = store, collecting, launch_errors
         self._removed: dict[RankKey, float] = {}
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no rank record
@@ -51,7 +51,7 @@ class Settling:
             job = self._store.job(rank.job_id)
             if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
                 # Removed before it started (cancelled while starting): the next probe shows its absence.
-                self._store.put_ranks([tried(rank, outcome.time)])
+                self._store.put_ranks([with_try(rank, outcome.time)])
                 return
             self._store.remove_rank(rank)
             return
@@ -62,7 +62,7 @@ class Settling:
             if rank.signalled != "FENCE":
                 rank = msgspec.structs.replace(rank, signalled=operation.signal)
             if operation.signal == "KILL":
-                rank = tried(rank, outcome.time)
+                rank = with_try(rank, outcome.time)
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=operation.signal)])
         elif operation.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
@@ -91,7 +91,7 @@ class Settling:
             return
         rank = msgspec.structs.replace(rank, trouble=outcome.error)
         if operation.verb in ("start", "remove") or operation.signal == "KILL":
-            rank = tried(rank, outcome.time)
+            rank = with_try(rank, outcome.time)
         if operation.verb == "collect" and not outcome.transient:
             rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
             if rank.refusals >= MAX_FAILURES:
