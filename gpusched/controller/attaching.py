@@ -37,39 +37,39 @@ def attach(
         session = transport.session(sessions.attach_argv(ref), request.terminal)
         with _attended(transport, lambda: open_transport(node, settings), ref, min(ATTENDANCE_S, kept_s / 4)):
             forward_streams(peer, session, with_input=True, mark=sessions.MARK)
-        told = transport.run(sessions.ended(ref), _QUERY_TIMEOUT_S).stdout.strip()
+        status = transport.run(sessions.ended(ref), _QUERY_TIMEOUT_S).stdout.strip()
     finally:
         transport.close()
-    if told == b"failed":
+    if status == b"failed":
         return wire.exit_frame(wire.NOT_STARTED)
-    if not told.isdigit():
+    if not status.isdigit():
         raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job need not have")
-    return wire.exit_frame(int(told))
+    return wire.exit_frame(int(status))
 
 
 @contextmanager
 def _attended(transport: Transport, reopen: Callable[[], Transport], ref: AttemptRef, pause_s: float) -> Iterator[None]:
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def note() -> None:
-        own = transport
-        while not over.is_set():
+    def report() -> None:
+        connection = transport
+        while not stopped.is_set():
             try:
-                own.run(sessions.attended(ref), _ATTENDANCE_TIMEOUT_S)
+                connection.run(sessions.attended(ref), _ATTENDANCE_TIMEOUT_S)
             except TransportError:  # lost, or limited to one session: use another connection
-                if own is not transport:
-                    own.close()
-                own = reopen()
-            over.wait(pause_s)
-        if own is not transport:
-            own.close()
+                if connection is not transport:
+                    connection.close()
+                connection = reopen()
+            stopped.wait(pause_s)
+        if connection is not transport:
+            connection.close()
 
-    thread = threading.Thread(target=note, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
 
 
 class Tunnels:
@@ -87,12 +87,12 @@ class Tunnels:
             TransportError: The node cannot be reached, or nothing listens there.
             GpuschedError: The job has no address that its node can reach.
         """
-        with self._used(node, settings) as transport:
+        with self._connection(node, settings) as transport:
             session = transport.dial(self._address(transport, ref), port)
             return forward_streams(peer, session, with_input=True)
 
     @contextmanager
-    def _used(self, node: Node, settings: Settings) -> Iterator[Transport]:
+    def _connection(self, node: Node, settings: Settings) -> Iterator[Transport]:
         with self._lock:
             transport, users = self._open.get(node) or (open_transport(node, settings), 0)
             self._open[node] = transport, users + 1
@@ -112,10 +112,10 @@ class Tunnels:
         if known is not None:
             return known
         result = transport.run(sessions.address(ref), _QUERY_TIMEOUT_S)
-        told = result.stdout.decode(errors="replace").strip()
-        if result.exit_code or not told:
+        address = result.stdout.decode(errors="replace").strip()
+        if result.exit_code or not address:
             raise GpuschedError(f"{ref.node}: {result.complaint}")
         if len(self._addresses) >= _MAX_ADDRESSES:
             self._addresses.clear()
-        self._addresses[ref.name] = told
-        return told
+        self._addresses[ref.name] = address
+        return address

@@ -38,60 +38,60 @@ def clean_up_leftovers(
 
     ``forgotten``: nodes whose leftovers are no longer waited for; ``busy``: ranks with an operation in progress.
     """
-    tidy = Cleanup()
+    result = Cleanup()
     for rank in ranks:
         if rank.node in forgotten:
-            tidy.settled.append(rank)
+            result.settled.append(rank)
             continue
         observation = observations.get(rank.node)
         if observation is not None and (reading := observation.complete_reading) is not None:
-            _leftover(rank, reading, observation, rank_key(rank) in busy, tidy, now)
-    return tidy
+            _leftover(rank, reading, observation, rank_key(rank) in busy, result, now)
+    return result
 
 
 def _leftover(
-    rank: RankRecord, reading: NodeReading, observation: NodeObservation, busy: bool, tidy: Cleanup, now: float
+    rank: RankRecord, reading: NodeReading, observation: NodeObservation, busy: bool, result: Cleanup, now: float
 ) -> None:
     container = container_of(rank, reading)
     if busy:
         if rank.gone and rank.finished_at is None and container is not None and container.phase in _ALIVE:
             # Its GPUs are in use, even while another operation is in progress. A rank that was seen to end
             # still looks alive while it is removed (podman's state is `removing`, or its folder is half gone).
-            tidy.changed.append(msgspec.structs.replace(rank, gone=False))
+            result.changed.append(msgspec.structs.replace(rank, gone=False))
         return
     if container is None:
         if rank.launched_at is None or observation.began > rank.launched_at:
-            tidy.settled.append(rank)
+            result.settled.append(rank)
         return
     if container.phase in _ALIVE:
-        _fence(rank, container.phase, tidy, now)
+        _kill_leftover(rank, container.phase, result, now)
         return
     if rank.stuck or not rank.gone:
         rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
-        tidy.changed.append(rank)
+        result.changed.append(rank)
     if not rank.collected and container.phase != "failed":  # a launch that failed has no output
-        tidy.operations.append(Operation(verb="collect", node=rank.node, rank=rank))
+        result.operations.append(Operation(verb="collect", node=rank.node, rank=rank))
     elif is_due(rank, now):
-        tidy.operations.append(Operation(verb="remove", node=rank.node, rank=rank))
+        result.operations.append(Operation(verb="remove", node=rank.node, rank=rank))
 
 
-def _fence(rank: RankRecord, phase: str, tidy: Cleanup, now: float) -> None:
+def _kill_leftover(rank: RankRecord, phase: str, result: Cleanup, now: float) -> None:
     """Kill a rank that should have ended; report one that survives once, and keep trying."""
     if rank.signalled != "FENCE":
         data = {"attempt": rank.attempt, "rank": rank.rank, "phase": phase}
-        tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
+        result.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
     stuck = is_exhausted(rank, now)
     if stuck:
-        tidy.events.append(stuck_event(rank, now))
+        result.events.append(stuck_event(rank, now))
     if rank.signalled != "FENCE" or stuck or rank.gone:
         rank = msgspec.structs.replace(rank, signalled="FENCE", gone=False, stuck=rank.stuck or stuck)
-        tidy.changed.append(rank)
+        result.changed.append(rank)
     if is_due(rank, now):
         if phase == "running" and rank.tries < TRIES_BEFORE_REMOVING:
             operation = Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
         else:  # a container that has not started can only be removed
             operation = Operation(verb="remove", node=rank.node, rank=rank)
-        tidy.operations.append(operation)
+        result.operations.append(operation)
 
 
 def remove_strays(
@@ -102,7 +102,7 @@ def remove_strays(
     cluster_id: str,
     busy: frozenset[RankKey],
     now: float,
-    told: set[RankKey],
+    reported: set[RankKey],
 ) -> Cleanup:
     """Remove containers that have our label but no rank record: from a forgotten launch, or made by hand.
 
@@ -114,9 +114,9 @@ def remove_strays(
         cluster_id: Ours; containers of other installations are not touched.
         busy: Ranks with an operation in progress.
         now: Unix seconds.
-        told: Strays already reported by an event; new ones are added, none is dropped.
+        reported: Strays already reported by an event; new ones are added, none is dropped.
     """
-    tidy = Cleanup()
+    result = Cleanup()
     for node in nodes:
         observation = observations.get(node.name)
         if observation is None or not isinstance(observation.result, NodeReading):
@@ -130,18 +130,18 @@ def remove_strays(
             stray = RankRecord(
                 job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True
             )
-            if key not in told:
-                told.add(key)
+            if key not in reported:
+                reported.add(key)
                 data = {"container": container.name}
-                tidy.events.append(Event(time=now, kind="reaped", job_id=key[0], node=node.name, data=data))
-            tidy.operations.append(Operation(verb="remove", node=node.name, rank=stray))
-    return tidy
+                result.events.append(Event(time=now, kind="reaped", job_id=key[0], node=node.name, data=data))
+            result.operations.append(Operation(verb="remove", node=node.name, rank=stray))
+    return result
 
 
 def forget_jobs(
     nodes: Iterable[Node],
     observations: Mapping[str, NodeObservation],
-    is_over: Callable[[str], bool],
+    has_ended: Callable[[str], bool],
     busy: frozenset[RankKey],
 ) -> list[Operation]:
     """Return operations that remove the folders of ended jobs, on every node that has one.
@@ -149,7 +149,7 @@ def forget_jobs(
     Args:
         nodes: Declared nodes.
         observations: Of this cycle.
-        is_over: Whether the job of this id will not be started again by itself.
+        has_ended: Whether the job of this id will not be started again by itself.
         busy: Ranks with an operation in progress.
     """
     operations = []
@@ -158,7 +158,7 @@ def forget_jobs(
         reading = observation.complete_reading if observation else None
         for job_id in reading.job_folders if reading else ():
             key = parse_container_name(container_name(job_id, 0, 0))
-            if key is not None and key not in busy and is_over(job_id):
+            if key is not None and key not in busy and has_ended(job_id):
                 rank = RankRecord(
                     job_id=job_id, attempt=0, rank=0, node=node.name, runtime=node.runtime, collected=True
                 )

@@ -74,10 +74,10 @@ class CommandApplier:
         self._programs, self._say = secrets.programs, say
         self._programs_size: dict[int, int] = {}  # per user, read on first use
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
-        self._by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
-        self._by_class = Queued(store, inventory.quotas)
+        self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
+        self._queued_by_class = Queued(store, inventory.quotas)
 
-    def fold(self, now: float) -> int:
+    def apply_inbox(self, now: float) -> int:
         """Apply this cycle's command files, in order, in one transaction; return the number of files taken.
 
         Files are removed after the commit. After a crash in between, remaining files are recognised by name and change
@@ -85,79 +85,79 @@ class CommandApplier:
         the disk stay in the inbox and are retried later, and the others go ahead.
         """
         names = self._inbox.turn()
-        taken: list[tuple[str, bool]] = []
+        applied: list[tuple[str, bool]] = []
         if names:
             try:
                 with self._store.transaction():
-                    told = Counter[int]()
-                    taken = [self._take(item, now, told) for item in self._items(names)]
-                    self._refuse_many(told, now)
+                    malformed = Counter[int]()
+                    applied = [self._apply_once(item, now, malformed) for item in self._items(names)]
+                    self._refuse_further(malformed, now)
                     self._secrets.sync()
             except STORAGE_ERRORS:
-                taken = self._one_by_one(names, now)
-        for file_name, good in taken:
-            (self._inbox.remove if good else self._inbox.refuse)(file_name)
-        if taken:
+                applied = self._apply_singly(names, now)
+        for file_name, well_formed in applied:
+            (self._inbox.remove if well_formed else self._inbox.refuse)(file_name)
+        if applied:
             self._store.forget_folded(now - REMEMBER_APPLIED_S)
-        if not all(good for _, good in taken):
+        if not all(well_formed for _, well_formed in applied):
             self._inbox.tidy_refused()
         self._refuse_surplus(now)
-        return len(taken)
+        return len(applied)
 
     def _items(self, names: list[str]) -> Iterator[Received | Malformed]:
         """Read the files; put off those that refer to a command not applied yet."""
         for item in self._inbox.read(names):
-            if isinstance(item, Received) and self._is_early(item):
+            if isinstance(item, Received) and self._must_wait(item):
                 self._inbox.put_off(item.file_name, DEPENDENCY_DELAY_S)
             else:
                 yield item
 
-    def _is_early(self, item: Received) -> bool:
+    def _must_wait(self, item: Received) -> bool:
         """Return whether it refers to a submission, or follows a put-off command of its user, still in the inbox."""
         command = item.command
-        named: Iterable[str] = ()
+        job_ids: Iterable[str] = ()
         if isinstance(command, commands.Submit):
-            named = (one.job_id for one in command.spec.dependencies)
+            job_ids = (one.job_id for one in command.spec.dependencies)
         elif isinstance(command, commands.JobCommand):
-            named = command.job_ids
-        before = [file for name in named if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
+            job_ids = command.job_ids
+        earlier = [file for name in job_ids if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
         if not isinstance(command, commands.Submit):
-            before += self._inbox.put_off_of(item.uid)
+            earlier += self._inbox.put_off_of(item.uid)
         # Only older files count, so that two that name each other do not wait forever.
-        return any(file < item.file_name and not self._store.was_folded(_as_text(file)) for file in before)
+        return any(file < item.file_name and not self._store.was_folded(_as_text(file)) for file in earlier)
 
-    def _take(self, item: Received | Malformed, now: float, told: Counter[int]) -> tuple[str, bool]:
+    def _apply_once(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> tuple[str, bool]:
         """Apply a file unless it was applied before; return its name, and whether it is well-formed."""
-        known = _as_text(item.file_name)
-        good = not isinstance(item, Malformed)
-        if not self._store.was_folded(known):
-            good = self._fold_one(item, now, told)
-        self._store.mark_folded(known, now)  # again while the file exists: the mark must outlive it
-        return item.file_name, good
+        name = _as_text(item.file_name)
+        well_formed = not isinstance(item, Malformed)
+        if not self._store.was_folded(name):
+            well_formed = self._apply_file(item, now, malformed)
+        self._store.mark_folded(name, now)  # again while the file exists: the mark must outlive it
+        return item.file_name, well_formed
 
-    def _one_by_one(self, names: list[str], now: float) -> list[tuple[str, bool]]:
-        taken, left = [], []
+    def _apply_singly(self, names: list[str], now: float) -> list[tuple[str, bool]]:
+        applied, errors = [], []
         self._forget_counts()  # they include what was rolled back
         for item in self._items(names):
             try:
                 with self._store.transaction():
-                    done = self._take(item, now, Counter())
+                    result = self._apply_once(item, now, Counter())
                     self._secrets.sync()
-                taken.append(done)  # after the commit, since its file is removed
+                applied.append(result)  # after the commit, since its file is removed
             except STORAGE_ERRORS as error:
                 self._forget_counts()
                 self._inbox.put_off(item.file_name)
-                left.append(error)
-                if len(left) == MAX_FAILURES:  # put off the rest of this cycle as well
+                errors.append(error)
+                if len(errors) == MAX_FAILURES:  # put off the rest of this cycle as well
                     for name in names[names.index(item.file_name) :]:
                         self._inbox.put_off(name)
                     break
-        if left:
+        if errors:
             self._say(
-                f"{count_of(len(left), 'command')} in the inbox cannot be recorded: {left[0]}; retried every "
+                f"{count_of(len(errors), 'command')} in the inbox cannot be recorded: {errors[0]}; retried every "
                 f"{PUT_OFF_S:g} s, see 'gpusched check'"
             )
-        return taken
+        return applied
 
     def _refuse_surplus(self, now: float) -> None:
         """Discard the latest files of users who exceed the limit, unread, with one event per user."""
@@ -176,17 +176,17 @@ class CommandApplier:
             self._inbox.discard(names)
             self._say(f"refused {len(names)} commands of {user_name(uid)}: more than {MAX_WAITING} in the inbox")
 
-    def _refuse_many(self, told: Counter[int], now: float) -> None:
+    def _refuse_further(self, malformed: Counter[int], now: float) -> None:
         """Record the number of malformed files beyond those recorded individually."""
-        for uid, count in told.items():
+        for uid, count in malformed.items():
             if count > MAX_MALFORMED_EVENTS:
                 self._refuse(f"{count - MAX_MALFORMED_EVENTS} more files", user_name(uid), "not commands either", now)
 
-    def _fold_one(self, item: Received | Malformed, now: float, told: Counter[int]) -> bool:
+    def _apply_file(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> bool:
         """Apply one file; return False if it is to be set aside for inspection."""
         if isinstance(item, Malformed):
-            told[item.uid] += 1
-            if told[item.uid] <= MAX_MALFORMED_EVENTS:
+            malformed[item.uid] += 1
+            if malformed[item.uid] <= MAX_MALFORMED_EVENTS:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
@@ -228,17 +228,17 @@ class CommandApplier:
                 else:
                     self._submit(command, caller, now)
             case commands.Cancel():
-                self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
+                self._for_each_job(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
             case commands.Hold():
-                self._each(command, caller, lambda job: self._hold(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._hold(job, caller, now), now)
             case commands.Release():
-                self._each(command, caller, lambda job: self._release(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._release(job, caller, now), now)
             case commands.Requeue():
-                self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._requeue(job, caller, now), now)
             case commands.RelayedCommand():
-                self._asked(command, caller, now)
+                self._relayed(command, caller, now)
             case commands.SetPriority():
-                self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
+                self._for_each_job(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
             case commands.Drain():
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case commands.Resume():
@@ -262,23 +262,23 @@ class CommandApplier:
 
     def _submit_from_inside(self, command: commands.Submit, caller: Caller, now: float) -> None:
         """Submit a job for the user of the requesting job, without admin privileges."""
-        asking = self._asking(command.asked_by, caller)
-        if asking is None:
+        requester = self._requesting_job(command.asked_by, caller)
+        if requester is None:
             raise CommandRefused(f"there is no job {command.asked_by[:40]}")
-        if is_cancelled(asking):
-            raise CommandRefused(f"job {asking.id} was cancelled")
+        if is_cancelled(requester):
+            raise CommandRefused(f"job {requester.id} was cancelled")
         if command.spec.secret_names:  # the requesting job's own secrets
-            kept = self._secrets.read(asking.id) or {}
+            kept = self._secrets.read(requester.id) or {}
             secrets = {name: kept[name] for name in command.spec.secret_names if name in kept}
             command = msgspec.structs.replace(command, secrets=secrets)
-        self._submit(command, Caller(asking.uid, asking.user, admin=False), now, asking)
+        self._submit(command, Caller(requester.uid, requester.user, admin=False), now, requester)
 
-    def _submit(self, command: commands.Submit, caller: Caller, now: float, asking: JobRecord | None = None) -> None:
+    def _submit(self, command: commands.Submit, caller: Caller, now: float, requester: JobRecord | None = None) -> None:
         if not ids.is_job_id(command.id):  # ids become part of paths and container names
             raise CommandRefused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
-        command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
-        self._check_mounts(command, caller, asking)
+        command = msgspec.structs.replace(command, spec=self._with_group(command.spec, caller.name))
+        self._check_mounts(command, caller, requester)
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
@@ -288,10 +288,10 @@ class CommandApplier:
         _check_program(command)
         job = self._job(_with_capped_session(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
-        queued = self._room_for(job, caller, program)
-        if asking is not None:
-            self._check_by_jobs(job)
-        self._by_class.check(job.user, job.spec, job.count)
+        queued = self._check_limits(job, caller, program)
+        if requester is not None:
+            self._check_queued_by_jobs(job)
+        self._queued_by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         if program:
@@ -304,11 +304,11 @@ class CommandApplier:
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
-        if asking is not None:
-            self._by_jobs[job.user] += job.count
-        self._by_class.add(job.user, job.spec, job.count)
+        if requester is not None:
+            self._queued_by_jobs[job.user] += job.count
+        self._queued_by_class.add(job.user, job.spec, job.count)
 
-    def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
+    def _with_group(self, spec: JobSpec, user: str) -> JobSpec:
         """Return the spec with its group; refuse a group or class that the user may not use, or that can never run."""
         try:
             return accounted(spec, user, self._inventory)
@@ -318,8 +318,8 @@ class CommandApplier:
     def _forget_counts(self) -> None:
         self._waiting = None
         self._programs_size.clear()
-        self._by_jobs.clear()
-        self._by_class = Queued(self._store, self._inventory.quotas)
+        self._queued_by_jobs.clear()
+        self._queued_by_class = Queued(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -327,45 +327,45 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
+    def _check_limits(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
         """Return number and bytes of the caller's pending jobs including this job or array; refuse beyond the limits.
 
         ``program``: bytes of its program, which is stored in a file.
         """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
-        most = settings.max_queued_jobs_per_user
-        if count + job.count > most:
+        limit = settings.max_queued_jobs_per_user
+        if count + job.count > limit:
             raise CommandRefused(
-                f"{caller.name} has {count} of {count_of(most, 'pending job')}; {job.count} more exceed the limit "
+                f"{caller.name} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
-        whole = size + program + self._programs_size.get(caller.uid, 0)
-        if whole > settings.max_queued_mib_per_user << 20:
+        total = size + program + self._programs_size.get(caller.uid, 0)
+        if total > settings.max_queued_mib_per_user << 20:
             raise CommandRefused(
-                f"the pending jobs of {caller.name} would take {whole >> 20} MiB, more than the allowed "
+                f"the pending jobs of {caller.name} would take {total >> 20} MiB, more than the allowed "
                 f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
-    def _check_by_jobs(self, job: JobRecord) -> None:
+    def _check_queued_by_jobs(self, job: JobRecord) -> None:
         """Limit pending jobs submitted by jobs, so that a script that submits itself cannot fill the queue."""
-        if job.user not in self._by_jobs:
-            self._by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
-        count, most = self._by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
-        if count + job.count > most:
+        if job.user not in self._queued_by_jobs:
+            self._queued_by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
+        count, limit = self._queued_by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
+        if count + job.count > limit:
             raise CommandRefused(
-                f"{job.user} has {count} of {count_of(most, 'pending job')} that jobs submit; {job.count} more exceed "
+                f"{job.user} has {count} of {count_of(limit, 'pending job')} that jobs submit; {job.count} more exceed "
                 "the limit (settings.max_queued_jobs_by_jobs of inventory.yaml)"
             )
 
-    def _check_mounts(self, command: commands.Submit, caller: Caller, asking: JobRecord | None) -> None:
+    def _check_mounts(self, command: commands.Submit, caller: Caller, requester: JobRecord | None) -> None:
         if self._caller(caller.uid).admin:
-            if asking is not None:
-                _check_inherited_mounts(command.spec, asking)
+            if requester is not None:
+                _check_inherited_mounts(command.spec, requester)
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
         for mount in command.spec.mounts:
@@ -406,7 +406,7 @@ class CommandApplier:
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
-    def _each(
+    def _for_each_job(
         self,
         command: commands.JobCommand,
         caller: Caller,
@@ -418,7 +418,7 @@ class CommandApplier:
         It is also recorded with the job, so that `gpusched show` tells its owner why nothing happened.
         """
         problems = []
-        what = type(command).__struct_config__.tag
+        command_name = type(command).__struct_config__.tag
         for job_id in command.job_ids:
             found = self._store.rows_of(job_id)
             if not found:
@@ -427,13 +427,13 @@ class CommandApplier:
                 try:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
-                    elif changed := act(job):
-                        if changed[0] != job:  # unchanged array tasks stay in their shared row
-                            self._store.put_jobs([changed[0]])
-                        self._store.append([changed[1]])
-                except CommandRefused as refused:
-                    problems.append(str(refused))
-                    data: dict[str, object] = {"command": what, "why": str(refused)}
+                    elif change := act(job):
+                        if change[0] != job:  # unchanged array tasks stay in their shared row
+                            self._store.put_jobs([change[0]])
+                        self._store.append([change[1]])
+                except CommandRefused as error:
+                    problems.append(str(error))
+                    data: dict[str, object] = {"command": command_name, "why": str(error)}
                     self._store.append([self._event("refused", job, caller, now, data)])
         if problems:
             raise CommandRefused(
@@ -458,46 +458,46 @@ class CommandApplier:
                 raise CommandRefused(f"job {job.id}: its secrets were deleted when it ended; submit it again")
             if job.spec.function and not self._programs.of(job.uid).has(job.id):
                 raise CommandRefused(f"job {job.id}: its function was deleted when it ended; submit it again")
-            own = job.spec.group in self._inventory.groups.of(job.user)  # otherwise use the user's present group
-            spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
-            again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
+            in_group = job.spec.group in self._inventory.groups.of(job.user)  # otherwise use the user's present group
+            spec = job.spec if in_group else msgspec.structs.replace(job.spec, group="")
+            requeued = msgspec.structs.replace(job, spec=self._with_group(spec, job.user))
             try:
-                self._by_class.check(again.user, again.spec, again.count)
+                self._queued_by_class.check(requeued.user, requeued.spec, requeued.count)
             except UsageError as error:
                 raise CommandRefused(f"job {job.id}: {error.line()}") from None
-            self._by_class.add(again.user, again.spec, again.count)
-            fields = requeued_fields(message) | {
+            self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
+            fields = requeue_fields(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
             }  # it begins from the beginning
-            return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            return move(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
-    def _asked(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
+    def _relayed(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
         """Run a command that a job requested from inside, as its user and without admin privileges."""
-        job = self._asking(command.job_id, caller)
+        job = self._requesting_job(command.job_id, caller)
         if job is None or job.attempt != command.attempt:
             return
         inside = Caller(job.uid, job.user, admin=False)
         if command.act == "cancel":
             cancel = commands.Cancel(time=command.time, job_ids=command.job_ids)
-            self._each(cancel, inside, lambda one: self._cancel(one, inside, False, now), now)
+            self._for_each_job(cancel, inside, lambda target: self._cancel(target, inside, False, now), now)
         else:
             requeue = commands.Requeue(time=command.time, job_ids=command.job_ids)
-            self._each(requeue, inside, lambda one: self._requeue_from_inside(one, job, inside, now), now)
+            self._for_each_job(requeue, inside, lambda target: self._requeue_from_inside(target, job, inside, now), now)
 
-    def _asking(self, job_id: str, caller: Caller) -> JobRecord | None:
+    def _requesting_job(self, job_id: str, caller: Caller) -> JobRecord | None:
         """Return the requesting job; only the controller may pass on such requests."""
         if caller.uid != os.getuid():
             raise CommandRefused("only the controller passes on what jobs ask for")
         return self._store.job(job_id)
 
     def _requeue_from_inside(
-        self, job: JobRecord, asking: JobRecord, inside: Caller, now: float
+        self, job: JobRecord, requester: JobRecord, inside: Caller, now: float
     ) -> tuple[JobRecord, Event] | None:
         """See `_requeue`; but a cancelled job may not requeue itself, such as in a signal trap."""
-        if job.id == asking.id and is_cancelled(job):
+        if job.id == requester.id and is_cancelled(job):
             raise CommandRefused(f"job {job.id} was cancelled")
         return self._requeue(job, inside, now)
 
@@ -519,7 +519,7 @@ class CommandApplier:
         return None
 
     def _hold(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if job.held_by == "admin" and not caller.admin:
             # A user's hold would replace the admin's, and the user could release that.
             raise CommandRefused(f"job {job.id} is already held by an admin")
@@ -527,13 +527,13 @@ class CommandApplier:
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 
     def _release(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if job.held_by == "admin" and not caller.admin:
             raise CommandRefused(f"job {job.id} is held by an admin")
         return msgspec.structs.replace(job, held_by=""), self._event("released", job, caller, now)
 
     def _priority(self, job: JobRecord, caller: Caller, priority: int, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if abs(priority) > MAX_PRIORITY:
             raise CommandRefused(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}")
         if priority > job.priority and not caller.admin:
@@ -542,7 +542,7 @@ class CommandApplier:
         return msgspec.structs.replace(job, priority=priority), event
 
     @staticmethod
-    def _must_be_pending(job: JobRecord) -> None:
+    def _require_pending(job: JobRecord) -> None:
         if job.state is not JobState.PENDING:
             raise CommandRefused(f"job {job.id} is {job.state}, not PENDING")
 
@@ -599,10 +599,10 @@ def is_cancelled(job: JobRecord) -> bool:
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
 
 
-def requeued_fields(message: str) -> dict[str, Any]:
+def requeue_fields(message: str) -> dict[str, Any]:
     """Return the field values of a requeued job; its earlier ones remain in its events and runs."""
-    gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
-    return {**dict.fromkeys(gone), "reason": "", "message": message}
+    cleared = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
+    return {**dict.fromkeys(cleared), "reason": "", "message": message}
 
 
 def _with_capped_session(command: commands.Submit, settings: Settings) -> commands.Submit:
@@ -613,13 +613,13 @@ def _with_capped_session(command: commands.Submit, settings: Settings) -> comman
     return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
-def _check_inherited_mounts(spec: JobSpec, asking: JobRecord) -> None:
+def _check_inherited_mounts(spec: JobSpec, requester: JobRecord) -> None:
     """Refuse mounts that the requesting job does not have itself, although its user may mount anything.
 
     Only identical mounts are allowed: in a folder that the job can write to, it may have created a link to anywhere.
     """
     for mount in spec.mounts:
-        if not any(mount.source == own.source and own.read_only <= mount.read_only for own in asking.spec.mounts):
+        if not any(mount.source == own.source and own.read_only <= mount.read_only for own in requester.spec.mounts):
             raise CommandRefused(f"mount of {mount.source}: a job can only pass on mounts of its own")
 
 

@@ -65,27 +65,27 @@ class Cycle:
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
-        self._attended = inventory  # plus removed nodes on which ranks remain
+        self._observed = inventory  # plus removed nodes on which ranks remain
         self._say = say
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
-        self._looked_at_programs = 0.0
+        self._programs_checked_at = 0.0
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._collecting = CollectionRetries()
+        self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
-        self._reaped: set[RankKey] = set()
+        self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
-        self._asking = InJobCommandHandler(store, self.inbox, prepare)
+        self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
-        self._settling = OutcomeRecorder(store, self._collecting, self._launcher.errors)
+        self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
         self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state, say), say)
 
-    def follow(self, before: Cycle) -> None:
+    def take_over(self, previous: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""
-        self._settling.unsettled = before._settling.unsettled
+        self._outcomes.unrecorded = previous._outcomes.unrecorded
 
     def run(self, patience_s: float) -> None:
         """Run one cycle, waiting for slow nodes at most ``patience_s``.
@@ -95,20 +95,20 @@ class Cycle:
         needs yet another one, all nodes are probed.
         """
         now = self._clock()
-        self._settling.settle(self._cluster.finished())
-        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
+        self._outcomes.record(self._cluster.finished())
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).apply_inbox(now)
         policies = load_active_policies(self._store, self.inventory, self.policies, now)
-        self._decider.look(*policies, now)
+        self._decider.refresh(*policies, now)
         recent = skipped = self._recently_read(now)
         needed = self._observe_and_decide(patience_s, skipped, recent, policies)
         if needed:
-            self._settling.settle(self._cluster.finished())
-            skipped = {node.name for node in self._attended.nodes} - needed
+            self._outcomes.record(self._cluster.finished())
+            skipped = {node.name for node in self._observed.nodes} - needed
             needed = self._observe_and_decide(patience_s, skipped, recent - needed, policies)
         if needed:
-            self._settling.settle(self._cluster.finished())
+            self._outcomes.record(self._cluster.finished())
             self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
-        self._forget_secrets()
+        self._remove_old_secrets()
 
     def _recently_read(self, now: float) -> Set[str]:
         """Return the nodes that need not be probed in this cycle."""
@@ -125,12 +125,12 @@ class Cycle:
         Returns:
             The nodes of ``recent`` that must be observed first; empty: the decision was carried out.
         """
-        self._attended = self._attend()
-        observations = self._cluster.observe(self._attended.nodes, patience_s, skipped)
+        self._observed = self._inventory_to_observe()
+        observations = self._cluster.observe(self._observed.nodes, patience_s, skipped)
         now = self._clock()
         self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
         self._cluster.perform(self._record(observations, now))
-        self._cluster.perform(self._asking.answers(observations, self.inventory, now))
+        self._cluster.perform(self._in_job_commands.answers(observations, self.inventory, now))
         decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
         if decided is None:
             return frozenset()
@@ -140,7 +140,7 @@ class Cycle:
         self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         return frozenset()
 
-    def _attend(self) -> Inventory:
+    def _inventory_to_observe(self) -> Inventory:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
         return with_removed(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
@@ -159,7 +159,7 @@ class Cycle:
         busy_nodes = {p.node for job in active if job.allocation for p in job.allocation.parts}
         records: dict[str, NodeRecord] = {}
         events: list[Event] = []
-        for node in self._attended.nodes:
+        for node in self._observed.nodes:
             records[node.name], news = update_record(
                 before.get(node.name, NodeRecord(name=node.name)),
                 node,
@@ -172,19 +172,19 @@ class Cycle:
                 left=self.inventory.node(node.name) is None,
             )
             events += news
-        unattended = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
-        for name in unattended - records.keys():
+        unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
+        for name in unobserved - records.keys():
             records[name] = removed_record(before.get(name, NodeRecord(name=name)), now)
         steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
             record_progress(self._store, active, observations)
-            over = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
-            learn(self._store, self.inventory, over)
-            operations += self._tidy(observations, records, now)
+            ended = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
+            learn(self._store, self.inventory, ended)
+            operations += self._clean_up(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
-            self._ledger.charge(self._attended, before, observations, active, [s.job for s in steps], now)
+            self._ledger.charge(self._observed, before, observations, active, [s.job for s in steps], now)
             self._store.set_meta("heartbeat", str(now))
         return operations
 
@@ -199,7 +199,7 @@ class Cycle:
     ) -> list[ReconcileResult]:
         settings = self.inventory.settings
         allocated = {p.node for job in active if job.allocation for p in job.allocation.parts}
-        world = ReconcileInput(
+        inputs = ReconcileInput(
             now=now,
             settings=settings,
             observations=observations,
@@ -212,7 +212,7 @@ class Cycle:
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
             by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
-        return [_reconcile_or_set_aside(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
+        return [_reconcile_or_set_aside(job, by_attempt.get((job.id, job.attempt), []), inputs) for job in active]
 
     def _apply_steps(
         self, steps: list[ReconcileResult], records: dict[str, NodeRecord], events: list[Event], now: float
@@ -220,7 +220,7 @@ class Cycle:
         operations: list[Operation] = []
         for step in steps:
             operations += step.operations
-            operations += self._launcher.launches(self._attended, step.job, step.to_launch)
+            operations += self._launcher.launch_operations(self._observed, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
             if step.began is not None:
@@ -238,32 +238,32 @@ class Cycle:
             return []
         job = step.began or step.job
         failures: Failures = {name: record.failed_launches for name, record in records.items()}
-        one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
+        launch = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
         why = ""
         if step.launch_failed is not None:
             node, error, fault = step.launch_failed
-            failures = with_failure(failures, node, msgspec.structs.replace(one, own=fault is Fault.OWN))
+            failures = with_failure(failures, node, msgspec.structs.replace(launch, own=fault is Fault.OWN))
             why = f"the last, of job {job.id}: {' '.join(error.split())}"
         elif any(failures.values()):
             for part in job.allocation.parts if job.allocation else ():
-                failures = with_success(failures, part.node, one)
+                failures = with_success(failures, part.node, launch)
         else:
             return []
         changed, events = judge_nodes(self.inventory, records, failures, now, why)
         records.update(changed)
         return events
 
-    def _forget_secrets(self) -> None:
+    def _remove_old_secrets(self) -> None:
         """Remove the secrets of ended jobs; only committed states count."""
-        for job_id in self._secrets.kept():
+        for job_id in self._secrets.job_ids():
             if not self._store.has_unended(job_id):
-                self._secrets.forget(job_id)
+                self._secrets.delete(job_id)
         now = self._clock()
-        if abs(now - self._looked_at_programs) > FORGET_PROGRAMS_S:  # there may be thousands of files
-            self._looked_at_programs = now
-            self._secrets.programs.forget_unless(self._store.has_unended)
+        if abs(now - self._programs_checked_at) > FORGET_PROGRAMS_S:  # there may be thousands of files
+            self._programs_checked_at = now
+            self._secrets.programs.delete_unless(self._store.has_unended)
 
-    def _tidy(
+    def _clean_up(
         self, observations: dict[str, NodeObservation], records: dict[str, NodeRecord], now: float
     ) -> list[Operation]:
         current = {(job.id, job.attempt) for job in self._store.active()}
@@ -272,19 +272,19 @@ class Cycle:
         busy = self._cluster.busy()
         forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and may_forget_leftovers(r, now)}
         old = clean_up_leftovers(leftovers, observations, forgotten, busy, now)
-        removed = self._settling.removed_since(now - REMEMBER_REMOVED_S)
+        removed = self._outcomes.removed_since(now - REMEMBER_REMOVED_S)
         known = frozenset(map(rank_key, ranks))
         strays = remove_strays(
-            self._attended.nodes, known, removed, observations, self._cluster_id, busy, now, self._reaped
+            self._observed.nodes, known, removed, observations, self._cluster_id, busy, now, self._reported_strays
         )
         self._store.append([*old.events, *strays.events])
         self._store.put_ranks(old.changed)
         for rank in old.settled:
             self._store.remove_rank(rank)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        forget = forget_jobs(self._attended.nodes, observations, lambda job: not self._store.has_unended(job), busy)
-        asked = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
-        return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
+        forget = forget_jobs(self._observed.nodes, observations, lambda job: not self._store.has_unended(job), busy)
+        operations = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
+        return [one for one in operations if one.verb != "collect" or self._collection_retries.is_due(one.key, now)]
 
     def _with_destination(self, operation: Operation) -> Operation:
         if operation.verb != "collect":
@@ -298,14 +298,14 @@ class Cycle:
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
 
-def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
+def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], inputs: ReconcileInput) -> ReconcileResult:
     """Return the job's next step. A job whose step raises is set aside, so that it cannot fail the whole cycle."""
     try:
-        return reconcile_job(job, ranks, world)
+        return reconcile_job(job, ranks, inputs)
     except Exception as error:
-        failed, event = set_aside(job, error, world.now)
+        failed, event = set_aside(job, error, inputs.now)
         began = job.start_time is not None
-        return ReconcileResult(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
+        return ReconcileResult(job=failed, events=[event], ended_attempt=(inputs.now, failed.state) if began else None)
 
 
 def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:

@@ -36,15 +36,15 @@ class Weights:
     """The weights of active agents, reloaded when their file changes. The arrays are not shared."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[object, TrainedModel | str]] = {}
+        self._cache: dict[str, tuple[object, TrainedModel | str]] = {}
 
-    def of(self, partition: str, spec: PolicySpec, digest: str = "") -> TrainedModel | str:
+    def get(self, partition: str, spec: PolicySpec, digest: str = "") -> TrainedModel | str:
         """Return a partition's weights, or why they cannot be used; ``digest``: the required one ("": any)."""
         stamp = (spec.folder, digest, _stamp(weights_file(Path(spec.folder), partition)))
-        kept = self._kept.get(partition)
-        if kept is None or kept[0] != stamp:
-            kept = self._kept[partition] = (stamp, _load(partition, spec, digest))
-        return kept[1]
+        cached = self._cache.get(partition)
+        if cached is None or cached[0] != stamp:
+            cached = self._cache[partition] = (stamp, _load(partition, spec, digest))
+        return cached[1]
 
 
 def _load(partition: str, spec: PolicySpec, digest: str) -> TrainedModel | str:
@@ -80,30 +80,30 @@ class AgentDecision:
         self.model = model
         self._partition, self._budget_s = partition, spec.budget_s
         self._snapshot = partition_snapshot(snapshot, partition, spec)
-        self._answer: tuple[Plan | None, str] = (None, "")
+        self._result: tuple[Plan | None, str] = (None, "")
         self._took_s = 0.0
         self._began = time.monotonic()
         self._done = threading.Event()
-        threading.Thread(target=self._think, name=f"agent of {partition}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"agent of {partition}", daemon=True).start()
 
-    def _think(self) -> None:
+    def _run(self) -> None:
         try:
             plan = decide(self._snapshot, {self._partition: self.model} if self.model is not None else {})
-            self._answer = plan, plan.troubles.get(self._partition, "")
+            self._result = plan, plan.troubles.get(self._partition, "")
         except Exception as error:  # an agent's error must not fail the cycle
-            self._answer = None, f"internal error: {error!r}"
+            self._result = None, f"internal error: {error!r}"
         self._took_s = time.monotonic() - self._began
         self._done.set()
 
     @property
-    def thinking(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the agent has not answered yet."""
         return not self._done.is_set()
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """Whether the agent has exceeded its budget."""
-        return self.thinking or self._took_s > self._budget_s
+        return self.is_running or self._took_s > self._budget_s
 
     def answer(self) -> tuple[Plan | None, str]:
         """Wait for the answer until the budget is used up.
@@ -112,7 +112,7 @@ class AgentDecision:
             The plan, or None; and why it cannot be used, or "".
         """
         self._done.wait(max(0.0, self._began + self._budget_s - time.monotonic()))
-        return (None, timeout_message(self._budget_s)) if self.late else self._answer
+        return (None, timeout_message(self._budget_s)) if self.is_late else self._result
 
 
 def timeout_message(budget_s: float) -> str:
@@ -130,12 +130,12 @@ class Decider:
     def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._say = store, say
         self._weights = Weights()
-        self._asked: dict[str, AgentDecision] = {}
-        self._warm: set[str] = set()
-        self._resting: dict[str, tuple[TrainedModel, float]] = {}
-        self._out: dict[str, Fallback] = dict(store.fallbacks())
+        self._decisions: dict[str, AgentDecision] = {}
+        self._warmed_up: set[str] = set()
+        self._backoffs: dict[str, tuple[TrainedModel, float]] = {}
+        self._fallbacks: dict[str, Fallback] = dict(store.fallbacks())
         self._remarks: dict[str, str] = {}
-        self._blamed: dict[str, TrainedModel | str] = {}  # the weights with which an agent failed
+        self._failed_weights: dict[str, TrainedModel | str] = {}  # the weights with which an agent failed
 
     def warm_up(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]) -> None:
         """Compile or load the active agents' passes, so that their first decision is in time."""
@@ -143,49 +143,49 @@ class Decider:
             if not isinstance(weights, str):
                 warm_up_agent(spec, weights)
 
-    def look(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str], now: float) -> None:
+    def refresh(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str], now: float) -> None:
         """Reload changed weights, and record which agents are out of service, even if no job is pending."""
-        found = {name: fallback for name, fallback in self._out.items() if self._still_out(name, policies)}
+        found = {n: fallback for n, fallback in self._fallbacks.items() if self._stays_on_fallback(n, policies)}
         for name, spec, weights in self._agents(policies, digests):
             if isinstance(weights, str):
                 found[name] = self._fallback(name, spec, weights, now)
-                self._blamed[name] = weights
-            elif name in found and self._blamed.get(name) is not weights:
+                self._failed_weights[name] = weights
+            elif name in found and self._failed_weights.get(name) is not weights:
                 del found[name]  # new weights: give them a chance
-        self._note(found, policies, now)
+        self._record_changes(found, policies, now)
 
     def _agents(
         self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]
     ) -> Iterator[tuple[str, PolicySpec, TrainedModel | str]]:
         for name, spec in policies.items():
             if spec.agent is not None:
-                yield name, spec, self._weights.of(name, spec, digests.get(name, ""))
+                yield name, spec, self._weights.get(name, spec, digests.get(name, ""))
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """Return a plan for the snapshot, within the agents' time budgets."""
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
         running = {job.spec.partition for job in snapshot.running if job.spec is not None}
-        asked_by = {n: waiting | running if s.traits.sizes else waiting for n, s in policies.items()}
-        agents = {n: s for n, s in policies.items() if s.agent is not None and n in asked_by[n]}
+        needed_in = {n: waiting | running if s.traits.sizes else waiting for n, s in policies.items()}
+        agents = {n: s for n, s in policies.items() if s.agent is not None and n in needed_in[n]}
         if not agents:
-            return self._told(Decision(decide(snapshot), policies))
-        asked = {name: self._ask(name, spec, digests, snapshot) for name, spec in agents.items()}
+            return self._log_remarks(Decision(decide(snapshot), policies))
+        started = {name: self._run(name, spec, digests, snapshot) for name, spec in agents.items()}
         plan = decide(_without_partitions(snapshot, agents))
-        found, deciders = dict(self._out), dict(policies)
+        found, deciders = dict(self._fallbacks), dict(policies)
         for name, spec in agents.items():
-            answer, why = self._answer(name, spec, asked[name], snapshot.now)
-            if why:
+            answer, reason = self._result(name, spec, started[name], snapshot.now)
+            if reason:
                 deciders[name] = spec.stand_in
-                found[name] = self._fallback(name, spec, why, snapshot.now)
+                found[name] = self._fallback(name, spec, reason, snapshot.now)
             else:
                 found.pop(name, None)
             part = answer if answer is not None else decide(partition_snapshot(snapshot, name, deciders[name]))
             plan = _merged(plan, part)
-        self._note(found, policies, snapshot.now)
-        return self._told(Decision(plan, deciders))
+        self._record_changes(found, policies, snapshot.now)
+        return self._log_remarks(Decision(plan, deciders))
 
-    def _told(self, decision: Decision) -> Decision:
+    def _log_remarks(self, decision: Decision) -> Decision:
         """Log a plan's remarks on its mappings that differ from the last ones."""
         for name, line in decision.plan.remarks.items():
             if self._remarks.get(name) != line:
@@ -193,49 +193,49 @@ class Decider:
         self._remarks |= decision.plan.remarks
         return decision
 
-    def _ask(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> AgentDecision | str:
+    def _run(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> AgentDecision | str:
         """Start an agent's decision, or return why there is no point in it now."""
-        weights = self._weights.of(name, spec, digests.get(name, ""))
-        self._blamed[name] = weights
+        weights = self._weights.get(name, spec, digests.get(name, ""))
+        self._failed_weights[name] = weights
         if isinstance(weights, str):
             return weights
-        before, (late, until) = self._asked.get(name), self._resting.get(name, (None, 0.0))
-        thinking = before is not None and before.model is weights and before.thinking
-        if thinking or (late is weights and snapshot.now < until):
+        previous, (late_model, until) = self._decisions.get(name), self._backoffs.get(name, (None, 0.0))
+        still_running = previous is not None and previous.model is weights and previous.is_running
+        if still_running or (late_model is weights and snapshot.now < until):
             return timeout_message(spec.budget_s)
-        self._asked[name] = AgentDecision(name, spec, weights, snapshot)
-        return self._asked[name]
+        self._decisions[name] = AgentDecision(name, spec, weights, snapshot)
+        return self._decisions[name]
 
-    def _answer(self, name: str, spec: PolicySpec, asked: AgentDecision | str, now: float) -> tuple[Plan | None, str]:
+    def _result(self, name: str, spec: PolicySpec, run: AgentDecision | str, now: float) -> tuple[Plan | None, str]:
         """Return the agent's plan, if any, and why it cannot be used, or ""."""
-        if isinstance(asked, str):
-            return None, asked
-        plan, why = asked.answer()
-        if not asked.late:
-            self._warm.add(spec.agent or "")
-        elif spec.agent in self._warm and asked.model is not None:  # its first call may compile
-            self._resting[name] = asked.model, now + BACKOFF_S
+        if isinstance(run, str):
+            return None, run
+        plan, why = run.answer()
+        if not run.is_late:
+            self._warmed_up.add(spec.agent or "")
+        elif spec.agent in self._warmed_up and run.model is not None:  # its first call may compile
+            self._backoffs[name] = run.model, now + BACKOFF_S
         return plan, why
 
-    def _still_out(self, name: str, policies: Mapping[str, PolicySpec]) -> bool:
+    def _stays_on_fallback(self, name: str, policies: Mapping[str, PolicySpec]) -> bool:
         spec = policies.get(name)
-        return spec is not None and spec.agent is not None and spec.name == self._out[name].policy
+        return spec is not None and spec.agent is not None and spec.name == self._fallbacks[name].policy
 
     def _fallback(self, name: str, spec: PolicySpec, why: str, now: float) -> Fallback:
-        known = self._out.get(name)
+        known = self._fallbacks.get(name)
         since = known.since if known is not None and known.policy == spec.name else now
         return Fallback(
             partition=name, policy=spec.name, version=spec.version, fallback=spec.stand_in.name, why=why,
             since=since,
         )  # fmt: skip
 
-    def _note(self, found: dict[str, Fallback], policies: Mapping[str, PolicySpec], now: float) -> None:
+    def _record_changes(self, found: dict[str, Fallback], policies: Mapping[str, PolicySpec], now: float) -> None:
         """Record changes of agents in and out of service."""
-        if found == self._out:
+        if found == self._fallbacks:
             return
         events = []
-        for name in sorted(found.keys() | self._out.keys()):
-            before, after = self._out.get(name), found.get(name)
+        for name in sorted(found.keys() | self._fallbacks.keys()):
+            before, after = self._fallbacks.get(name), found.get(name)
             if after is not None and (before is None or (after.policy, after.why) != (before.policy, before.why)):
                 events.append(Event(time=now, kind="agent_out", data=msgspec.to_builtins(after)))
                 self._say(after.line)
@@ -246,7 +246,7 @@ class Decider:
         with self._store.transaction():
             self._store.put_fallbacks(found.values())
             self._store.append(events)
-        self._out = found
+        self._fallbacks = found
 
 
 def _merged(plan: Plan, part: Plan) -> Plan:

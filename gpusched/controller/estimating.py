@@ -29,7 +29,7 @@ class EstimateWriter:
         self._store, self._file, self._say = store, state / USUAL_NAME, say
         self._stamp: tuple[int, int, int] | None = None
         self._predictor: Predictor | None = None
-        self._said = ""
+        self._last_trouble = ""
 
     def run(self, policies: Iterable[PolicySpec]) -> None:
         """Estimate new jobs, if any of the policies uses estimates."""
@@ -56,19 +56,19 @@ class EstimateWriter:
         except OSError as error:
             self._predictor = self._stamp = None
             trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
-        if trouble and trouble != self._said:
+        if trouble and trouble != self._last_trouble:
             self._say(f"order sjf-estimate uses users' last two run times: {trouble}")
-        self._said = trouble or ("" if self._predictor is not None else self._said)
+        self._last_trouble = trouble or ("" if self._predictor is not None else self._last_trouble)
         return self._predictor
 
 
 def estimate_jobs(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
     """Return each new job's estimate, at most its limit, from the jobs that had ended when it was submitted."""
-    waiting = {job.id: job for job in new}
-    past = {job.id: job for job in ended if job.id not in waiting}
-    trace = as_submitted([*past.values(), *waiting.values()])
+    pending = {job.id: job for job in new}
+    past = {job.id: job for job in ended if job.id not in pending}
+    trace = as_submitted([*past.values(), *pending.values()])
     return [
         Estimate(job_id, seconds, estimator.digest)
         for job_id, seconds in zip(trace.ids, estimator.medians(trace).tolist(), strict=True)
-        if job_id in waiting
+        if job_id in pending
     ]

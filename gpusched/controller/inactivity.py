@@ -13,24 +13,24 @@ REASON = "InactiveLimit"
 """Slurm's reason for an allocation whose command is gone."""
 
 
-def awaits_client(job: JobRecord, seen: list[RankStatus]) -> bool:
+def awaits_client(job: JobRecord, ranks: list[RankStatus]) -> bool:
     """Return whether the job is ready and will start when the first client attaches."""
-    return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in seen)
+    return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in ranks)
 
 
-def timeout_message(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> str:
+def timeout_message(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> str:
     """Return why the job is to be ended for lack of a client; "" if it is not."""
-    kept = job.spec.session
-    if kept is None:
+    limit_s = job.spec.session
+    if limit_s is None:
         return ""
-    first = next((s for s in seen if s.rank.rank == 0 and s.container is not None), None)
-    alone = _unattended_s(first, world) if first is not None and first.phase in ("ready", "running") else None
-    if alone is None or alone < kept:
+    first = next((s for s in ranks if s.rank.rank == 0 and s.container is not None), None)
+    unattended_s = _unattended_s(first, inputs) if first is not None and first.phase in ("ready", "running") else None
+    if unattended_s is None or unattended_s < limit_s:
         return ""
-    return f"nobody attached for {kept} s (settings.session_keep)"
+    return f"nobody attached for {limit_s} s (settings.session_keep)"
 
 
-def _unattended_s(first: RankStatus, world: ReconcileInput) -> float | None:
+def _unattended_s(first: RankStatus, inputs: ReconcileInput) -> float | None:
     """Return the seconds since a client was attached, or since one could attach; None: unknown."""
     container = first.container
     assert container is not None
@@ -38,4 +38,4 @@ def _unattended_s(first: RankStatus, world: ReconcileInput) -> float | None:
         return container.attached_s
     if container.ran_s is not None:
         return container.ran_s
-    return world.now - first.rank.launched_at if first.rank.launched_at is not None else None
+    return inputs.now - first.rank.launched_at if first.rank.launched_at is not None else None

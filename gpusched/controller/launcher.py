@@ -33,7 +33,7 @@ class Launcher:
         for key in self.errors.keys() - current:
             del self.errors[key]
 
-    def intend(
+    def record_intent(
         self,
         inventory: Inventory,
         job: JobRecord,
@@ -61,7 +61,7 @@ class Launcher:
         self._store.append([event])
         return job, ranks
 
-    def launches(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
+    def launch_operations(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
         """Return the operations that launch these ranks; failures go to ``errors``."""
         operations = []
         for rank in ranks:

@@ -108,8 +108,8 @@ def is_jobs_fault(fault: Fault, job: JobRecord, node: str, failures: Failures) -
 
 
 def _others_failed(failures: tuple[FailedLaunch, ...], job: JobRecord) -> bool:
-    mine = (job.user, image_of(job))
-    return any(f.verdict != "job" and (f.user, f.image) != mine for f in failures)
+    own = (job.user, image_of(job))
+    return any(f.verdict != "job" and (f.user, f.image) != own for f in failures)
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
@@ -157,14 +157,14 @@ def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
     ``spare``: the partition has another node in service, or no other node at all. One user's jobs alone do not take the
     last node out of service.
     """
-    open_ones = [f for f in failures if f.verdict != "job" and not f.own]
-    proved = {f.job for f in open_ones if f.verdict == "node"}
+    unexplained = [f for f in failures if f.verdict != "job" and not f.own]
+    proved = {f.job for f in unexplained if f.verdict == "node"}
     if len(proved) >= 2:
         return True
-    if len(open_ones) < FAILURES_TO_SUSPEND or len({f.job for f in open_ones}) < 2:
+    if len(unexplained) < FAILURES_TO_SUSPEND or len({f.job for f in unexplained}) < 2:
         return False
-    several = len({f.user for f in open_ones}) > 1
-    return several or (spare and bool(proved))
+    several_users = len({f.user for f in unexplained}) > 1
+    return several_users or (spare and bool(proved))
 
 
 def judge_nodes(

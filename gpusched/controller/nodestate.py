@@ -142,13 +142,13 @@ def _state_when_down(
     assert record.down_since is not None
     if observation is None:
         return record.state, record.reason
-    result, seconds = observation.result, now - record.down_since
+    result, down_s = observation.result, now - record.down_since
     if isinstance(result, NodeReading):
         return NodeState.DOWN, f"{node.runtime} does not respond: {result.runtime_error}"
     reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
-    if result.kind in _DEFINITE_FAILURES or seconds >= settings.down_after_s or record.last_seen is None:
+    if result.kind in _DEFINITE_FAILURES or down_s >= settings.down_after_s or record.last_seen is None:
         return NodeState.DOWN, reason
-    return NodeState.UNKNOWN, f"not responding for {seconds:.0f} s: {reason}"
+    return NodeState.UNKNOWN, f"not responding for {down_s:.0f} s: {reason}"
 
 
 def node_events(
@@ -163,10 +163,10 @@ def node_events(
         kind = "left_inventory" if after.left else "back_in_inventory"
         events.append(Event(time=now, kind=kind, node=node.name))
     if before.reading is not None and after.reading is not None and after.reading is not before.reading:
-        was = {s.index: s for s in gpu_states(node, before.reading, held)}
+        before_by_index = {s.index: s for s in gpu_states(node, before.reading, held)}
         for status in gpu_states(node, after.reading, held):
             lost = status.state is GpuState.LOST
-            if lost != (was[status.index].state is GpuState.LOST):
+            if lost != (before_by_index[status.index].state is GpuState.LOST):
                 data = {"gpu": status.index, "reason": status.reason}
                 events.append(Event(time=now, kind="gpu_lost" if lost else "gpu_back", node=node.name, data=data))
     return events

@@ -19,32 +19,32 @@ class OutcomeRecorder:
     """Records outcomes; nodes' rejections are added to ``launch_errors``, which also has ours."""
 
     def __init__(self, store: Store, collecting: CollectionRetries, launch_errors: dict[RankKey, str]) -> None:
-        self._store, self._collecting, self._launch_errors = store, collecting, launch_errors
+        self._store, self._retries, self._launch_errors = store, collecting, launch_errors
         self._removed: dict[RankKey, float] = {}
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no rank record
-        self.unsettled: list[OperationOutcome] = []  # not recorded yet; each outcome is reported once
+        self.unrecorded: list[OperationOutcome] = []  # not recorded yet; each outcome is reported once
 
-    def removed_since(self, moment: float) -> dict[RankKey, float]:
+    def removed_since(self, since: float) -> dict[RankKey, float]:
         """Return when leftovers of ranks were removed: a node probed before may still report them. Drops older ones."""
-        self._removed = {key: at for key, at in self._removed.items() if at > moment}
+        self._removed = {key: at for key, at in self._removed.items() if at > since}
         return self._removed
 
-    def settle(self, outcomes: Sequence[OperationOutcome]) -> None:
+    def record(self, outcomes: Sequence[OperationOutcome]) -> None:
         """Record these outcomes, and those that could not be recorded before."""
-        self.unsettled += outcomes
-        if not self.unsettled:
+        self.unrecorded += outcomes
+        if not self.unrecorded:
             return
         ranks = {rank_key(r): r for r in self._store.ranks()}
         with self._store.transaction():
-            for outcome in self.unsettled:
+            for outcome in self.unrecorded:
                 rank = ranks.get(outcome.operation.key)
                 if outcome.error:
-                    self._settle_error(outcome, rank)
+                    self._record_error(outcome, rank)
                 elif rank is not None:
-                    self._settle_done(outcome, rank)
-        self.unsettled = []
+                    self._record_success(outcome, rank)
+        self.unrecorded = []
 
-    def _settle_done(self, outcome: OperationOutcome, rank: RankRecord) -> None:
+    def _record_success(self, outcome: OperationOutcome, rank: RankRecord) -> None:
         operation = outcome.operation
         if operation.verb == "remove":
             self._removed[operation.key] = outcome.time
@@ -66,7 +66,7 @@ class OutcomeRecorder:
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=operation.signal)])
         elif operation.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
-            self._collecting.done(operation.key)
+            self._retries.forget(operation.key)
         self._store.put_ranks([rank])
 
     @staticmethod
@@ -74,10 +74,10 @@ class OutcomeRecorder:
         facts = {"attempt": rank.attempt, "rank": rank.rank} | data
         return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
 
-    def _settle_error(self, outcome: OperationOutcome, rank: RankRecord | None) -> None:
+    def _record_error(self, outcome: OperationOutcome, rank: RankRecord | None) -> None:
         operation = outcome.operation
         # A lost connection and a full local disk are transient: retry, and report them only if they persist.
-        lasting = operation.verb == "collect" and self._collecting.failed(operation.key, outcome.time) == MAX_FAILURES
+        lasting = operation.verb == "collect" and self._retries.failed(operation.key, outcome.time) == MAX_FAILURES
         if outcome.transient and not lasting:
             return
         if operation.verb == "launch":
@@ -96,6 +96,6 @@ class OutcomeRecorder:
             rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
             if rank.refusals >= MAX_FAILURES:
                 # The output cannot be read; give it up, so that the leftovers are removed from the node.
-                self._collecting.done(operation.key)
+                self._retries.forget(operation.key)
                 rank = msgspec.structs.replace(rank, collected=True)
         self._store.put_ranks([rank])

@@ -36,7 +36,7 @@ class CollectionRetries:
         self._failures[key] = (count, now)
         return count
 
-    def done(self, key: RankKey) -> None:
+    def forget(self, key: RankKey) -> None:
         """Forget an output that was collected or given up."""
         self._failures.pop(key, None)
 

@@ -28,7 +28,7 @@ class RelayPeer:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._frames = sock, wire.Frames()
-        self.last = time.monotonic()
+        self.active_at = time.monotonic()
         self.sending_since: float | None = None
         self._listener: threading.Thread | None = None
 
@@ -54,7 +54,7 @@ class RelayPeer:
         """Send, waiting for a slow client; OSError if it has disconnected."""
         self.sending_since = time.monotonic()
         self._sock.sendall(data)
-        self.last, self.sending_since = time.monotonic(), None
+        self.active_at, self.sending_since = time.monotonic(), None
 
     def start_listening(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         """Forward the client's frames to the session, in a thread, until it disconnects or breaks the protocol."""
@@ -72,38 +72,39 @@ class RelayPeer:
         """Run the loop of `start_listening`; return when it ends."""
         try:
             with contextlib.suppress(OSError, wire.Garbled):
-                self._hear(session, with_input, limit_s)
+                self._receive(session, with_input, limit_s)
         finally:
             session.close()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # unblocks a thread that sends
 
-    def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        ended, data = False, b""
+    def _receive(self, session: Session, with_input: bool, limit_s: float | None) -> None:
+        input_ended, data = False, b""
         while True:
             for kind, payload in self._frames.feed(data):
-                ended = self._obey(session, kind, payload, with_input and not ended) or ended
-            if not self._has_news(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
+                input_ended = self._handle_frame(session, kind, payload, with_input and not input_ended) or input_ended
+            if not self._wait_readable(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
                 return
-            self.last = time.monotonic()
+            self.active_at = time.monotonic()
 
-    def _has_news(self, limit_s: float | None) -> bool:
+    def _wait_readable(self, limit_s: float | None) -> bool:
         """Wait for input; return False if the client exceeded a time limit."""
         poll = self._poll(select.POLLIN)
         while not poll.poll(POLL_S * 1000):
             now, since = time.monotonic(), self.sending_since
-            if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
+            is_idle = limit_s is not None and now - self.active_at > limit_s
+            if is_idle or (since is not None and now - since > UNREAD_S):
                 return False
         return True
 
-    def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
+    def _handle_frame(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
         """Handle a frame; return True if it ends the input."""
         if kind == wire.RESIZED and with_input:
             session.resize(*wire.size(payload))
         elif kind == wire.INPUT and with_input:
             while payload:
                 payload = payload[session.write(payload) :]
-                if payload and self._is_gone():
+                if payload and self._has_disconnected():
                     raise wire.Garbled("gone")
         elif kind == wire.INPUT_ENDED and with_input:
             session.end_input()
@@ -112,7 +113,7 @@ class RelayPeer:
             raise wire.Garbled("an unexpected frame")
         return False
 
-    def _is_gone(self) -> bool:
+    def _has_disconnected(self) -> bool:
         return bool(self._poll(select.POLLRDHUP).poll(0))
 
     def _poll(self, events: int) -> select.poll:
@@ -154,12 +155,12 @@ class _AfterMark:
 
     def __init__(self, peer: RelayPeer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
         self._peer, self._mark, self._send = peer, mark, send
-        self._began, self._before = False, b""
+        self._began, self._skipped = False, b""
 
     def __call__(self, stream: int, chunk: bytes) -> None:
         if not self._began and stream == 1:
-            before, found, chunk = (self._before + chunk).partition(self._mark)
-            self._began, self._before = bool(found), before[-_MAX_BEFORE_MARK:]
+            before, found, chunk = (self._skipped + chunk).partition(self._mark)
+            self._began, self._skipped = bool(found), before[-_MAX_BEFORE_MARK:]
             if self._began:
                 self._peer.send(wire.frame(wire.BEGAN))
         if self._began and chunk:

@@ -78,7 +78,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
         array_id, spans = wanted(job_id)
         if spans:
             found.setdefault(array_id, []).append((spans[0][0], reason))
-    return {array_id: sorted(some, key=lambda one: one[0]) for array_id, some in found.items()}
+    return {array_id: sorted(pairs, key=lambda one: one[0]) for array_id, pairs in found.items()}
 
 
 def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
@@ -94,75 +94,78 @@ class Planner:
     ) -> None:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say
-        self._undecided = ""
+        self._reported_error = ""
         self._reasons = PendingReasonWriter(store)
 
-    def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
+    def plan(self, inventory: Inventory, live: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
         """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
         pending, active = self._store.pending_rows(), self._store.active()
         if not pending and not any(job.spec.elastic for job in active):
             return None
         try:
-            decided = self._decide_on(inventory, pending, active, charge, unread, now)
+            decided = self._decide_on(inventory, pending, active, live, unread, now)
         except STORE_FAULTS:
             raise
         except Exception as error:
-            self._set_aside([*active, *pending], inventory, charge, error, now)
+            self._set_aside([*active, *pending], inventory, live, error, now)
             return None
-        self._undecided = ""
+        self._reported_error = ""
         return decided
 
     def _set_aside(
-        self, jobs: Sequence[JobRecord], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
+        self,
+        jobs: Sequence[JobRecord],
+        inventory: Inventory,
+        live: LivePolicies,
+        error: Exception,
+        now: float,
     ) -> None:
         """After a decision raised, mark as FAILED each job that by itself makes it raise."""
-        why: dict[str, Exception] = {}
+        errors: dict[str, Exception] = {}
 
         def fails(some: Sequence[JobRecord]) -> bool:
             active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
             try:
-                snapshot = snapshot_of_store(
-                    self._store, inventory, charge.policies, now, active=active, pending=pending
-                )
+                snapshot = snapshot_of_store(self._store, inventory, live.policies, now, active=active, pending=pending)
                 # No weights needed: fallbacks examine pending jobs, and every policy examines running ones.
                 check(decide(snapshot), snapshot)
             except STORE_FAULTS:
                 raise
             except Exception as error:
-                why[some[0].id] = error
+                errors[some[0].id] = error
                 return True
             return False
 
-        found = [set_aside(job, why[job.id], now) for job in failing_alone(jobs, fails)]
+        failed = [set_aside(job, errors[job.id], now) for job in failing_alone(jobs, fails)]
         with self._store.transaction():
-            self._store.put_jobs(job for job, _ in found)
-            self._store.append(event for _, event in found)
-            for job, _ in found:
+            self._store.put_jobs(job for job, _ in failed)
+            self._store.append(event for _, event in failed)
+            for job, _ in failed:
                 self._store.close_run(job.id, job.attempt, now, job.state)
-        what = f"{type(error).__name__}: {error}"[:500]
-        if not found and what != self._undecided:
-            self._say(f"no decision was made, and no single job is the cause: {what}")
-        self._undecided = "" if found else what
+        description = f"{type(error).__name__}: {error}"[:500]
+        if not failed and description != self._reported_error:
+            self._say(f"no decision was made, and no single job is the cause: {description}")
+        self._reported_error = "" if failed else description
 
     def _decide_on(
         self,
         inventory: Inventory,
         pending: list[JobRecord],
         active: list[JobRecord],
-        charge: LivePolicies,
+        live: LivePolicies,
         unread: Set[str],
         now: float,
     ) -> CycleDecision:
         """Run the policies, check their plan and record the intent; record nothing if it needs an unobserved node."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
-        self._estimator.run([*charge.policies.values(), *shadows])
+        self._estimator.run([*live.policies.values(), *shadows])
         ports = {job.master_port for job in active}
         snapshot = snapshot_of_store(
-            self._store, inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
+            self._store, inventory, live.policies, now, active=active, pending=pending, seed=int(now * 1000)
         )
-        wanted, deciders = self._decider.decide(snapshot, charge.digests)
-        plan, rejections = check(wanted, snapshot)
+        proposed, deciders = self._decider.decide(snapshot, live.digests)
+        plan, rejections = check(proposed, snapshot)
         starts = [action for action in plan.actions if isinstance(action, Start)]
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
             return CycleDecision([], snapshot, plan, needed)
@@ -177,7 +180,7 @@ class Planner:
                     job = waiting.pop(action.job_id) if action.job_id in waiting else self._task(action.job_id, arrays)
                     job = _at_size(job, action)
                     policy = deciders[job.spec.partition]
-                    launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
+                    launches.append(self._launcher.record_intent(inventory, job, action.allocation, policy, ports, now))
                     self._reasons.forget(job.id)
                 elif isinstance(action, Resize):
                     self._resize(action, deciders, inventory, now)
@@ -187,11 +190,11 @@ class Planner:
                     elif isinstance(action, CancelJob):
                         self._task(action.job_id, arrays)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
-            self._note_partners(active, [job for job, _ in launches], now)
+            self._record_sharing(active, [job for job, _ in launches], now)
             left = [job for job in waiting.values() if job.array_id not in arrays]
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
-        operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
+        operations = [one for job, ranks in launches for one in self._launcher.launch_operations(inventory, job, ranks)]
         return CycleDecision(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> JobRecord:
@@ -202,14 +205,14 @@ class Planner:
             arrays.add(job.array_id)
         return job
 
-    def _note_partners(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
+    def _record_sharing(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
         """Record in the events of both jobs who shares GPUs with whom from now on."""
         if not any(job.spec.share for job in started):
             return
         partners = partners_of([*active, *started])
-        told = {job.id: partners[job.id] for job in started if job.id in partners}
-        told |= {partner: job for job, partner in told.items()}
-        self._store.append(Event(time=now, kind="sharing", job_id=a, data={"with": b}) for a, b in told.items())
+        pairs = {job.id: partners[job.id] for job in started if job.id in partners}
+        pairs |= {partner: job for job, partner in pairs.items()}
+        self._store.append(Event(time=now, kind="sharing", job_id=a, data={"with": b}) for a, b in pairs.items())
 
     def _end_by_policy(
         self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float

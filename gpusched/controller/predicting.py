@@ -39,13 +39,13 @@ _RETRY_S = 600.0
 
 def compile_for(snapshot: Snapshot) -> None:
     """Run a short forecast, so that the passes it needs are compiled and cached."""
-    ahead = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
-    ahead.run(ahead.by_limits, work=1)
+    forecast = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
+    forecast.run(forecast.by_limits, work=1)
 
 
 class _ForecastBatch(NamedTuple):
-    ahead: QueueForecast
-    wanted: set[str]
+    forecast: QueueForecast
+    job_ids: set[str]
     runs: list[RunTimeDraw]  # the limits first
     starts: list[npt.NDArray[np.float64]]
 
@@ -58,9 +58,9 @@ class StartPredictor:
         self._compiler: subprocess.Popen[bytes] | None = None
         self._batch: _ForecastBatch | None = None
         self._spent = 0.0
-        self._next = -np.inf
-        self._fruitless: set[str] = set()
-        self._forget_fruitless = 0.0
+        self._next_batch = -np.inf
+        self._unpredictable: set[str] = set()
+        self._retry_at = 0.0
 
     def step(self, inventory: Inventory, now: float, budget_s: float = BUDGET_S) -> None:
         """Continue the batch for about ``budget_s``, or begin one if jobs are newly pending.
@@ -69,17 +69,17 @@ class StartPredictor:
         """
         if self._compiler is not None and self._compiler.poll() is None:
             return
-        begin = self._clock()
-        if self._batch is None and begin >= self._next:
+        started = self._clock()
+        if self._batch is None and started >= self._next_batch:
             self._batch = self._compiled(self._new_batch(inventory, now))
         batch = self._batch
-        while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - begin < budget_s:
-            fate = batch.ahead.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
-            batch.starts.append(fate.start)
-        self._spent += self._clock() - begin
+        while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - started < budget_s:
+            result = batch.forecast.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
+            batch.starts.append(result.start)
+        self._spent += self._clock() - started
         if batch is not None and len(batch.starts) == len(batch.runs):
             self._write(batch)
-            self._batch, self._next = None, self._clock() + max(PAUSE_S, _PAUSE_FACTOR * self._spent)
+            self._batch, self._next_batch = None, self._clock() + max(PAUSE_S, _PAUSE_FACTOR * self._spent)
             self._spent = 0.0
 
     def _compiled(self, batch: _ForecastBatch | None) -> _ForecastBatch | None:
@@ -87,18 +87,18 @@ class StartPredictor:
 
         If that did not help, since nothing can be cached, they are compiled here.
         """
-        if batch is None or batch.ahead.is_compiled:
+        if batch is None or batch.forecast.is_compiled:
             self._compiler = None
             return batch
         if self._compiler is not None:
             return batch
-        null, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {__name__} import compile_for; "
+        devnull, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {__name__} import compile_for; "
         code += "compile_for(pickle.load(sys.stdin.buffer))"
-        with suppress(OSError), TemporaryFile() as given:  # no disk space or memory now: try later
-            pickle.dump(batch.ahead.snapshot, given)
-            given.seek(0)
-            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=null, stderr=null)
-        self._next = self._clock() + PAUSE_S
+        with suppress(OSError), TemporaryFile() as file:  # no disk space or memory now: try later
+            pickle.dump(batch.forecast.snapshot, file)
+            file.seek(0)
+            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=file, stdout=devnull, stderr=devnull)
+        self._next_batch = self._clock() + PAUSE_S
         return None
 
     def close(self) -> None:
@@ -108,31 +108,31 @@ class StartPredictor:
             self._compiler.wait()
 
     def _new_batch(self, inventory: Inventory, now: float) -> _ForecastBatch | None:
-        if now >= self._forget_fruitless:
-            self._fruitless, self._forget_fruitless = set(), now + _RETRY_S
+        if now >= self._retry_at:
+            self._unpredictable, self._retry_at = set(), now + _RETRY_S
         waiting, new = self._store.unpredicted()
-        wanted = set(new) - self._fruitless
-        if not wanted or waiting > _MAX_JOBS:
+        job_ids = set(new) - self._unpredictable
+        if not job_ids or waiting > _MAX_JOBS:
             return None
         policies = live_policies(inventory, self._store)
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
-        ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = LimitUse(self._store.run_times())
-        return _ForecastBatch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
+        forecast = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
+        limit_use = LimitUse(self._store.run_times())
+        return _ForecastBatch(forecast, job_ids, [forecast.by_limits, *draws_of(forecast, limit_use, _DRAWS)], [])
 
     def _write(self, batch: _ForecastBatch) -> None:
         found = []
         starts = np.array(batch.starts)
-        arrays = {name.partition("_")[0] for name in batch.wanted if "_" in name}
-        for i, view in enumerate(batch.ahead.views):
-            if (view.id not in batch.wanted and view.array_id not in arrays) or view.behind:
+        arrays = {name.partition("_")[0] for name in batch.job_ids if "_" in name}
+        for i, view in enumerate(batch.forecast.views):
+            if (view.id not in batch.job_ids and view.array_id not in arrays) or view.behind:
                 continue
             low, median, high = quantiles(starts[1:, i])
             by_limits = float(starts[0, i]) if np.isfinite(starts[0, i]) else None
             if low is not None and median is not None:
-                made = batch.ahead.snapshot.now
-                found.append(Prediction(view.id, view.spec.partition, made, median, low, high, by_limits))
-        self._fruitless |= batch.wanted - {p.job_id for p in found}
+                made_at = batch.forecast.snapshot.now
+                found.append(Prediction(view.id, view.spec.partition, made_at, median, low, high, by_limits))
+        self._unpredictable |= batch.job_ids - {p.job_id for p in found}
         with self._store.transaction():
             self._store.put_predictions(found)

@@ -15,7 +15,7 @@ from gpusched.queue.store import Store
 
 def record_progress(store: Store, active: Iterable[JobRecord], observations: Mapping[str, NodeObservation]) -> None:
     """Record new progress of current attempts; only rank 0's node is read."""
-    news = [
+    reports = [
         (container, reading)
         for observation in observations.values()
         if (reading := observation.complete_reading) is not None
@@ -23,9 +23,9 @@ def record_progress(store: Store, active: Iterable[JobRecord], observations: Map
         if container.progress or container.saved or container.job_file_error
     ]
     jobs = {(job.id, job.attempt, job.allocation.parts[0].node): job for job in active if job.allocation}
-    known = {job_id: attempts[-1] for job_id, attempts in store.progress_of_unended().items()} if news else {}
+    known = {job_id: attempts[-1] for job_id, attempts in store.progress_of_unended().items()} if reports else {}
     changed = []
-    for container, reading in news:
+    for container, reading in reports:
         name = parse_container_name(container.name)
         job = jobs.get((name[0], name[1], reading.node)) if name is not None and name[2] == 0 else None
         if job is None:
@@ -45,9 +45,9 @@ def with_reading(
 ) -> JobProgress:
     """Return an attempt's progress after a reading; files older than its start belong to an earlier attempt."""
     after = msgspec.structs.replace(before, trouble=container.job_file_error or "")
-    said = container.progress
-    if said is not None and since is not None and (at := reading.time - said.age_s) >= since:
-        after = after.with_step(said.step, said.of, said.samples_per_s, at)
+    progress = container.progress
+    if progress is not None and since is not None and (at := reading.time - progress.age_s) >= since:
+        after = after.with_step(progress.step, progress.of, progress.samples_per_s, at)
     if (saved := container.saved) is not None and saved.step != before.saved_step:
         after = msgspec.structs.replace(after, saved_step=saved.step, saved_at=reading.time - saved.age_s)
     return after

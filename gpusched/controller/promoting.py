@@ -39,9 +39,9 @@ def load_active_policies(
     ``declared``: partition -> the policy that inventory.yaml names.
     """
     changes = store.live_changes()
-    if news := file_changes(inventory, declared, changes, now):
+    if file_change_list := file_changes(inventory, declared, changes, now):
         with store.transaction():
-            for change in news:
+            for change in file_change_list:
                 record_change(store, change)
         changes = store.live_changes()
     policies = {p.name: in_charge(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
@@ -86,7 +86,7 @@ class PolicyCommandHandler:
         """Restore the previous policy, skipping those whose weights can no longer be used."""
         partition = known_partition(self._inventory, command.partition)
         last = self._last(partition, now)
-        target, digest = self._usable(partition, last)
+        target, digest = self._rollback_target(partition, last)
         files = self._declared()
         declared = files is not None and not target.override and target.spec.name == partition.policy
         spec = files[partition.name] if files is not None and declared else target.spec
@@ -159,7 +159,7 @@ class PolicyCommandHandler:
         except GpuschedError:
             return None
 
-    def _usable(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
+    def _rollback_target(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
         """Return the latest earlier change whose policy can decide, and the digest of its weights."""
         back = last.back_to
         while back is not None and (target := self._store.policy_change(back)) is not None:

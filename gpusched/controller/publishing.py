@@ -32,10 +32,10 @@ class Publisher:
     def __init__(self, state: Path, say: Callable[[str], None]) -> None:
         self._state, self._folder, self._say = state, state / PUBLISHED, say
         self._source: sqlite3.Connection | None = None
-        self._seen = -1
+        self._published_version = -1
         self._every_s = POLL_S
         self._held: list[int] = []  # descriptors of old copies that readers have open
-        self._trouble = ""
+        self._reported_error = ""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -62,7 +62,7 @@ class Publisher:
             self.publish()
         if self._source is not None:
             self._source.close()
-        self._source, self._seen = None, -1
+        self._source, self._published_version = None, -1
         while self._held:
             os.close(self._held.pop())
 
@@ -83,11 +83,11 @@ class Publisher:
         """Log an error once; the old copy remains, and publishing is retried."""
         try:
             yield
-            self._trouble = ""
+            self._reported_error = ""
         except (OSError, sqlite3.Error, GpuschedError) as error:
             self._every_s = max(RETRY_S, self._every_s)
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if str(error) != self._reported_error:
+                self._reported_error = str(error)
                 self._say(f"other users go on reading the old copy of the store, as a new one cannot be made: {error}")
 
     def publish(self) -> None:
@@ -97,9 +97,9 @@ class Publisher:
             OSError, sqlite3.Error, GpuschedError: No copy can be made; the old one remains.
         """
         if self._source is None:
-            self._source = self._begin()
+            self._source = self._open_source()
         (version,) = self._source.execute("PRAGMA data_version").fetchone()
-        if version == self._seen and (self._folder / CURRENT).exists():
+        if version == self._published_version and (self._folder / CURRENT).exists():
             return
         self._make_room(self._source)
         names = self._names()
@@ -110,17 +110,17 @@ class Publisher:
             part.chmod(0o644)
             # A new name: when a rename replaces a file, ext4 flushes the new one to the disk at once.
             part.rename(self._folder / f"{number}.db")
-            self._lead_to(f"{number}.db")
+            self._link_current(f"{number}.db")
         except BaseException:
-            self._tidy()
+            self._clean_up()
             raise
-        self._seen = version
+        self._published_version = version
         self._retire(names)
 
-    def _begin(self) -> sqlite3.Connection:
+    def _open_source(self) -> sqlite3.Connection:
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o755)
-        self._tidy()
+        self._clean_up()
         uri = f"{(self._state / DATABASE).absolute().as_uri()}?mode=ro"
         # Used by one thread at a time: the caller's before `_run` starts and after it has ended.
         return sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False)
@@ -136,7 +136,7 @@ class Publisher:
             copy.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
             copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPY_EVERY, str(1.2 * self._every_s)))
 
-    def _lead_to(self, name: str) -> None:
+    def _link_current(self, name: str) -> None:
         link = self._folder / "link.part"
         link.unlink(missing_ok=True)
         link.symlink_to(name)
@@ -147,7 +147,7 @@ class Publisher:
         names = [name for name in os.listdir(self._folder) if name.removesuffix(".db").isdecimal()]
         return sorted(names, key=lambda name: int(name.removesuffix(".db")))
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         """Remove unfinished copies of a killed controller or a full disk."""
         for path in self._folder.iterdir():
             if ".part" in path.name:
@@ -166,9 +166,9 @@ class Publisher:
         for descriptor in [d for d in self._held if not _open_elsewhere(d)]:
             self._held.remove(descriptor)
             os.close(descriptor)
-        self._give_up(self._held[:-MAX_HELD])
+        self._truncate(self._held[:-MAX_HELD])
 
-    def _give_up(self, descriptors: list[int]) -> None:
+    def _truncate(self, descriptors: list[int]) -> None:
         """Truncate old copies, so that readers cannot fill the disk by holding them; such a reader gets an error."""
         for descriptor in descriptors:
             os.ftruncate(descriptor, 0)
@@ -179,7 +179,7 @@ class Publisher:
         (pages,), (size,) = (source.execute(f"PRAGMA {p}").fetchone() for p in ("page_count", "page_size"))
         needed = pages * size + RESERVED_BYTES
         if _free(self._folder) < needed:
-            self._give_up([*self._held])
+            self._truncate([*self._held])
         if (free := _free(self._folder)) < needed:
             has, wants = format_memory(free >> 20), format_memory(needed >> 20)
             raise GpuschedError(f"{self._state} has {has} free, {wants} are needed")

@@ -88,22 +88,22 @@ def container_of(rank: RankRecord, reading: NodeReading) -> ContainerReading | N
     return next((c for c in reading.containers or () if c.name == name), None)
 
 
-def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) -> RankStatus:
+def rank_status(rank: RankRecord, step: ReconcileResult, inputs: ReconcileInput) -> RankStatus:
     """Return a rank's status; its changes are added to ``step``."""
     if rank.gone:
         return RankStatus(rank, "gone")
-    if error := world.launch_errors.get(rank_key(rank)):
+    if error := inputs.launch_errors.get(rank_key(rank)):
         name = container_name(rank.job_id, rank.attempt, rank.rank)
         return RankStatus(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
-    observation = world.observations.get(rank.node)
+    observation = inputs.observations.get(rank.node)
     reading = observation.complete_reading if observation is not None else None
     if reading is None:
-        if rank.node in world.dead:
+        if rank.node in inputs.dead:
             return RankStatus(update(step, rank, gone=True), "gone")
         return RankStatus(rank, "unknown")
     container = container_of(rank, reading)
     if container is None:
-        return RankStatus(rank, _absence(rank, observation, world))
+        return RankStatus(rank, _absence(rank, observation, inputs))
     rebooted = rank.boot_id is not None and reading.boot_id is not None and rank.boot_id != reading.boot_id
     changes: dict[str, Any] = {}
     if rank.boot_id is None:
@@ -111,25 +111,25 @@ def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) 
     if rank.launched_at is None:
         changes["launched_at"] = reading.time
     if container.phase == "exited" and rank.finished_at is None:
-        finished = _finished_at(rank, container, reading, world)
+        finished = _finished_at(rank, container, reading, inputs)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
     return RankStatus(update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
 
 
-def _finished_at(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
+def _finished_at(rank: RankRecord, container: ContainerReading, reading: NodeReading, inputs: ReconcileInput) -> float:
     """Return when a rank ended, by its node's clock, which may be set; at least when it was last seen running."""
     if container.finished_at is None:
-        return world.now
-    record = world.earlier.get(rank.node)
+        return inputs.now
+    record = inputs.earlier.get(rank.node)
     last = record.reading if record is not None else None
     before = container_of(rank, last) if last is not None else None
     ran_until = last.time if last is not None and before is not None and before.phase == "running" else 0.0
-    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
+    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), inputs.now)
 
 
-def _absence(rank: RankRecord, observation: NodeObservation | None, world: ReconcileInput) -> str:
+def _absence(rank: RankRecord, observation: NodeObservation | None, inputs: ReconcileInput) -> str:
     assert observation is not None
-    if rank_key(rank) in world.busy:
+    if rank_key(rank) in inputs.busy:
         return "unknown"  # the launch is on its way
     if rank.launched_at is None:
         return "unlaunched"
@@ -142,9 +142,9 @@ def update(step: ReconcileResult, rank: RankRecord, **changes: Any) -> RankRecor
     return changed
 
 
-def is_idle(s: RankStatus, world: ReconcileInput) -> bool:
+def is_idle(s: RankStatus, inputs: ReconcileInput) -> bool:
     """Return whether the rank has no operation in progress."""
-    return rank_key(s.rank) not in world.busy
+    return rank_key(s.rank) not in inputs.busy
 
 
 def operation_on(

@@ -69,11 +69,11 @@ class RelayContext:
             return self._inventory
 
 
-def serve(sock: socket.socket, uid: int, site: RelayContext, say: Callable[[str], None]) -> None:
+def serve(sock: socket.socket, uid: int, context: RelayContext, say: Callable[[str], None]) -> None:
     """Serve one connection, from the request to its end. Raises nothing."""
     peer = RelayPeer(sock)
     try:
-        peer.send(_answer(peer, peer.request(), uid, site))
+        peer.send(_answer(peer, peer.request(), uid, context))
     except OSError:
         return  # the client has disconnected
     except (wire.Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,10 +92,10 @@ def _fail(peer: RelayPeer, failure: wire.Failure) -> None:
         peer.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
 
-def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext) -> bytes:
+def _answer(peer: RelayPeer, request: wire.Request, uid: int, context: RelayContext) -> bytes:
     """Carry out the request; return the last frame."""
-    inventory = site.inventory()
-    reader = Reader.open(site.state)
+    inventory = context.inventory()
+    reader = Reader.open(context.state)
     if reader is None:
         raise GpuschedError("there is no store")
     try:
@@ -105,14 +105,14 @@ def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext
         if not may_see(uid, job, inventory):
             raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
         if isinstance(request, wire.KeptLog):
-            return _send_kept_log(peer, site.state, job, request)
+            return _send_kept_log(peer, context.state, job, request)
         node, runtime, ref = _locate(reader, inventory, job, request)
     finally:
         reader.close()
     if isinstance(request, wire.Attach):
         return attach(peer, node, inventory.settings, ref, request, job.spec.session or 0)
     if isinstance(request, wire.Forward):
-        return site.tunnels.forward(peer, node, inventory.settings, ref, request.port)
+        return context.tunnels.forward(peer, node, inventory.settings, ref, request.port)
     transport = open_transport(node, inventory.settings)
     try:
         if isinstance(request, wire.Exec):
@@ -134,14 +134,14 @@ def _locate(
             raise UsageError(NO_SESSION.format(job.id), "'gpusched exec' runs a command beside it")
         if job.state not in (JobState.STARTING, JobState.RUNNING):
             raise GpuschedError(f"job {job.id} is {job.state}")
-    record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
-    if record is None:
+    rank = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
+    if rank is None:
         raise GpuschedError(f"job {job.id}, attempt {attempt}, rank {request.rank} is not on a node")
-    node = inventory.node(record.node)
+    node = inventory.node(rank.node)
     if node is None:
-        raise GpuschedError(f"job {job.id} is on {record.node}, which is no longer in the inventory")
+        raise GpuschedError(f"job {job.id} is on {rank.node}, which is no longer in the inventory")
     ref = AttemptRef(reader.meta("cluster_id") or "", node.name, container_name(job.id, attempt, request.rank))
-    return node, runtime_for(RuntimeName(record.runtime)), ref
+    return node, runtime_for(RuntimeName(rank.runtime)), ref
 
 
 def _exec(peer: RelayPeer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
@@ -166,17 +166,17 @@ def _send_kept_log(peer: RelayPeer, state: Path, job: JobRecord, request: wire.K
 class ConnectionLimiter:
     """Accepts connections, up to a limit per user and in all."""
 
-    def __init__(self, site: RelayContext, say: Callable[[str], None]) -> None:
-        self._site, self._say = site, say
-        self._inside: Counter[int] = Counter()
+    def __init__(self, context: RelayContext, say: Callable[[str], None]) -> None:
+        self._context, self._say = context, say
+        self._open: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def enter(self, sock: socket.socket) -> None:
+    def accept(self, sock: socket.socket) -> None:
         """Serve a connection in a thread of its own, or reject it."""
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         with self._lock:
-            full = self._inside.total() >= MAX_SESSIONS or self._inside[uid] >= MAX_SESSIONS_PER_USER
-            self._inside[uid] += not full
+            full = self._open.total() >= MAX_SESSIONS or self._open[uid] >= MAX_SESSIONS_PER_USER
+            self._open[uid] += not full
         try:
             if full:
                 raise GpuschedError(
@@ -185,7 +185,7 @@ class ConnectionLimiter:
             threading.Thread(target=self._serve, args=(sock, uid), daemon=True).start()
         except (GpuschedError, RuntimeError) as error:  # RuntimeError: no more threads
             if not full:
-                self._leave(uid)
+                self._release(uid)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
                 failure = wire.Failure(str(error), "close some of them", transient=True)
@@ -194,15 +194,15 @@ class ConnectionLimiter:
     def _serve(self, sock: socket.socket, uid: int) -> None:
         try:
             with sock:
-                serve(sock, uid, self._site, self._say)
+                serve(sock, uid, self._context, self._say)
         finally:
-            self._leave(uid)
+            self._release(uid)
 
-    def _leave(self, uid: int) -> None:
+    def _release(self, uid: int) -> None:
         with self._lock:
-            self._inside[uid] -= 1
-            if not self._inside[uid]:
-                del self._inside[uid]
+            self._open[uid] -= 1
+            if not self._open[uid]:
+                del self._open[uid]
 
 
 def listen(state: Path) -> socket.socket:
@@ -230,21 +230,21 @@ def main() -> None:
     os.nice(5)
     # Restore Ctrl-C, which the controller may ignore (nohup, &), for commands in the terminals opened here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, 65536) if hard_limit > 0 else 65536, hard_limit))
     state = Path(sys.argv[1])
     listener = listen(state)
-    door = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])), say)
-    threading.Thread(target=_accept, args=(listener, door), daemon=True).start()
+    limiter = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])), say)
+    threading.Thread(target=_accept, args=(listener, limiter), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.buffer.read()
     os._exit(0)  # sessions may hang in calls without a time limit
 
 
-def _accept(listener: socket.socket, door: ConnectionLimiter) -> None:
+def _accept(listener: socket.socket, limiter: ConnectionLimiter) -> None:
     while True:
         try:
-            door.enter(listener.accept()[0])
+            limiter.accept(listener.accept()[0])
         except OSError:  # no descriptor is free
             time.sleep(0.1)
 

@@ -25,32 +25,32 @@ class ReservationCommandHandler:
     def reserve(self, command: Reserve, user: str, now: float) -> None:
         """Create a reservation."""
         wanted = msgspec.structs.replace(command.reservation, by=user, made=now)
-        there = self._store.reservations(now)
-        if any(one.name == wanted.name for one in there):
+        existing = self._store.reservations(now)
+        if any(reservation.name == wanted.name for reservation in existing):
             raise GpuschedError(f"reservation {wanted.name} already exists")
-        self._put(wanted, there, "reserved", user, now)
+        self._put(wanted, existing, "reserved", user, now)
 
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
         """Change the fields that the command names."""
-        there = self._store.reservations(now)
-        before = named(command.name, there)
+        existing = self._store.reservations(now)
+        before = named(command.name, existing)
         changed = changed_by(command, before, now)
-        self._put(changed, there, "reservation_changed", user, now)
+        self._put(changed, existing, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
         """Delete a reservation; end one that has begun now."""
-        one = named(command.name, self._store.reservations(now))
-        if one.begin < now:
-            self._store.put_reservation(msgspec.structs.replace(one, end=now), now)
+        reservation = named(command.name, self._store.reservations(now))
+        if reservation.begin < now:
+            self._store.put_reservation(msgspec.structs.replace(reservation, end=now), now)
         else:
-            self._store.drop_reservation(one.name, now)
-        self._note("reservation_cancelled", one, user, now)
+            self._store.drop_reservation(reservation.name, now)
+        self._append_event("reservation_cancelled", reservation, user, now)
 
-    def _put(self, wanted: Reservation, there: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
-        check_reservation(wanted, self._inventory, there, now)
+    def _put(self, wanted: Reservation, existing: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
+        check_reservation(wanted, self._inventory, existing, now)
         self._store.put_reservation(wanted, now)
-        self._note(kind, wanted, user, now)
+        self._append_event(kind, wanted, user, now)
 
-    def _note(self, kind: str, one: Reservation, user: str, now: float) -> None:
-        data = {"name": one.name, "nodes": list(one.nodes), "from": one.begin, "to": one.end}
+    def _append_event(self, kind: str, r: Reservation, user: str, now: float) -> None:
+        data = {"name": r.name, "nodes": list(r.nodes), "from": r.begin, "to": r.end}
         self._store.append([Event(time=now, kind=kind, user=user, data=data)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.commandfiles import requeued_fields
+from gpusched.controller.commandfiles import requeue_fields
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Resizes, ResizeTo
@@ -56,44 +56,44 @@ def resize_file(job: JobRecord, ending: Ending) -> str | None:
     return msgspec.json.encode(facts).decode()
 
 
-def update_save_status(step: ReconcileResult, ending: Ending, seen: list[RankStatus], world: ReconcileInput) -> Ending:
+def record_saved(step: ReconcileResult, ending: Ending, ranks: list[RankStatus], inputs: ReconcileInput) -> Ending:
     """Return the ending with what the job reported since it was told to save, as long as its container exists."""
     to = ending.resize
     if to is None:
         return ending
-    saved = to.saved or any(at is not None and at >= to.asked_at for at in (_saved_at(s, world) for s in seen))
-    done = to.done or _is_done(seen)
+    saved = to.saved or any(at is not None and at >= to.asked_at for at in (_saved_at(s, inputs) for s in ranks))
+    done = to.done or _is_done(ranks)
     if (saved, done) == (to.saved, to.done):
         return ending
     changed = msgspec.structs.replace(ending, resize=msgspec.structs.replace(to, saved=saved, done=done))
     step.job = msgspec.structs.replace(step.job, ending=changed)
     kind = "finished" if done else "saved"
-    step.events.append(Event(time=world.now, kind=kind, job_id=step.job.id, user=step.job.user, data={}))
+    step.events.append(Event(time=inputs.now, kind=kind, job_id=step.job.id, user=step.job.user, data={}))
     return changed
 
 
-def _saved_at(s: RankStatus, world: ReconcileInput) -> float | None:
+def _saved_at(s: RankStatus, inputs: ReconcileInput) -> float | None:
     if s.container is None or s.container.saved is None:
         return None
-    return _reading(s, world).time - s.container.saved.age_s
+    return _reading(s, inputs).time - s.container.saved.age_s
 
 
-def _reading(s: RankStatus, world: ReconcileInput) -> NodeReading:
-    found = world.observations[s.rank.node].result
+def _reading(s: RankStatus, inputs: ReconcileInput) -> NodeReading:
+    found = inputs.observations[s.rank.node].result
     assert isinstance(found, NodeReading)
     return found
 
 
-def _is_done(seen: list[RankStatus]) -> bool:
-    for s in seen:
-        told = s.container.progress if s.container is not None else None
-        if s.rank.rank == 0 and s.rank.exit_code == 0 and told is not None and told.of and told.step >= told.of:
+def _is_done(ranks: list[RankStatus]) -> bool:
+    for s in ranks:
+        steps = s.container.progress if s.container is not None else None
+        if s.rank.rank == 0 and s.rank.exit_code == 0 and steps is not None and steps.of and steps.step >= steps.of:
             return True
     return False
 
 
 def requeue_resized(
-    step: ReconcileResult, seen: list[RankStatus], ending: Ending, end: float, world: ReconcileInput
+    step: ReconcileResult, ranks: list[RankStatus], ending: Ending, end: float, inputs: ReconcileInput
 ) -> None:
     """Requeue a job whose ranks are all gone, to start at the other size."""
     job, to = step.job, ending.resize
@@ -104,33 +104,33 @@ def requeue_resized(
     resizes = msgspec.structs.replace(resizes, resume_at=to.gpus, had_s=resizes.had_s + end - began)
     step.worked_until = began if to.back else to.asked_at
     if not to.back and not to.saved:
-        kept = max((at for s in seen if (at := _saved_at(s, world)) is not None), default=began)
-        step.worked_until = min(max(kept, began), end)
+        saved_at = max((at for s in ranks if (at := _saved_at(s, inputs)) is not None), default=began)
+        step.worked_until = min(max(saved_at, began), end)
         lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work lost"
-        if all(s.rank.finished_at is not None for s in seen):  # otherwise its node failed
+        if all(s.rank.finished_at is not None for s in ranks):  # otherwise its node failed
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
-    fields = requeued_fields(ending.message) | {"resizes": resizes}
-    step.job, event = move(job, JobState.PENDING, world.now, event="requeued", data=data, **fields)
+    fields = requeue_fields(ending.message) | {"resizes": resizes}
+    step.job, event = move(job, JobState.PENDING, inputs.now, event="requeued", data=data, **fields)
     step.events.append(event)
 
 
-def check_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
+def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, inputs: ReconcileInput) -> bool:
     """Note that a resized job has started, or send it back if it failed to; return whether it goes back.
 
     Args:
         step: Of a running job.
-        seen: Its ranks.
+        ranks: Its ranks.
         failure: Why one of them failed, or "".
-        world: The step's input.
+        inputs: The step's input.
     """
     job, resizes = step.job, step.job.resizes
     if resizes is None or resizes.before is None or job.start_time is None or job.spec.elastic is None:
         return False
-    ran_s = world.now - job.start_time
-    if _has_stepped(seen, job.start_time, ran_s, world):
+    ran_s = inputs.now - job.start_time
+    if _has_stepped(ranks, job.start_time, ran_s, inputs):
         asked = resizes.times[-1] if resizes.times else job.start_time
         changed = msgspec.structs.replace(
             resizes,
@@ -140,7 +140,7 @@ def check_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, wo
         )
         step.job = msgspec.structs.replace(job, resizes=changed)
         data = {"gpus_from": resizes.before, "gpus_to": job.spec.gpus, "cost_s": changed.cost_s}
-        step.events.append(Event(time=world.now, kind="resized", job_id=job.id, user=job.user, data=data))
+        step.events.append(Event(time=inputs.now, kind="resized", job_id=job.id, user=job.user, data=data))
         return False
     if not failure and ran_s < resizes.start_timeout_s:
         return False
@@ -149,16 +149,16 @@ def check_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, wo
     changed = msgspec.structs.replace(
         resizes, before=None, unusable=(*resizes.unusable, job.spec.gpus), count=resizes.count + 1, why=why
     )
-    to = ResizeTo(gpus=resizes.before, asked_at=world.now, back=True)
-    kill_at = world.now + (0.0 if failure else world.settings.grace_s)
-    step.job, event = _stop(job, to, changed, why, kill_at, world.now)
+    to = ResizeTo(gpus=resizes.before, asked_at=inputs.now, back=True)
+    kill_at = inputs.now + (0.0 if failure else inputs.settings.grace_s)
+    step.job, event = _stop(job, to, changed, why, kill_at, inputs.now)
     step.events.append(event)
     return True
 
 
-def _has_stepped(seen: list[RankStatus], since: float, ran_s: float, world: ReconcileInput) -> bool:
+def _has_stepped(ranks: list[RankStatus], since: float, ran_s: float, inputs: ReconcileInput) -> bool:
     """Return whether the attempt has made a step; without progress reports, whether it has run for a while."""
-    for s in seen:
-        if s.rank.rank == 0 and s.container is not None and (told := s.container.progress) is not None:
-            return _reading(s, world).time - told.age_s > since
+    for s in ranks:
+        if s.rank.rank == 0 and s.container is not None and (progress := s.container.progress) is not None:
+            return _reading(s, inputs).time - progress.age_s > since
     return ran_s > _STARTED_AFTER_S

@@ -88,11 +88,11 @@ class SecretFiles:
         """Return whether the values exist."""
         return self._path(job_id).exists()
 
-    def kept(self) -> list[str]:
+    def job_ids(self) -> list[str]:
         """Return the ids of submissions whose values exist."""
         return [path.name.partition(".")[0] for path in self._folder.glob("*.*")]
 
-    def forget(self, job_id: str) -> None:
+    def delete(self, job_id: str) -> None:
         """Delete the values of a submission."""
         for suffix in (".json", ".pem", ".tmp"):
             self._path(job_id).with_suffix(suffix).unlink(missing_ok=True)
@@ -130,11 +130,11 @@ class ProgramFiles:
         index = "" if job.array_index is None else str(job.array_index)
         return None if texts is None else texts[""] + (texts.get(index, "") if index else "")
 
-    def forget_unless(self, is_kept: Callable[[str], bool]) -> None:
+    def delete_unless(self, is_kept: Callable[[str], bool]) -> None:
         """Delete the programs of submissions for whose id ``is_kept`` is false."""
         with contextlib.suppress(OSError):
             for folder in os.listdir(self._state / "programs"):
                 files = SecretFiles(self._state, f"programs/{folder}")
-                for job_id in files.kept():
+                for job_id in files.job_ids():
                     if not is_kept(job_id):
-                        files.forget(job_id)
+                        files.delete(job_id)

@@ -98,18 +98,18 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        own = os.fstat(descriptor)
+        locked = os.fstat(descriptor)
 
-        def still_held() -> None:
+        def check() -> None:
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), own):
+                if os.path.samestat(os.stat(path), locked):
                     return
             raise GpuschedError(
                 f"{state} was removed or replaced while this controller used it; it stops, jobs keep running",
                 "start a controller on the new folder, and run 'gpusched check'",
             )
 
-        yield still_held
+        yield check
 
 
 class Service:
@@ -131,7 +131,7 @@ class Service:
         self.store = Store.create_or_open(state, lock_wait or LockWait(state, say))
         self._publisher = Publisher(state, say)
         self.is_shared = False
-        self._share(inventory)  # first, so that readers have a copy during a slow start
+        self._apply_sharing(inventory)  # first, so that readers have a copy during a slow start
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
         self.clock = clock or Clock()
@@ -142,13 +142,13 @@ class Service:
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices = NotificationService(self.store, say)
         self._files = self._stamp()
-        self._housekept = -HOUSEKEEPING_S
-        self._ran_s = 0.0  # duration of the last cycle
+        self._housekept_at = -HOUSEKEEPING_S
+        self._last_cycle_s = 0.0  # duration of the last cycle
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
-        self._take_note(declared)
+        self._record_inventory(declared)
         try:
             secure_logs(state, self.store, inventory)
         except OSError as error:
@@ -168,9 +168,9 @@ class Service:
         self.cycle.warm_up()
         announce(self._state)
 
-    def _share(self, inventory: Inventory) -> None:
+    def _apply_sharing(self, inventory: Inventory) -> None:
         """Open the state folder to the machine's other users, or close it, as the inventory says."""
-        before, self.is_shared = self.is_shared, inventory.settings.shared or self._state == SHARED_STATE
+        was_shared, self.is_shared = self.is_shared, inventory.settings.shared or self._state == SHARED_STATE
         inbox = Inbox(self._state)
         if not self.is_shared:
             inbox.make_private()
@@ -178,7 +178,7 @@ class Service:
             return
         inbox.create(shared=True)
         self._publisher.start()
-        if not before and not self._state.stat().st_mode & stat.S_IXOTH:
+        if not was_shared and not self._state.stat().st_mode & stat.S_IXOTH:
             self._say(f"settings.shared: other users cannot enter {self._state}; as its owner: chmod 755 {self._state}")
 
     def _event(self, kind: str, **data: object) -> None:
@@ -186,24 +186,24 @@ class Service:
 
     def run(self, patience_s: float) -> None:
         """Run one cycle, after reloading changed files."""
-        begun = time.monotonic()
+        started = time.monotonic()
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
-            self._begin_anew()
+            self._replace_cycle()
             self._say(
                 f"this machine's clock was set by {step:+.0f} s; limits, retries and grace periods are unaffected"
             )
         self.cycle.run(patience_s)
-        self.tell()
-        if time.monotonic() - self._housekept > HOUSEKEEPING_S:
-            self._housekept = time.monotonic()
+        self.send_notices()
+        if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
+            self._housekept_at = time.monotonic()
             with self.store.transaction():
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
-        self._ran_s = time.monotonic() - begun
+        self._last_cycle_s = time.monotonic() - started
 
-    def tell(self, wait_s: float = 0.0) -> None:
+    def send_notices(self, wait_s: float = 0.0) -> None:
         """Send due notices, waiting up to ``wait_s`` for the results."""
         self._notices.step(self.cycle.inventory, self.clock(), wait_s)
 
@@ -227,7 +227,7 @@ class Service:
         Jobs keep running; commands wait in the inbox.
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
-        self._begin_anew()
+        self._replace_cycle()
 
     def set_aside(self, error: Damaged) -> None:
         """Set aside unreadable rows and go on without them.
@@ -243,15 +243,15 @@ class Service:
         if not rows:
             raise error
         _say_set_aside(rows, self._say)
-        self._begin_anew()
+        self._replace_cycle()
 
-    def _begin_anew(self) -> None:
+    def _replace_cycle(self) -> None:
         """Replace the cycle by a new one, which reads its state from the store."""
-        before = self.cycle
-        self.cycle = self._new_cycle(before.inventory, before.policies)
-        if isinstance(self.cycle, Cycle) and isinstance(before, Cycle):
-            self.cycle.follow(before)
-        self.cycle.inbox = before.inbox  # it knows which files were put off
+        previous = self.cycle
+        self.cycle = self._new_cycle(previous.inventory, previous.policies)
+        if isinstance(self.cycle, Cycle) and isinstance(previous, Cycle):
+            self.cycle.take_over(previous)
+        self.cycle.inbox = previous.inbox  # it knows which files were put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
@@ -283,7 +283,7 @@ class Service:
             declared = declared_or_kept(self._path, self._state)
         except GpuschedError as error:  # no stored copy: keep the one in use
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
-        self._take_note(declared)
+        self._record_inventory(declared)
         self._files = stamp  # last: on a full disk it is tried again
         if declared.trouble:
             return
@@ -291,14 +291,14 @@ class Service:
         other_engine = inventory.engine != self.cycle.inventory.engine
         self.cycle.inventory, self.cycle.policies = inventory, policies
         if other_engine:
-            self._begin_anew()
+            self._replace_cycle()
         self.cluster.use_inventory(inventory)
-        self._share(inventory)
+        self._apply_sharing(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self._say(f"reloaded {self._path}")
         self._event("inventory_reloaded")
 
-    def _take_note(self, declared: Declared) -> None:
+    def _record_inventory(self, declared: Declared) -> None:
         """Store a valid inventory, to start from if the file is invalid then; report an invalid one."""
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
@@ -312,12 +312,12 @@ class Service:
         Such news ends the wait, but not before it has lasted as long as the cycle did, so that many ends in a row are
         handled together.
         """
-        begun = now = time.monotonic()
-        until = begun + self.cycle.inventory.settings.tick_s
-        rested = begun + min(POLL_S, self._ran_s)
-        while now < until and not stop.wait(rested - now if now < rested else POLL_S):
+        started = now = time.monotonic()
+        until = started + self.cycle.inventory.settings.tick_s
+        earliest = started + min(POLL_S, self._last_cycle_s)
+        while now < until and not stop.wait(earliest - now if now < earliest else POLL_S):
             now = time.monotonic()
-            if now >= rested and (self.cluster.has_news() or self.cycle.inbox.has_any()):
+            if now >= earliest and (self.cluster.has_news() or self.cycle.inbox.has_any()):
                 return
 
     def close(self) -> None:
@@ -339,30 +339,30 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._requested = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
 
     def set(self) -> None:
         """Request the stop; safe in a signal handler."""
-        self._asked = True
+        self._requested = True
         self.wake()
 
     def wake(self) -> None:
         """End `wait` at once; safe in any thread and in a signal handler."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so `wait` ends anyway
-            os.write(self._waking, b"\0")
+            os.write(self._wake_write, b"\0")
 
     def is_set(self) -> bool:
         """Return whether a stop was requested."""
-        return self._asked
+        return self._requested
 
     def wait(self, seconds: float) -> bool:
         """Wait until woken or timed out; return whether a stop was requested."""
-        if not self._asked and self._poll.poll(1000 * seconds):
-            os.read(self._woken, 65536)
-        return self._asked
+        if not self._requested and self._poll.poll(1000 * seconds):
+            os.read(self._wake_read, 65536)
+        return self._requested
 
 
 class LockWait:
@@ -379,21 +379,21 @@ class LockWait:
         self, state: Path, say: Callable[[str], None], stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S
     ) -> None:
         self._database, self._say, self._stop, self.patience_s = state / DATABASE, say, stop, patience_s
-        self._told = ""
+        self._reported = ""
 
     def __call__(self, waited_s: float) -> bool:
         """Return whether to wait longer after ``waited_s``; -1.0: the wait is over."""
         if waited_s < 0:
-            if self._told:
+            if self._reported:
                 self._say("the store is free again")
-            self._told = ""
+            self._reported = ""
             return True
         if waited_s >= LOCK_REPORT_S:
             unknown = f"an unknown process (try: fuser {self._database}-shm)"
-            who = ", ".join(holders(self._database)) or unknown
-            if who != self._told:
-                self._told = who
-                self._say(f"waiting for a lock on the store, held by {who}")
+            holder = ", ".join(holders(self._database)) or unknown
+            if holder != self._reported:
+                self._reported = holder
+                self._say(f"waiting for a lock on the store, held by {holder}")
         return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
 
 
@@ -414,7 +414,7 @@ class RelayProcess:
             if self._process.poll() is None:
                 return
             self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); restarting it")
-            self._forget()
+            self._clear()
         if time.monotonic() - self._started < RELAY_RESTART_S:
             return
         self._started = time.monotonic()
@@ -434,9 +434,9 @@ class RelayProcess:
                 (self._state / SOCKET).unlink()
             self._process.kill()
             self._process.wait()
-            self._forget()
+            self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._process = None
@@ -475,25 +475,25 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
     stop = StopFlag()
-    with controller_lock(state) as still_held, present(state):
+    with controller_lock(state) as check_lock, present(state):
         lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
-        relaying, relayed = RelayProcess(state, inventory_path, say), False
-        outliving = _dead_man_keeper(service, state, say)
+        relay, relay_runs = RelayProcess(state, inventory_path, say), False
+        keep_dead_man = _dead_man_keeper(service, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         say(f"controller {os.getpid()} on {state}: {count_of(len(service.cycle.inventory.nodes), 'node')}")
         try:
             while not stop.is_set():
                 if service.is_shared:
-                    relaying.watch()
-                elif relayed:
-                    relaying.close()
-                relayed = service.is_shared
-                still_held()
-                outliving()
+                    relay.watch()
+                elif relay_runs:
+                    relay.close()
+                relay_runs = service.is_shared
+                check_lock()
+                keep_dead_man()
                 try:
                     service.run(PATIENCE_S)
                     service.predict_starts()
@@ -503,7 +503,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                     service.set_aside(error)
                 service.pause(stop)
         finally:
-            relaying.close()
+            relay.close()
             service.close()
 
 
@@ -511,7 +511,7 @@ def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) 
     """Return a function that keeps the dead man's switch, which outlives the controller, running beside Slurm."""
     dead_man: DeadMan | None = None
 
-    def watch() -> None:
+    def keep() -> None:
         nonlocal dead_man
         if service.cycle.inventory.engine == "slurm":
             from gpusched.controller.slurm.deadman import DeadMan
@@ -520,7 +520,7 @@ def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) 
             dead_man = dead_man or DeadMan(state, say)
             dead_man.watch(live_modes(service.cycle.inventory, service.store))
 
-    return watch
+    return keep
 
 
 def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
@@ -543,6 +543,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], pre
                     break
                 service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
-            service.tell(TICK_NOTICES_S)
+            service.send_notices(TICK_NOTICES_S)
         finally:
             service.close()

@@ -112,7 +112,7 @@ class Site:
     def fold(self, *, alive: bool = True) -> None:
         """What the controller does with the inbox, and its sign of life."""
         store = Store.create_or_open(self.state)
-        CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).fold(
+        CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).apply_inbox(
             time.time()
         )
         store.set_meta("tick_s", "5.0")

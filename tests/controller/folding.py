@@ -59,7 +59,7 @@ class Desk:
 
     def fold(self) -> int:
         self.now += 1
-        return self.folder().fold(self.now)
+        return self.folder().apply_inbox(self.now)
 
     def lay(self, command: AnyCommand, uid: int = ME) -> Path:
         """Deliver a command as its owner would; returns the file."""

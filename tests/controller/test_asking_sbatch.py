@@ -153,7 +153,7 @@ def test_of_secrets_and_variables_it_has_those_of_the_job_that_asks(
         assert said == "1\nsbatch: error: " + no.format(option[:80]), said
     said = sbatch(desk, job, "--export", "CONTROLLERS", "x.sh", number=9)
     assert said.startswith("1\nsbatch: error: --env CONTROLLERS: no such variable")
-    desk.secrets.forget(job)
+    desk.secrets.delete(job)
     assert "secrets named and secrets passed differ: TOKEN" in sbatch(desk, job, "x.sh", number=10, script=script)
 
 

@@ -155,7 +155,7 @@ class Teller:
     def fold(self) -> None:
         desk = self.desk
         desk.inbox._put_off.clear()
-        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).fold(desk.now)
+        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).apply_inbox(desk.now)
 
     def state(self) -> dict[str, Any]:
         store = self.desk.store
@@ -249,10 +249,10 @@ def test_how_an_operation_ended_is_not_forgotten_with_the_commit(desk: Desk) -> 
     with pytest.raises(sqlite3.OperationalError):
         first.run(0.0)
     second = cycle()
-    second.follow(first)
-    second._settling.settle(cluster.finished())
+    second.take_over(first)
+    second._outcomes.record(cluster.finished())
     assert [r.signalled for r in desk.store.ranks()] == ["TERM"]
-    assert second._settling.unsettled == []
+    assert second._outcomes.unrecorded == []
 
 
 def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +267,10 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", full)
-        assert launcher.launches(desk.inventory, running, [rank]) == []
+        assert launcher.launch_operations(desk.inventory, running, [rank]) == []
     assert launcher.errors == {}, "it is tried again"
     assert len(said) == 1
-    (operation,) = launcher.launches(desk.inventory, running, [rank])
+    (operation,) = launcher.launch_operations(desk.inventory, running, [rank])
     assert operation.request is not None
     easy = BUILT_IN / "sjf.yaml"
     desk.inventory = msgspec.structs.replace(desk.inventory, path=str(desk.state.parent / "inventory.yaml"))

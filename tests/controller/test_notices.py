@@ -130,17 +130,17 @@ class Post:
 
         class Delivery:
             def __init__(self) -> None:
-                self.under_way: set[str] = set()
+                self.in_progress: set[str] = set()
                 self.held: list[str] = []
 
             def send(self, sending: OutgoingNotice) -> None:
-                self.under_way.add(sending.key)
+                self.in_progress.add(sending.key)
                 post.sent.append(sending.body["notice"])
 
             def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
                 if post.hangs:
                     return []
-                over, self.under_way = sorted(self.under_way), set()
+                over, self.in_progress = sorted(self.in_progress), set()
                 return [(key, post.answer) for key in over]
 
         monkeypatch.setattr(notices, "Delivery", Delivery)

@@ -90,7 +90,7 @@ class Installation:
         cluster = Nodes(self.world, clock)
         service.cluster.close()
         self.nodes = service.cluster = cluster  # type: ignore[assignment]
-        service._begin_anew()
+        service._replace_cycle()
         return service
 
     def change(self, text: str) -> None:
@@ -310,7 +310,7 @@ def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
             return False
 
     for ran_s, rested_s in ((0.01, 0.01), (0.1, 0.1), (5.0, module.POLL_S)):
-        service._ran_s, now = ran_s, 0.0
+        service._last_cycle_s, now = ran_s, 0.0
         service.pause(Woken())
         assert now == pytest.approx(rested_s, abs=1e-9)
         assert waits[-1] <= 0.03
@@ -428,7 +428,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
             signal.raise_signal(signal.SIGTERM)
             assert stop.is_set()
 
-    monkeypatch.setattr(module, "Relaying", Relaying)
+    monkeypatch.setattr(module, "RelayProcess", Relaying)
     monkeypatch.setattr(Service, "pause", pause)
     monkeypatch.setattr(Service, "predict_starts", lambda self: relays.append("predict_starts") if not shared else None)
     run_forever(site.path, site.state, site.said.append)

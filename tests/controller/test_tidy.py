@@ -115,13 +115,13 @@ def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() ->
 
 def strays(
     answer: NodeObservation, known: bool = False, busy: bool = False, removed: float | None = None,
-    told: set[RankKey] | None = None,
+    seen: set[RankKey] | None = None,
 ) -> Cleanup:  # fmt: skip
     key = (ID, 1, 0)
     one, none = frozenset({key}), frozenset[tuple[str, int, int]]()
     memory = {} if removed is None else {key: removed}
-    told = set() if told is None else told
-    return remove_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW, told)
+    seen = set() if seen is None else seen
+    return remove_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW, seen)
 
 
 def test_an_unknown_container_of_ours_is_reaped() -> None:
@@ -129,7 +129,7 @@ def test_an_unknown_container_of_ours_is_reaped() -> None:
     assert verbs(tidy) == [("remove", None)]
     assert [(e.kind, e.node, e.job_id) for e in tidy.events] == [("reaped", "n0", ID)]
     told: set[RankKey] = set()
-    assert [len(strays(says("running"), told=told).events) for _ in range(3)] == [1, 0, 0]
+    assert [len(strays(says("running"), seen=told).events) for _ in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])

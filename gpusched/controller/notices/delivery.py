@@ -46,13 +46,13 @@ class Delivery:
         self._waiting: queue.SimpleQueue[OutgoingNotice] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._threads = 0
-        self.under_way: set[str] = set()
+        self.in_progress: set[str] = set()
 
     def send(self, sending: OutgoingNotice) -> None:
         """Queue a notice."""
-        self.under_way.add(sending.key)
+        self.in_progress.add(sending.key)
         self._waiting.put(sending)
-        if self._threads < min(THREADS, len(self.under_way)):
+        if self._threads < min(THREADS, len(self.in_progress)):
             self._threads += 1
             threading.Thread(target=self._work, name="notices", daemon=True).start()
 
@@ -60,13 +60,13 @@ class Delivery:
         """Return key and error ("": delivered) of notices sent since the last call; wait up to ``wait_s`` for all."""
         found: list[tuple[str, str]] = []
         until = time.monotonic() + wait_s
-        while self.under_way:
+        while self.in_progress:
             left = until - time.monotonic()
             try:
                 found.append(self._done.get(block=left > 0, timeout=max(0.0, left)))
             except queue.Empty:
                 break
-            self.under_way.discard(found[-1][0])
+            self.in_progress.discard(found[-1][0])
         return found
 
     def _work(self) -> None:
@@ -125,7 +125,7 @@ def _run(argv: Sequence[str], content: bytes) -> None:
     except OSError as error:
         raise DeliveryFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
     try:
-        _, said = process.communicate(content, timeout=COMMAND_S)
+        _, errors = process.communicate(content, timeout=COMMAND_S)
     except subprocess.TimeoutExpired:
         raise DeliveryFailed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
     finally:
@@ -133,7 +133,7 @@ def _run(argv: Sequence[str], content: bytes) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = errors.decode(errors="replace").strip().splitlines()
         raise DeliveryFailed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
 
 

@@ -44,30 +44,30 @@ class NoticeMaker:
     def of_event(self, event: Event) -> Iterator[Notice]:
         """Yield the notices of an event of a job or a node."""
         if event.node is not None and event.job_id is None:
-            yield from self._of_node(event, event.node)
+            yield from self._node_notices(event, event.node)
             return
-        job = self._of(event)
+        job = self._job_of(event)
         if job is None or not any(self._receivers(job)):
             return
         attempt = int(event.data.get("attempt", job.attempt))
         if event.kind != "ended":
-            yield from self._of_job(job, EVENTS[event.kind][0], event, attempt, _event_text(job, event))
+            yield from self._job_notices(job, EVENTS[event.kind][0], event, attempt, _event_text(job, event))
             return
         outcome = str(event.data.get("to", job.state))
         failed = outcome not in _NO_FAILURE
         text = f"{_job_text(job)} {_ended_text(job, outcome)}"
         if job.array_id is None:
-            for to, kinds in self._receivers(job):
+            for receiver, kinds in self._receivers(job):
                 kind = NoticeKind.END if NoticeKind.END in kinds else NoticeKind.FAIL
                 if kind in kinds and (failed or kind is NoticeKind.END):
-                    yield self._notice(to, kind, f"{job.id}.{attempt}", text, job, event.time)
+                    yield self._notice(receiver, kind, f"{job.id}.{attempt}", text, job, event.time)
             return
         if failed:  # of an array each receiver is told once that a task failed, and once that all have ended
-            yield from self._of_job(job, NoticeKind.FAIL, event, attempt, text)
+            yield from self._job_notices(job, NoticeKind.FAIL, event, attempt, text)
         if self._is_over(job.array_id):
-            yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
+            yield from self._job_notices(job, NoticeKind.END, event, attempt, self._array_text(job))
 
-    def _of(self, event: Event) -> JobRecord | None:
+    def _job_of(self, event: Event) -> JobRecord | None:
         """Return the event's job; if the event covers several array tasks, the first of them."""
         if event.job_id is None:
             return None
@@ -85,10 +85,10 @@ class NoticeMaker:
         counts: dict[str, int] = {}
         for row in self._reader.rows_of(job.array_id):
             counts[row.state] = counts.get(row.state, 0) + row.count
-        told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-        return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {told}"
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {states}"
 
-    def _of_node(self, event: Event, node: str) -> Iterator[Notice]:
+    def _node_notices(self, event: Event, node: str) -> Iterator[Notice]:
         """Yield notices of a lost node or GPU, to the operator's receivers and those of the jobs there."""
         lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
         text = f"{lost} is lost: {event.data.get('reason') or 'it does not respond'}"
@@ -96,12 +96,12 @@ class NoticeMaker:
         for receiver in self._asked.to:
             if NoticeKind.NODE in receiver.on and not receiver.users:
                 yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
-        there = (
+        jobs_there = (
             job for job in self._reader.active()
             if any(part.node == node for part in (job.allocation.parts if job.allocation else ()))
         )  # fmt: skip
-        for job in there:
-            for to, kinds in self._receivers(job, theirs=True):
+        for job in jobs_there:
+            for to, kinds in self._receivers(job, own_only=True):
                 if NoticeKind.NODE in kinds:
                     about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
@@ -109,13 +109,13 @@ class NoticeMaker:
     def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
         """Yield notices of jobs near their time limit, and of jobs that have left their GPUs idle for long."""
         running = [job for job in active if job.state is JobState.RUNNING and job.start_time is not None]
-        asked = [(job, kinds) for job in running if (kinds := {k for _, some in self._receivers(job) for k in some})]
+        asked = [(job, kinds) for job in running if (kinds := {k for _, on in self._receivers(job) for k in on})]
         for job, kinds in asked:
             assert job.start_time is not None
             left = job.start_time + job.limit_s - self._now
             if NoticeKind.LIMIT in kinds and left <= (1 - NEAR_LIMIT) * job.limit_s:
                 text = f"{_job_text(job)} reaches its time limit in {format_duration(max(0.0, left))}"
-                yield from self._of_job(job, NoticeKind.LIMIT, None, job.attempt, text)
+                yield from self._job_notices(job, NoticeKind.LIMIT, None, job.attempt, text)
         watched = {job.id: job for job, kinds in asked if NoticeKind.IDLE in kinds and job.spec.gpus}
         if not watched:
             return
@@ -125,9 +125,9 @@ class NoticeMaker:
                 job = watched[idle.job]
                 held = f"{idle.idle_gpus} of its {idle.gpus} GPUs have" if idle.gpus > 1 else "its GPU has"
                 text = f"{_job_text(job)}: {held} been idle for {format_duration(idle.idle_s)}"
-                yield from self._of_job(job, NoticeKind.IDLE, None, job.attempt, text)
+                yield from self._job_notices(job, NoticeKind.IDLE, None, job.attempt, text)
 
-    def _of_job(
+    def _job_notices(
         self, job: JobRecord, kind: NoticeKind, event: Event | None, attempt: int, text: str
     ) -> Iterator[Notice]:
         at = event.time if event is not None else self._now
@@ -137,12 +137,12 @@ class NoticeMaker:
                 mark = str(job.array_id) if whole else f"{job.id}.{attempt}"
                 yield self._notice(to, kind, mark, text, job, at)
 
-    def _receivers(self, job: JobRecord, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield a job's receivers and their kinds; ``theirs``: leave out receivers of all jobs."""
+    def _receivers(self, job: JobRecord, own_only: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield a job's receivers and their kinds; ``own_only``: leave out receivers of all jobs."""
         if job.spec.mail:
             yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
         for receiver in self._asked.to:
-            if job.user in receiver.users or not (receiver.users or theirs):
+            if job.user in receiver.users or not (receiver.users or own_only):
                 yield digest_of(receiver), receiver.on
 
     def _notice(

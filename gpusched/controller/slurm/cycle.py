@@ -124,10 +124,10 @@ class SlurmCycle:
     def run(self, patience_s: float) -> None:
         """Run one cycle, waiting for slow nodes at most ``patience_s``."""
         now = self._clock()
-        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).apply_inbox(now)
         charge = load_active_policies(self._store, self.inventory, self.policies, now)
         modes = live_modes(self.inventory, self._store)
-        self._decider.look(*charge, now)
+        self._decider.refresh(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # before Slurm is asked, which may take long
         if modes == self._modes and not self._reader.is_due(now):
             return
