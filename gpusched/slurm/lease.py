@@ -24,17 +24,17 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _MAX_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True, has_own_account: bool = False) -> str:
+def create(nodes: Collection[str], duration_s: int = LEASE_S, enforced: bool = True, own_account: bool = False) -> str:
     """Return the command that creates the lease; Slurm rejects it while an ended one still lingers (`renew` that one).
 
     The reservation must admit every job. Where Slurm enforces associations (``enforced``) it names accounts, since
     those include all accounts below root; elsewhere an account would have to match a job's exactly, so it names users.
     Slurm charges a reservation's idle time to the accounts it names, that is to root, and to nobody where accounts are
-    excluded instead: ``has_own_account`` means that there is an account `LEASE`, which no job uses, to exclude.
+    excluded instead: ``own_account`` means that there is an account `LEASE`, which no job uses, to exclude.
     """
-    access = f"Accounts={f'-{LEASE}' if has_own_account else 'root'}" if enforced else "Users=-nobody"
+    access = f"Accounts={f'-{LEASE}' if own_account else 'root'}" if enforced else "Users=-nobody"
     return (
-        f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
+        f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(duration_s)} "
         f"{access} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
     )
 
@@ -45,10 +45,10 @@ def enforces_associations(config: Mapping[str, str]) -> bool:
     return not words.isdisjoint(("associations", "limits", "qos", "safe", "wckeys", "all"))
 
 
-def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:
+def renew(nodes: Collection[str] = (), duration_s: int = LEASE_S) -> str:
     """Return the command that extends the lease, and moves it to ``nodes`` if given; rejected if there is none."""
     other = f" Nodes={_nodes(nodes)}" if nodes else ""
-    return f"update ReservationName={LEASE} EndTime=now+{int(lasts_s)}{other}"
+    return f"update ReservationName={LEASE} EndTime=now+{int(duration_s)}{other}"
 
 
 def end() -> str:

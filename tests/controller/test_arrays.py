@@ -384,7 +384,7 @@ def test_an_array_is_estimated_once(site: Site, monkeypatch: pytest.MonkeyPatch)
         asked.append(new)
         return [Estimate(job.id, 30.0, "d") for job in new]
 
-    monkeypatch.setattr(estimating, "estimated", told)
+    monkeypatch.setattr(estimating, "estimate_jobs", told)
     estimator = EstimateWriter(site.store, site.state)
     monkeypatch.setattr(estimator, "_read", lambda: object())
     submit(site, tasks=1000)

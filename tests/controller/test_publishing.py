@@ -27,7 +27,7 @@ class Site:
     """A publisher that copies when it is told to: its thread looks once an hour."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publishing, "LOOK_S", 3600.0)
+        monkeypatch.setattr(publishing, "POLL_S", 3600.0)
         monkeypatch.setattr(os, "geteuid", lambda: 54321)  # readers are another user
         self.folder, self.said = state / PUBLISHED, list[str]()
         self.publisher = Publisher(state, self.said.append)
@@ -114,7 +114,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
 
 
 def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "MOST_HELD", 2)
+    monkeypatch.setattr(publishing, "MAX_HELD", 2)
     held = []
     for number in range(6):
         held.append((site.folder / CURRENT).open("rb"))

@@ -231,7 +231,7 @@ def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
 def test_a_terminal_has_its_size_before_its_command_begins(
     call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.nodes.local._Session.resize", lambda *_: None)
+    monkeypatch.setattr("gpusched.nodes.local._LocalSession.resize", lambda *_: None)
     assert call("stty", "size", terminal=Terminal("vt100", 31, 97)).hear().output == b"31 97\r\n"
 
 
@@ -399,7 +399,7 @@ def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
     clock = Clock()
     monkeypatch.setattr(relay.time, "monotonic", clock)
     monkeypatch.setattr(peers, "UNREAD_S", 5.0)
-    monkeypatch.setattr(peers, "LOOK_S", 0.0005)
+    monkeypatch.setattr(peers, "POLL_S", 0.0005)
     peer = peers.RelayPeer(ends[1])
     peer.sending_since = since
     assert peer.active_at == 101.0
@@ -631,5 +631,5 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     assert left.value.code == 0
     assert accepting.wait(60)
     assert (told["nice"], told["files"]) == (5, (allowed, most))
-    assert {node.name for node in told["door"]._site.inventory().nodes} >= {"dgx1", "here"}
-    assert told["door"]._site.state == cluster.state
+    assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
+    assert told["door"]._context.state == cluster.state

@@ -72,7 +72,7 @@ class Kept:
         self.keep(steps)
         for guess in with_guesses([j for j in self.jobs.values() if j.state in ACTIVE], SITE):
             self.jobs[guess.id] = guess
-        self.mirror.note(steps, jobs, seen)
+        self.mirror.mark_stored(steps, jobs, seen)
         return steps
 
     def keep(self, steps: list[MirrorResult]) -> None:

@@ -71,12 +71,12 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
         with closing(reader):
             if float(reader.meta("heartbeat") or 0.0) > died:
                 return 0
-            own = float(reader.meta(LEASED_UNTIL) or 0.0)
+            own_until = float(reader.meta(LEASED_UNTIL) or 0.0)
         try:
-            known = next((one for one in slurm.reservations() if one.name == LEASE), None)
-            if known is None or known.end_time <= time.time():
+            current = next((one for one in slurm.reservations() if one.name == LEASE), None)
+            if current is None or current.end_time <= time.time():
                 return _release_jobs(state, slurm)
-            if known.end_time > own + 1:
+            if current.end_time > own_until + 1:
                 return 0
         except NoAnswer:
             pass
@@ -90,12 +90,12 @@ def _release_jobs(state: Path, slurm: Slurm) -> int:
         return 0
     with closing(reader):
         stored = {job.id: job for job in (*reader.pending(), *reader.active())}
-    lines = [line for job in slurm.jobs() for line in _lines(job, stored.get(job.id))]
+    lines = [line for job in slurm.jobs() for line in _commands(job, stored.get(job.id))]
     slurm.update(lines)
     return len(lines)
 
 
-def _lines(job: SlurmJob, stored: JobRecord | None) -> Iterator[str]:
+def _commands(job: SlurmJob, stored: JobRecord | None) -> Iterator[str]:
     facts = stored.slurm if stored is not None else None
     if facts is None or job.state != "PENDING" or not (facts.leased or facts.pinned):
         return

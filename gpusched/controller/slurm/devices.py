@@ -22,13 +22,13 @@ _NUMBER = re.compile(r"([0-9]+)$")
 _USUAL = (Path("/etc/slurm"), Path("/etc/slurm-llnl"), Path("/run/slurm/conf"))
 
 
-def read_gres_conf(named: Iterable[str]) -> str | None:
+def read_gres_conf(paths: Iterable[str]) -> str | None:
     """Return the text of gres.conf from beside a slurm.conf on this machine; None: not found, or not readable.
 
     Args:
-        named: Paths of slurm.conf, from SLURM_CONF and slurmctld.
+        paths: Paths of slurm.conf, from SLURM_CONF and slurmctld.
     """
-    folders = [Path(path).parent for path in named if path.startswith("/")]
+    folders = [Path(path).parent for path in paths if path.startswith("/")]
     for folder in dict.fromkeys((*folders, *_USUAL)):
         try:
             return (folder / "gres.conf").read_text(errors="replace")
@@ -56,17 +56,17 @@ def _minors(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...
     detect, files = False, list[tuple[str, int]]()
     for line in gres_conf.replace("\\\n", " ").splitlines():
         pairs = (word.partition("=") for word in line.partition("#")[0].split())
-        said = {key.casefold(): value for key, _, value in pairs}
-        mine = "nodename" not in said or node in expand(said["nodename"])
-        if mine and "autodetect" in said:
-            detect = said["autodetect"].casefold() == "nvml"
-        if not mine or said.get("name", "").casefold() != "gpu" or "file" not in said:
+        keys = {key.casefold(): value for key, _, value in pairs}
+        applies = "nodename" not in keys or node in expand(keys["nodename"])
+        if applies and "autodetect" in keys:
+            detect = keys["autodetect"].casefold() == "nvml"
+        if not applies or keys.get("name", "").casefold() != "gpu" or "file" not in keys:
             continue
-        for file in expand(said["file"]):
+        for file in expand(keys["file"]):
             number = _NUMBER.search(file)
             if number is None:
                 return None
-            files.append((said.get("type", ""), int(number[1])))
+            files.append((keys.get("type", ""), int(number[1])))
     if detect:
         return ()
     rank = {name: at for at, name in enumerate(types)}
@@ -88,8 +88,8 @@ def devices_of(
     """
     found = {}
     for node in inventory.nodes:
-        told, record = nodes.get(node.name), records.get(node.name)
-        minors = minors_of(gres_conf or "", node.name, tuple(told.gpus) if told is not None else ())
+        slurm_node, record = nodes.get(node.name), records.get(node.name)
+        minors = minors_of(gres_conf or "", node.name, tuple(slurm_node.gpus) if slurm_node is not None else ())
         if minors:
             found[node.name] = indices_by_position(minors, record.wiring if record is not None else None)
     return found

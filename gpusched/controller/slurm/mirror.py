@@ -118,7 +118,7 @@ def holds_nodes(job: SlurmJob, site: SlurmContext) -> bool:
     return any(site.inventory.node(name) is not None for name in job.node_names)
 
 
-def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: MirrorContext) -> JobRecord:
+def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: MirrorContext) -> JobRecord:
     """Return the job to store: Slurm's facts, plus what only the store has."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
     named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
@@ -126,7 +126,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
     known = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
     if facts is not None and known and set(facts.pinned) != set(facts.nodelist):
         named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves our nodes to the job, even after the lease
-    since = facts.pinned_at if facts is not None and known else world.now
+    since = facts.pinned_at if facts is not None and known else context.now
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     held = held and not is_held_by_slurm(job)
     leased = job.reservation == LEASE or (facts is not None and facts.leased and is_held_in_reservation(job))
@@ -134,20 +134,20 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
     )
     reason = "Dependency" if job.dependency and job.reason in ("", "None", "Priority") else job.reason
-    positions = {node: tuple(at) for node, at in world.positions.get(job.id, {}).items()} if started else {}
+    positions = {node: tuple(at) for node, at in context.positions.get(job.id, {}).items()} if started else {}
     if not positions and started and facts is not None and facts.restarts == job.restarts:
         positions = facts.gpus  # keep them: Slurm no longer names the GPUs of an ended job
-    spec = request_of(job, world.site, named)
+    spec = request_of(job, context.site, named)
     changes: dict[str, Any] = {
         "spec": stored.spec if stored is not None and stored.spec == spec else spec,
         "state": state,
         "eligible_time": job.eligible_time if (job.eligible_time or 0.0) > job.submit_time else None,
         "start_time": job.start_time if started else None,
-        "end_time": (job.end_time or world.now) if state in ENDED else None,
+        "end_time": (job.end_time or context.now) if state in ENDED else None,
         "exit_code": job.exit_code if state in ENDED else None,
         "attempt": job.restarts + (started or state is JobState.STARTING),
         "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _is_pending(state) and held else "",
-        "ending": _ending(job, world.now) if state is JobState.COMPLETING else None,
+        "ending": _ending(job, context.now) if state is JobState.COMPLETING else None,
         "slurm": SlurmFacts(
             state=job.state,
             reason="" if reason == "None" else reason,
@@ -156,7 +156,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
             partitions=job.partitions,
             priority=job.priority,
             site_factor=job.site_factor,
-            standing=world.standing.get(job.id, job.priority),
+            standing=context.standing.get(job.id, job.priority),
             restarts=job.restarts,
             requeue=job.requeue,
             reservation=job.reservation,
@@ -184,7 +184,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
             submit_time=job.submit_time,
         )
     found = msgspec.structs.replace(stored, **changes)
-    return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, world))
+    return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, context))
 
 
 def _is_pending(state: JobState) -> bool:
@@ -196,7 +196,7 @@ def _ending(job: SlurmJob, now: float) -> Ending:
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
-def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: MirrorContext) -> Allocation | None:
+def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, context: MirrorContext) -> Allocation | None:
     """Return what the job holds, or held last; GPUs that Slurm does not name are chosen in `guesses`."""
     if found.state is JobState.PENDING:
         return None
@@ -209,7 +209,7 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: Mirro
 
     def gpus(node: str) -> tuple[int, ...]:
         if node in facts.gpus:
-            return indices(facts.gpus[node], world.devices.get(node))
+            return indices(facts.gpus[node], context.devices.get(node))
         return () if facts.gpus or found.state in ENDED else before.get(node, ())
 
     return Allocation(
@@ -282,18 +282,18 @@ def ended_unknown(stored: JobRecord, now: float) -> MirrorResult:
 
 def _ended_attempt(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
     """Return the attempt that this change ended, when, and how."""
-    was = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
+    running = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
     if job.state in ENDED and job.start_time is not None:
         assert job.end_time is not None
         same = stored is not None and (stored.state, stored.attempt) == (job.state, job.attempt)
         return None if same else (job.attempt, job.end_time, job.state)
-    if was is not None and (job.start_time is None or job.attempt != was.attempt):
-        assert was.start_time is not None
+    if running is not None and (job.start_time is None or job.attempt != running.attempt):
+        assert running.start_time is not None
         assert job.slurm is not None
-        asked = job.slurm.submit_time  # Slurm sets the submit time at a requeue
-        end = asked if was.start_time <= asked <= now else now
-        requeued = job.state not in ENDED or (was.slurm is not None and job.slurm.restarts > was.slurm.restarts)
-        return was.attempt, end, JobState.PENDING if requeued else job.state
+        requeued_at = job.slurm.submit_time  # Slurm sets the submit time at a requeue
+        end = requeued_at if running.start_time <= requeued_at <= now else now
+        requeued = job.state not in ENDED or (running.slurm is not None and job.slurm.restarts > running.slurm.restarts)
+        return running.attempt, end, JobState.PENDING if requeued else job.state
     return None
 
 

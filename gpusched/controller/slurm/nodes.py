@@ -94,7 +94,7 @@ def _name_of(job: JobRecord) -> str:
 def record_beside_slurm(
     record: NodeRecord,
     node: Node,
-    told: SlurmNode | None,
+    slurm_node: SlurmNode | None,
     reading: NodeObservation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
@@ -107,7 +107,7 @@ def record_beside_slurm(
     Args:
         record: Before this cycle.
         node: As declared.
-        told: Slurm's node; None: it has none of that name.
+        slurm_node: Slurm's node; None: it has none of that name.
         reading: Of this cycle, or None.
         held: GPU index -> ids of its jobs.
         has_jobs: Whether any job holds resources of the node.
@@ -119,7 +119,7 @@ def record_beside_slurm(
     before = record
     if reading is not None and not isinstance(reading.result, ProbeFailure):
         record = with_result(record, reading.result)
-    state, reason = _state(told, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
+    state, reason = _state(slurm_node, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
     if trouble:
         reason = f"{reason}; its GPUs are not probed: {trouble}" if reason else f"its GPUs are not probed: {trouble}"
     since = before.down_since if before.down_since is not None else now
@@ -130,21 +130,21 @@ def record_beside_slurm(
     return record, node_events(before, record, node, held, now)
 
 
-def takes_jobs(told: SlurmNode | None) -> bool:
+def takes_jobs(slurm_node: SlurmNode | None) -> bool:
     """Return whether Slurm starts jobs on a node in its present state."""
-    return _state(told, False, False) is None
+    return _state(slurm_node, False, False) is None
 
 
-def _state(told: SlurmNode | None, is_reserved: bool, has_jobs: bool) -> tuple[NodeState, str] | None:
+def _state(slurm_node: SlurmNode | None, is_reserved: bool, has_jobs: bool) -> tuple[NodeState, str] | None:
     """Return the state of a node that accepts no jobs, and why; None: it accepts some."""
-    if told is None:
+    if slurm_node is None:
         return NodeState.DOWN, "Slurm has no such node"
-    words = {word.upper() for word in told.states}
-    why = f"Slurm: {'+'.join(told.states)}{f', {told.reason}' if told.reason else ''}"
-    if words & _DOWN:
+    states = {word.upper() for word in slurm_node.states}
+    why = f"Slurm: {'+'.join(slurm_node.states)}{f', {slurm_node.reason}' if slurm_node.reason else ''}"
+    if states & _DOWN:
         return NodeState.DOWN, why
-    if words & _UNKNOWN:
+    if states & _UNKNOWN:
         return NodeState.UNKNOWN, why
-    if words & _DRAIN or (words & _MAINTAINED and not is_reserved):
+    if states & _DRAIN or (states & _MAINTAINED and not is_reserved):
         return (NodeState.DRAINING if has_jobs else NodeState.DRAINED), why
     return None

@@ -32,39 +32,39 @@ class LeaseOwnership:
 
     def __init__(self, store: Store, wall: Callable[[], float] = time.time) -> None:
         self._store, self._wall = store, wall
-        self._another: tuple[float, float] | None = None  # another's lease: its end, first seen
+        self._other: tuple[float, float] | None = None  # another's lease: its end, first seen
 
-    def is_anothers(self, known: SlurmReservation | None, takes_over: bool, now: float) -> bool:
+    def is_other_controllers(self, lease: SlurmReservation | None, takes_over: bool, now: float) -> bool:
         """Return whether another controller owns the lease; if it has stopped renewing, ``takes_over`` decides.
 
         Args:
-            known: The lease as Slurm has it, or None.
+            lease: The lease as Slurm has it, or None.
             takes_over: Whether this controller wants it.
             now: Unix seconds.
         """
         own = float(self._store.meta(LEASED_UNTIL) or 0.0)
-        if known is None or known.end_time <= max(now, own + _RESOLUTION_S):
-            self._another = None
+        if lease is None or lease.end_time <= max(now, own + _RESOLUTION_S):
+            self._other = None
             return False
-        if self._another is None or self._another[0] != known.end_time:
-            self._another = known.end_time, now
-        end, since = self._another
+        if self._other is None or self._other[0] != lease.end_time:
+            self._other = lease.end_time, now
+        end, since = self._other
         return not takes_over or now < since + (end - since) / 2  # a live controller would have renewed it three times
 
-    def lasts_s(self, wanted_s: int) -> int:
+    def claim(self, wanted_s: int) -> int:
         """Return the duration to request, slightly random, and record the lease as ours."""
-        lasts_s = wanted_s + randrange(int(wanted_s * _SPREAD) + 1)
-        self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s + _SCONTROL_DELAY_S))
-        return lasts_s
+        duration_s = wanted_s + randrange(int(wanted_s * _SPREAD) + 1)
+        self._store.set_meta(LEASED_UNTIL, str(self._wall() + duration_s + _SCONTROL_DELAY_S))
+        return duration_s
 
-    def note_asked(self, lasts_s: int) -> None:
+    def note_requested(self, duration_s: int) -> None:
         """Record that the lease was requested just now."""
-        self._store.set_meta(LEASED_UNTIL, str(self._wall() + lasts_s))
+        self._store.set_meta(LEASED_UNTIL, str(self._wall() + duration_s))
 
 
-def other_owner_message(known: SlurmReservation, now: float) -> str:
+def other_owner_message(lease: SlurmReservation, now: float) -> str:
     """Return the message that another controller decides."""
-    until = local_clock(known.end_time, now)
+    until = local_clock(lease.end_time, now)
     return (
         f"another controller has the lease in Slurm (reservation {LEASE}, until {until}), so this one decides nothing: "
         "stop one of the two; a lease that is not renewed any more is taken over within a minute"

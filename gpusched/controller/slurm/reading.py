@@ -48,7 +48,7 @@ class SlurmReader:
         self._gres_conf: str | None = None
         self._costs: dict[str, tuple[int, float]] = {}
         self._cost_s = 0.0
-        self._was_silent = False
+        self._was_unresponsive = False
         self._read_at, self._rest_s = float("-inf"), 0.0
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
 
@@ -69,30 +69,30 @@ class SlurmReader:
         try:
             return self._read(now, site_factors)
         except NoAnswer:
-            self._was_silent = True
+            self._was_unresponsive = True
             raise
 
     def _read(self, now: float, site_factors: bool) -> SlurmReading:
         nodes = {node.name: node for node in self._slurm.nodes()}
         if not self._partitions_at <= now < self._partitions_at + PARTITIONS_S:
             self._partitions = {partition.name: partition for partition in self._slurm.partitions()}
-            named = (os.environ.get("SLURM_CONF", ""), self._slurm.config().get("SLURM_CONF", ""))
-            self._gres_conf = read_gres_conf(named)
+            conf_paths = (os.environ.get("SLURM_CONF", ""), self._slurm.config().get("SLURM_CONF", ""))
+            self._gres_conf = read_gres_conf(conf_paths)
             self._partitions_at = now
         reservations = tuple(self._slurm.reservations())
         jobs = tuple(self._slurm.jobs(site_factors))
         if self._partitions_at == now:
-            cost_s = self._cost_of_a_look(site_factors)
-            if not self._was_silent:  # otherwise its silence would count as time spent on our RPCs
+            cost_s = self._read_cost_s(site_factors)
+            if not self._was_unresponsive:  # otherwise its silence would count as time spent on our RPCs
                 self._cost_s = cost_s
-            self._was_silent = False
+            self._was_unresponsive = False
         self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / LOAD_SHARE)
         return SlurmReading(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
             positions=self._positions_of(jobs), gres_conf=self._gres_conf,
         )  # fmt: skip
 
-    def _cost_of_a_look(self, site_factors: bool) -> float:
+    def _read_cost_s(self, site_factors: bool) -> float:
         """Return slurmctld's time for one reading, in seconds, by its statistics since the last call."""
         before = self._costs
         with contextlib.suppress(NoAnswer):  # some sites do not permit sdiag

@@ -78,8 +78,8 @@ def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> 
 def time_limit_s(job: SlurmJob, partition: str, site: SlurmContext) -> int:
     """Return the job's time limit in seconds, else its partition's maximum, else a year."""
     known, declared = site.partitions.get(partition), site.inventory.partition(partition)
-    most = (known.max_time_s if known is not None else None) or (declared.max_time_s if declared is not None else None)
-    return max(1, job.time_limit_s if job.time_limit_s is not None else most or NO_LIMIT_S)
+    limit = (known.max_time_s if known is not None else None) or (declared.max_time_s if declared is not None else None)
+    return max(1, job.time_limit_s if job.time_limit_s is not None else limit or NO_LIMIT_S)
 
 
 def _name(text: str) -> str:
