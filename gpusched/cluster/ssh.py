@@ -100,6 +100,7 @@ class SshCluster:
         observations = {name: future.result() for name, future in self._probes.items() if future.done()}
         for name, observation in observations.items():
             del self._probes[name]
+            # An older answer does not show the operation's effect yet; `has_news` keeps asking for a newer one.
             if observation.began >= self._changed_at.get(name, float("inf")):
                 del self._changed_at[name]
             quick = observation.result.time - observation.began < patience_s

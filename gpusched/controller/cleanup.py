@@ -125,6 +125,7 @@ def remove_strays(
             key = parse_container_name(container.name)
             if key is None or key in known or key in busy or container.cluster_id not in (None, cluster_id):
                 continue
+            # The node was probed before the removal had ended.
             if removed.get(key, 0.0) >= observation.began:
                 continue
             stray = RankRecord(

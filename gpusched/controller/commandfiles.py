@@ -195,6 +195,7 @@ class CommandApplier:
             # An early date must not put a job at the head of the queue; clients write the file at once.
             command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
         try:
+            # An unforeseen error undoes this command's changes, not those of the other files in the transaction.
             with self._store.savepoint():
                 try:
                     self._apply(command, caller, now)

@@ -103,6 +103,7 @@ class Cycle:
         needed = self._observe_and_decide(patience_s, skipped, recent, policies)
         if needed:
             self._outcomes.record(self._cluster.finished())
+            # Probe just the nodes that a start needs; a second decision may still need others.
             skipped = {node.name for node in self._observed.nodes} - needed
             needed = self._observe_and_decide(patience_s, skipped, recent - needed, policies)
         if needed:
@@ -173,9 +174,12 @@ class Cycle:
             )
             events += news
         unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
+        # Nodes that left the inventory and are not observed any more; their records keep when they were first missed.
         for name in unobserved - records.keys():
             records[name] = removed_record(before.get(name, NodeRecord(name=name)), now)
         steps = self._reconcile(active, ranks, before, records, observations, now)
+        # One transaction: a crash leaves either all of this cycle in the store or nothing, and the operations returned
+        # here are sent after the commit. Each step reads what those before it wrote.
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
             record_progress(self._store, active, observations)

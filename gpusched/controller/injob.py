@@ -30,7 +30,7 @@ MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
 MAX_SCRIPTS_READ = 4  # scripts read per user and cycle
 SACCT_S = 86400.0  # age of the ended jobs that sacct lists by default
-STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_FOLDED_S`, so that none is applied twice
+STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_APPLIED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
 Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]

@@ -159,6 +159,7 @@ def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
     """
     unexplained = [f for f in failures if f.verdict != "job" and not f.own]
     proved = {f.job for f in unexplained if f.verdict == "node"}
+    # Two jobs that failed here and ran elsewhere are proof, even if both are one user's.
     if len(proved) >= 2:
         return True
     if len(unexplained) < FAILURES_TO_SUSPEND or len({f.job for f in unexplained}) < 2:

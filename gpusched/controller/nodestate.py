@@ -74,6 +74,7 @@ def update_record(
     if observation is not None:
         record = with_result(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
+    # A removed node that answers is drained; one that does not keeps its state, with a remark.
     if left and record.down_since is None:
         state, reason = (
             NodeState.DRAINING,

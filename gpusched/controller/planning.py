@@ -167,6 +167,7 @@ class Planner:
         proposed, deciders = self._decider.decide(snapshot, live.digests)
         plan, rejections = check(proposed, snapshot)
         starts = [action for action in plan.actions if isinstance(action, Start)]
+        # Nothing is recorded yet, so the caller can observe these nodes and decide again.
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
             return CycleDecision([], snapshot, plan, needed)
         launches: list[tuple[JobRecord, list[RankRecord]]] = []
@@ -191,9 +192,11 @@ class Planner:
                         self._task(action.job_id, arrays)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
             self._record_sharing(active, [job for job, _ in launches], now)
+            # A task that started or was cancelled has left its array's row, so that row is read again.
             left = [job for job in waiting.values() if job.array_id not in arrays]
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
+        # After the commit: nothing is sent whose intent is not in the store.
         operations = [one for job, ranks in launches for one in self._launcher.launch_operations(inventory, job, ranks)]
         return CycleDecision(operations, snapshot, plan)
 

@@ -92,6 +92,7 @@ def rank_status(rank: RankRecord, step: ReconcileResult, inputs: ReconcileInput)
     """Return a rank's status; its changes are added to ``step``."""
     if rank.gone:
         return RankStatus(rank, "gone")
+    # A rejected launch has no container to read: its error stands in for one.
     if error := inputs.launch_errors.get(rank_key(rank)):
         name = container_name(rank.job_id, rank.attempt, rank.rank)
         return RankStatus(rank, "failed", ContainerReading(name=name, phase="failed", error=error))

@@ -130,6 +130,7 @@ def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, i
     if resizes is None or resizes.before is None or job.start_time is None or job.spec.elastic is None:
         return False
     ran_s = inputs.now - job.start_time
+    # ``before`` is set from the resize until the job has proved that it runs at the new size.
     if _has_stepped(ranks, job.start_time, ran_s, inputs):
         asked = resizes.times[-1] if resizes.times else job.start_time
         changed = msgspec.structs.replace(

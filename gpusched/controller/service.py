@@ -492,6 +492,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                 elif relay_runs:
                     relay.close()
                 relay_runs = service.is_shared
+                # Before anything is written: the folder at this path may be another one since the last cycle.
                 check_lock()
                 keep_dead_man()
                 try:

@@ -76,6 +76,7 @@ def reservation_conflict(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Co
             if r.start_time > now:
                 when = f"in {format_duration(r.start_time - now)}, before its limit of {format_duration(limit_s)}"
             return f"{node}{suffix} is reserved ({r.name}) {when}"
+    # No particular nodes: enough of its partitions' nodes must be free of reservations until its limit ends.
     taken = {
         node for r in other_reservations(queue.reading.reservations) if r.start_time < end and now < r.end_time
         for node in r.nodes

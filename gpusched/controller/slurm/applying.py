@@ -96,11 +96,14 @@ class LeaseApplier:
             self._refuse_starts(decision, deciding)
             self._ordering.order(modes, queue.waiting, decision, lease.MAX_UPDATES, now)
             return
+        # Withdrawals first: they use the budget of updates before anything new, and a withdrawn job starts at the
+        # earliest in the next cycle.
         self._tries = {job: tries for job, tries in self._tries.items() if now < tries.at + _REMEMBER_S}
         withdrawn = self._withdrawals(queue, deciding, leased, now)
         self._send(withdrawn, now, decision)
         room = lease.MAX_UPDATES - len(withdrawn)
         calls: list[ScontrolCall] = []
+        # Without a decision for pending jobs the lease is not renewed: it ends, and Slurm decides.
         undecided = decision is None and any(job.spec.partition in deciding for job in self._store.pending())
         if not undecided and self._keep_lease(leased, reading, self._duration_s(inventory)) and decision is not None:
             withdrawn_now = {call.job for call in withdrawn}
@@ -288,6 +291,7 @@ class LeaseApplier:
             else:
                 calls.append(ScontrolCall(lease.start(job.id, nodes), "start", action.job_id, nodes))
         self._explain(reasons)
+        # The plan has a start for each component of a heterogeneous job, and each admits all of them.
         return list(dict.fromkeys(calls))
 
     def _admissions(
@@ -300,6 +304,7 @@ class LeaseApplier:
         now: float,
     ) -> list[ScontrolCall]:
         """Return admissions of jobs that the lease would block forever, since no policy decides on them."""
+        # Partitions that share nodes with the lease, whether or not gpusched decides for them.
         touched = {name for name, p in queue.reading.partitions.items() if not set(leased).isdisjoint(p.nodes)}
         reasons: dict[str, Reason] = {}
         calls: list[ScontrolCall] = []
@@ -352,6 +357,7 @@ class LeaseApplier:
             policy = _policy_of(job, decision)
             if job is None or decision is None or policy is None:
                 continue
+            # A rejected start counts as a try; a rejected requeue was undone above, so its count is not recorded.
             if error and call.purpose == "start":
                 self._count_try(slurm_id(job.id), now, error)
                 reason = _rejected(f"Slurm rejects a start on {', '.join(call.nodes)}: {error}")

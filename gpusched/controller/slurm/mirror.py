@@ -121,12 +121,14 @@ def holds_nodes(job: SlurmJob, site: SlurmContext) -> bool:
 def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: MirrorContext) -> JobRecord:
     """Return the job to store: Slurm's facts, plus what only the store has."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
+    # Slurm has one node list per job. ``named`` is what the user requested in it, ``pinned`` what we wrote into it.
     named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
     pinned = job.req_nodes if state in ACTIVE and job.reservation == LEASE else ()
     known = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
     if facts is not None and known and set(facts.pinned) != set(facts.nodelist):
         named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves our nodes to the job, even after the lease
     since = facts.pinned_at if facts is not None and known else context.now
+    # A hold by Slurm because of our lease is not the user's: it is undone (`lease.undo`), and not shown as a hold.
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     held = held and not is_held_by_slurm(job)
     leased = job.reservation == LEASE or (facts is not None and facts.leased and is_held_in_reservation(job))
@@ -134,6 +136,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: Mi
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
     )
     reason = "Dependency" if job.dependency and job.reason in ("", "None", "Priority") else job.reason
+    # Pinned jobs have no GPUs yet: `guesses` chooses some for the plan.
     positions = {node: tuple(at) for node, at in context.positions.get(job.id, {}).items()} if started else {}
     if not positions and started and facts is not None and facts.restarts == job.restarts:
         positions = facts.gpus  # keep them: Slurm no longer names the GPUs of an ended job

@@ -42,6 +42,7 @@ def reading_beside_slurm(
     last, result = record.reading, observation.result if observation is not None else None
     if isinstance(result, NodeReading) and result.source != "none" and (result.gpus or not node.gpus):
         return observation
+    # No readable GPUs in this answer: a recent reading stays valid, otherwise Slurm's GPU count must do.
     was_read = last is not None and last.source != "slurm" and failing_s < settings.down_after_s
     if node.transport != "none" and was_read and not isinstance(result, NodeReading):
         return None

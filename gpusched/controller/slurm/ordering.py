@@ -72,6 +72,7 @@ class Ordering:
             added = job.priority - base if basic else job.site_factor if job.id in changed else 0
             return lease.PendingSlurmJob(job.id, job.priority, base, added)
 
+        # Reverts come first, so that they are not delayed when ``room`` is short.
         for name in after.keys() - set(advised):
             for job in after[name]:
                 restored = lease.priority(job, bases[job]) if basic and job in bases else lease.site_factor(job, 0)
