@@ -123,8 +123,8 @@ class _NodeChannel:
         with self._lock:
             self._reported &= jobs
             self._rechecks = {job: self._rechecks.get(job, 0) + 1 for job in self._reported}
-            again = any(count <= MAX_RECHECKS for count in self._rechecks.values())
-            self.probe_at = now + RECHECK_S if again else None
+            recheck = any(count <= MAX_RECHECKS for count in self._rechecks.values())
+            self.probe_at = now + RECHECK_S if recheck else None
             return jobs - self._reported
 
     def _on_end(self, job: Awaited) -> None:

@@ -144,7 +144,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}
         fixed |= {"SLURM_ARRAY_JOB_ID": job.array_id, "SLURM_ARRAY_TASK_ID": index}
         shape = zip(("COUNT", "MIN", "MAX", "STEP"), spec.array_shape, strict=False)  # () of older jobs
-        fixed |= {f"SLURM_ARRAY_TASK_{what}": str(number) for what, number in shape}
+        fixed |= {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in shape}
     return defaults | dict(spec.env) | fixed
 
 

@@ -117,7 +117,7 @@ class CommandApplier:
         command = item.command
         job_ids: Iterable[str] = ()
         if isinstance(command, commands.Submit):
-            job_ids = (one.job_id for one in command.spec.dependencies)
+            job_ids = (dependency.job_id for dependency in command.spec.dependencies)
         elif isinstance(command, commands.JobCommand):
             job_ids = command.job_ids
         earlier = [file for name in job_ids if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]

@@ -163,17 +163,17 @@ def _with_run(job: JobRecord, preemptions: Preemptions, ranks: list[RankStatus],
 
 def failure_of(job: JobRecord, rank: RankRecord) -> tuple[JobState, str, str]:
     """Return state, reason and message of a job whose rank failed."""
-    where = f"rank {rank.rank} on {rank.node}"
+    rank_name = f"rank {rank.rank} on {rank.node}"
     if rank.oom_killed:
         memory = format_memory(job.spec.memory_mib_per_node)
-        message = f"{where} ran out of memory ({memory} requested): the kernel killed one of its processes"
+        message = f"{rank_name} ran out of memory ({memory} requested): the kernel killed one of its processes"
         return JobState.OUT_OF_MEMORY, "OutOfMemory", message
     if rank.exit_code == 137 and rank.signalled not in ("KILL", "9"):
         # Only containers have a limit on memory whose crossing is known.
         also = "" if rank.runtime in ("podman", "docker") else ", manually or because the node ran out of memory"
-        return JobState.FAILED, "NonZeroExitCode", f"{where} was killed by an external SIGKILL{also} (137)"
+        return JobState.FAILED, "NonZeroExitCode", f"{rank_name} was killed by an external SIGKILL{also} (137)"
     code = rank.exit_code if rank.exit_code is not None else "an unknown code"
-    return JobState.FAILED, "NonZeroExitCode", f"{where} exited with {code}"
+    return JobState.FAILED, "NonZeroExitCode", f"{rank_name} exited with {code}"
 
 
 def retry_delay_s(retries: int) -> int:

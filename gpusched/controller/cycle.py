@@ -288,7 +288,7 @@ class Cycle:
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
         forget = forget_jobs(self._observed.nodes, observations, lambda job: not self._store.has_unended(job), busy)
         operations = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
-        return [one for one in operations if one.verb != "collect" or self._collection_retries.is_due(one.key, now)]
+        return [o for o in operations if o.verb != "collect" or self._collection_retries.is_due(o.key, now)]
 
     def _with_destination(self, operation: Operation) -> Operation:
         if operation.verb != "collect":
@@ -346,4 +346,4 @@ def share_of(job: JobRecord, partition: Partition) -> float:
         (spec.cores_per_node, sum(n.cores for n in nodes)),
         (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
     ]
-    return max((spec.nodes * part / whole for part, whole in pairs if whole), default=0.0)
+    return max((spec.nodes * part / total for part, total in pairs if total), default=0.0)

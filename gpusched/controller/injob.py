@@ -123,7 +123,7 @@ class InJobCommandHandler:
             raise NotAnswered(f"internal error: {type(error).__name__}") from None
         if isinstance(found, int):
             return 3, f"{found}\n"
-        for other in {one.job_id for one in found.spec.dependencies if one.job_id}:
+        for other in {dependency.job_id for dependency in found.spec.dependencies if dependency.job_id}:
             rows = self._store.rows_of(other)
             if not rows or rows[0].uid != job.uid:
                 raise NotAnswered(f"--dependency: {job.user} has no job {other}")

@@ -92,7 +92,7 @@ def _own_paths(spec: JobSpec) -> list[str]:
 
 
 def image_of(job: JobRecord) -> str:
-    """Return the name by which images are told apart; "" is the partition's default."""
+    """Return the job's image; "": its partition's default."""
     return job.spec.image or ""
 
 
@@ -144,8 +144,8 @@ def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, 
     return after
 
 
-def _is_similar(one: FailedLaunch, other: FailedLaunch) -> bool:
-    return one.job == other.job or (one.user, one.image, one.own) == (other.user, other.image, other.own)
+def _is_similar(a: FailedLaunch, b: FailedLaunch) -> bool:
+    return a.job == b.job or (a.user, a.image, a.own) == (b.user, b.image, b.own)
 
 
 def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:

@@ -93,7 +93,7 @@ class _LearningInputs(NamedTuple):
             if share > _MIN_SHARE and run.job_id != job.id:
                 link = "gpu" if _same_gpus(job, run) else shared_link(nodes, set(run.nodes), self.racks)
                 found += [(share, link, run)] if link is not None else []
-        found.sort(key=lambda one: (-one[0], one[2].job_id, one[2].attempt))
+        found.sort(key=lambda item: (-item[0], item[2].job_id, item[2].attempt))
         return tuple(
             Neighbour(kind_of(run.user, self._name(run.job_id)), link, share)
             for share, link, run in found[:_MAX_NEIGHBOURS]

@@ -78,7 +78,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
         array_id, spans = wanted(job_id)
         if spans:
             found.setdefault(array_id, []).append((spans[0][0], reason))
-    return {array_id: sorted(pairs, key=lambda one: one[0]) for array_id, pairs in found.items()}
+    return {array_id: sorted(pairs, key=lambda pair: pair[0]) for array_id, pairs in found.items()}
 
 
 def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
@@ -197,7 +197,7 @@ class Planner:
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
         # After the commit: nothing is sent whose intent is not in the store.
-        operations = [one for job, ranks in launches for one in self._launcher.launch_operations(inventory, job, ranks)]
+        operations = [o for job, ranks in launches for o in self._launcher.launch_operations(inventory, job, ranks)]
         return CycleDecision(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> JobRecord:

@@ -148,7 +148,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
 
 
 def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> float:
-    """Return the seconds that a job has run, by its nodes' boot clocks, which nobody sets; otherwise by ours."""
+    """Return the seconds that a job has run, by its nodes' boot clocks, which cannot be set; otherwise by ours."""
     ran = [s.container.ran_s for s in ranks if s.phase == "running" and s.container and s.container.ran_s is not None]
     if ran:
         return min(ran)  # a gang runs once its last rank does

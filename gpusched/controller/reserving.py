@@ -24,11 +24,11 @@ class ReservationCommandHandler:
 
     def reserve(self, command: Reserve, user: str, now: float) -> None:
         """Create a reservation."""
-        wanted = msgspec.structs.replace(command.reservation, by=user, made=now)
+        reservation = msgspec.structs.replace(command.reservation, by=user, made=now)
         existing = self._store.reservations(now)
-        if any(reservation.name == wanted.name for reservation in existing):
-            raise GpuschedError(f"reservation {wanted.name} already exists")
-        self._put(wanted, existing, "reserved", user, now)
+        if any(r.name == reservation.name for r in existing):
+            raise GpuschedError(f"reservation {reservation.name} already exists")
+        self._put(reservation, existing, "reserved", user, now)
 
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
         """Change the fields that the command names."""
@@ -38,7 +38,7 @@ class ReservationCommandHandler:
         self._put(changed, existing, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
-        """Delete a reservation; end one that has begun now."""
+        """Delete a reservation; if it has begun, end it now."""
         reservation = named(command.name, self._store.reservations(now))
         if reservation.begin < now:
             self._store.put_reservation(msgspec.structs.replace(reservation, end=now), now)
@@ -46,10 +46,10 @@ class ReservationCommandHandler:
             self._store.drop_reservation(reservation.name, now)
         self._append_event("reservation_cancelled", reservation, user, now)
 
-    def _put(self, wanted: Reservation, existing: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
-        check_reservation(wanted, self._inventory, existing, now)
-        self._store.put_reservation(wanted, now)
-        self._append_event(kind, wanted, user, now)
+    def _put(self, r: Reservation, existing: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
+        check_reservation(r, self._inventory, existing, now)
+        self._store.put_reservation(r, now)
+        self._append_event(kind, r, user, now)
 
     def _append_event(self, kind: str, r: Reservation, user: str, now: float) -> None:
         data = {"name": r.name, "nodes": list(r.nodes), "from": r.begin, "to": r.end}

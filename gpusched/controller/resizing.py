@@ -57,7 +57,7 @@ def resize_file(job: JobRecord, ending: Ending) -> str | None:
 
 
 def record_saved(step: ReconcileResult, ending: Ending, ranks: list[RankStatus], inputs: ReconcileInput) -> Ending:
-    """Return the ending with what the job reported since it was told to save, as long as its container exists."""
+    """Return the ending with what the job reported since it was asked to save, as long as its container exists."""
     to = ending.resize
     if to is None:
         return ending
@@ -145,8 +145,8 @@ def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, i
         return False
     if not failure and ran_s < resizes.start_timeout_s:
         return False
-    what = failure or f"no step within {resizes.start_timeout_s:.0f} s"
-    why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {what}"
+    cause = failure or f"no step within {resizes.start_timeout_s:.0f} s"
+    why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {cause}"
     changed = msgspec.structs.replace(
         resizes, before=None, unusable=(*resizes.unusable, job.spec.gpus), count=resizes.count + 1, why=why
     )

@@ -62,7 +62,7 @@ class NoticeMaker:
                 if kind in kinds and (failed or kind is NoticeKind.END):
                     yield self._notice(receiver, kind, f"{job.id}.{attempt}", text, job, event.time)
             return
-        if failed:  # of an array each receiver is told once that a task failed, and once that all have ended
+        if failed:  # per array one notice of the first failed task, and one when all have ended
             yield from self._job_notices(job, NoticeKind.FAIL, event, attempt, text)
         if self._is_over(job.array_id):
             yield from self._job_notices(job, NoticeKind.END, event, attempt, self._array_text(job))
@@ -131,10 +131,10 @@ class NoticeMaker:
         self, job: JobRecord, kind: NoticeKind, event: Event | None, attempt: int, text: str
     ) -> Iterator[Notice]:
         at = event.time if event is not None else self._now
-        whole = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
+        whole_array = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
         for to, kinds in self._receivers(job):
             if kind in kinds:
-                mark = str(job.array_id) if whole else f"{job.id}.{attempt}"
+                mark = str(job.array_id) if whole_array else f"{job.id}.{attempt}"
                 yield self._notice(to, kind, mark, text, job, at)
 
     def _receivers(self, job: JobRecord, own_only: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:

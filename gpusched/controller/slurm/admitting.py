@@ -51,7 +51,7 @@ class SlurmQueue:
 
 def lease_of(reading: SlurmReading) -> SlurmReservation | None:
     """Return our reservation as Slurm has it."""
-    return next((one for one in reading.reservations if one.name == LEASE), None)
+    return next((r for r in reading.reservations if r.name == LEASE), None)
 
 
 def reservation_conflict(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:

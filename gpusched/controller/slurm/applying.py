@@ -187,15 +187,15 @@ class LeaseApplier:
                 continue
             stored = queue.stored(job)
             facts = stored.slurm if stored is not None else None
-            own = facts.nodelist if facts is not None else job.req_nodes
+            user_nodes = facts.nodelist if facts is not None else job.req_nodes
             if is_held and (job.reservation == LEASE or (facts is not None and (facts.leased or facts.pinned))):
-                calls += [ScontrolCall(line, "withdraw", queue.store_id(job)) for line in lease.undo(job, own)]
+                calls += [ScontrolCall(line, "withdraw", queue.store_id(job)) for line in lease.undo(job, user_nodes)]
                 self._count_try(job.id, now, job.reason, held=True)
                 continue
             if job.reservation != LEASE:
                 # Slurm ended the lease: it cleared the job's reservation, but not the nodes that we set.
                 if facts is not None and facts.pinned:
-                    calls.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.store_id(job)))
+                    calls.append(ScontrolCall(lease.withdraw(job.id, user_nodes), "withdraw", queue.store_id(job)))
                 continue
             decides = stored is not None and stored.spec.partition in deciding
             if is_pinned(job):
@@ -211,7 +211,7 @@ class LeaseApplier:
                 keep = bool(leased) and (not decides or job.id in self._undecided or bool(self._why_slurm_places(job)))
                 keep = keep and not reservation_conflict(queue, job, now)
             if not keep:
-                calls.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.store_id(job)))
+                calls.append(ScontrolCall(lease.withdraw(job.id, user_nodes), "withdraw", queue.store_id(job)))
         return calls[: lease.MAX_UPDATES]
 
     def _count_try(self, job: str, now: float, why: str, held: bool = False) -> None:
@@ -419,8 +419,8 @@ class LeaseApplier:
 
 def _starts_in(decision: SlurmDecision, deciding: Set[str]) -> list[Start]:
     """Return the plan's starts in these partitions, in order."""
-    there = {view.id for view in decision.snapshot.pending if view.spec.partition in deciding}
-    return [action for action in decision.plan.actions if isinstance(action, Start) and action.job_id in there]
+    pending = {view.id for view in decision.snapshot.pending if view.spec.partition in deciding}
+    return [action for action in decision.plan.actions if isinstance(action, Start) and action.job_id in pending]
 
 
 def _policy_of(job: JobRecord | None, decision: SlurmDecision | None) -> PolicySpec | None:

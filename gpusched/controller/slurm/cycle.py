@@ -417,6 +417,6 @@ def _has_known_gpus(job: JobRecord) -> bool:
 
 def _not_started(action: Start, mode: SlurmMode | None, policy: PolicySpec) -> Reason:
     """Return why a job is pending that the policy would start: Slurm has not started it."""
-    where = ", ".join(part.node for part in action.allocation.parts)
+    nodes = ", ".join(part.node for part in action.allocation.parts)
     does = "starts it now" if mode is SlurmMode.DECIDE else "would start it now"
-    return Reason(code=ReasonCode.PRIORITY, message=f"{policy.name} {does} on {where}; Slurm has not started it yet")
+    return Reason(code=ReasonCode.PRIORITY, message=f"{policy.name} {does} on {nodes}; Slurm has not started it yet")

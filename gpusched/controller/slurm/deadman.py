@@ -73,7 +73,7 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
                 return 0
             own_until = float(reader.meta(LEASED_UNTIL) or 0.0)
         try:
-            current = next((one for one in slurm.reservations() if one.name == LEASE), None)
+            current = next((r for r in slurm.reservations() if r.name == LEASE), None)
             if current is None or current.end_time <= time.time():
                 return _release_jobs(state, slurm)
             if current.end_time > own_until + 1:

@@ -70,7 +70,7 @@ def _minors(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...
     if detect:
         return ()
     rank = {name: at for at, name in enumerate(types)}
-    return tuple(minor for _, minor in sorted(files, key=lambda one: rank.get(one[0], len(rank)))) or None
+    return tuple(minor for _, minor in sorted(files, key=lambda file: rank.get(file[0], len(rank)))) or None
 
 
 def indices_by_position(minors: tuple[int, ...], wiring: Wiring | None) -> tuple[int, ...]:

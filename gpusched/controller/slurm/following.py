@@ -107,10 +107,10 @@ class JobMirror:
         name = self._store_ids.get(job.id, job.id)
         stored = self._find(name)
         while stored is not None and name not in self._open and not is_same(job, stored):
-            following = self._find(again := _next_id(name))
+            following = self._find(next_name := _next_id(name))
             if following is None:
                 break
-            name, stored = again, following
+            name, stored = next_name, following
         return name, stored
 
     def _new_store_id(self, job_id: str, name: str) -> str:

@@ -313,14 +313,14 @@ def _events(
         yield Event(time=job.submit_time, kind="submitted", job_id=job.id, user=job.user)
     if (stored.held_by if stored is not None else "") != job.held_by and _is_pending(job.state):
         yield fact("held" if job.held_by else "released", now, by=job.held_by)
-    where = [part.node for part in job.allocation.parts] if job.allocation is not None else []
+    nodes = [part.node for part in job.allocation.parts] if job.allocation is not None else []
     if job.state is JobState.STARTING and was is not JobState.STARTING:
-        yield fact("starting", now, nodes=where)
+        yield fact("starting", now, nodes=nodes)
     if job.state is JobState.PENDING and was is not JobState.PENDING:
         yield fact("requeued", ended[1] if ended is not None else now)
     ran_before = stored is not None and stored.start_time is not None and stored.attempt == job.attempt
     if job.start_time is not None and not ran_before:
-        yield fact("running", job.start_time, nodes=where)
+        yield fact("running", job.start_time, nodes=nodes)
     if job.state is JobState.COMPLETING and was is not JobState.COMPLETING:
         yield fact("ending", now)
     if job.state in ENDED and was is not job.state:

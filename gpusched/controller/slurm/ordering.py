@@ -95,9 +95,9 @@ class Ordering:
         self._store_changes(after, {name: [job for job in jobs if job not in done] for name, jobs in after.items()})
 
     def _store_changes(self, before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> None:
-        kept = {name: jobs for name, jobs in after.items() if jobs}
-        if kept != before:
-            self._store.set_meta(ORDERED, msgspec.json.encode(kept).decode() if kept else "")
+        remaining = {name: jobs for name, jobs in after.items() if jobs}
+        if remaining != before:
+            self._store.set_meta(ORDERED, msgspec.json.encode(remaining).decode() if remaining else "")
 
     def _is_basic(self, now: float) -> bool | None:
         """Return whether Slurm orders by submission alone; None: by a site's own plugin, which is left alone."""
@@ -120,7 +120,7 @@ def policy_order(decision: SlurmDecision, partition: str) -> list[str]:
     part = partition_snapshot(decision.snapshot, partition, policy)
     queue = [job.id for job in in_order(part, partition)]
     if policy.agent is not None:
-        own = set(queue)
-        now = [a.job_id for a in decision.plan.actions if isinstance(a, Start) and a.job_id in own]
+        in_queue = set(queue)
+        now = [a.job_id for a in decision.plan.actions if isinstance(a, Start) and a.job_id in in_queue]
         queue = list(dict.fromkeys([*now, *queue]))
     return queue[:HEAD]

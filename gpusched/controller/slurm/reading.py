@@ -108,13 +108,13 @@ class SlurmReader:
 
     def _positions_of(self, jobs: Iterable[SlurmJob]) -> dict[str, Mapping[str, tuple[int, ...]]]:
         running = [j for j in jobs if j.gpus and j.node_names and state_of(j) in ACTIVE - {JobState.STARTING}]
-        kept = {key: self._positions[key] for key in map(_key, running) if key in self._positions}
-        new = [job for job in running if not (known := kept.get(_key(job), ({}, 0)))[0] and known[1] < MAX_GPU_READS]
+        cached = {key: self._positions[key] for key in map(_key, running) if key in self._positions}
+        new = [job for job in running if not (known := cached.get(_key(job), ({}, 0)))[0] and known[1] < MAX_GPU_READS]
         found = self._slurm.gpu_positions(new)
         for job in new:
-            kept[_key(job)] = found.get(job.id, {}), kept.get(_key(job), ({}, 0))[1] + 1
-        self._positions = kept
-        return {job.id: kept[_key(job)][0] for job in running if kept[_key(job)][0]}
+            cached[_key(job)] = found.get(job.id, {}), cached.get(_key(job), ({}, 0))[1] + 1
+        self._positions = cached
+        return {job.id: cached[_key(job)][0] for job in running if cached[_key(job)][0]}
 
 
 def _key(job: SlurmJob) -> tuple[str, float, int]:
