@@ -75,7 +75,7 @@ def _fetch(transport: Transport, script: RemoteScript, file: BinaryIO, cap: int)
             file.write(chunk[:head_left])
             chunk, head_left = chunk[head_left:], head_left - min(len(chunk), head_left)
         tail += chunk
-        if len(tail) > cap:  # a node that sends more than it should; trimmed rarely
+        if len(tail) > cap:  # the node sends more than requested; trim it now and then
             dropped += len(tail) - tail_size
             del tail[:-tail_size]
     if trailer.exit_code is None:
@@ -128,7 +128,7 @@ def rotate(folder: Path, settings: LogSettings) -> list[Path]:
             removed.append(path)
             surplus -= size
     for job_folder in {path.parent for path in removed}:
-        with contextlib.suppress(OSError):  # something else is in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             job_folder.rmdir()
     return removed
 

@@ -159,10 +159,10 @@ class _Channel:
     """A session with payload/ends.py, read by a thread of its own, which calls ``on_end`` for each job that ended."""
 
     def __init__(self, cluster_id: str, name: str, transport: Transport, on_end: Callable[[Awaited], None]) -> None:
-        """Open it.
+        """Open the session.
 
         Raises:
-            TransportError: It is refused.
+            TransportError: The node refuses it.
         """
         self.transport, self.opened, self.is_alive = transport, time.monotonic(), True
         python = has_python(transport)

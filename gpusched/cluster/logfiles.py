@@ -45,7 +45,7 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
                 if _is_folder(path.name, folder):  # made by a user while earlier versions let him own the folder
                     shutil.rmtree(path.name, dir_fd=folder)
                 os.replace(name, path.name, src_dir_fd=drafts, dst_dir_fd=folder)
-                os.fsync(folder)  # its original is removed from the node next
+                os.fsync(folder)  # before the original is removed from the node
             os.fsync(logs)
         finally:
             with contextlib.suppress(FileNotFoundError):  # it exists after an error, such as a full disk

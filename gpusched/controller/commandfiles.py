@@ -471,7 +471,7 @@ class CommandApplier:
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
-            }  # it begins from the beginning
+            }  # it starts from scratch
             return move(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 

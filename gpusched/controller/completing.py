@@ -169,7 +169,7 @@ def failure_of(job: JobRecord, rank: RankRecord) -> tuple[JobState, str, str]:
         message = f"{rank_name} ran out of memory ({memory} requested): the kernel killed one of its processes"
         return JobState.OUT_OF_MEMORY, "OutOfMemory", message
     if rank.exit_code == 137 and rank.signalled not in ("KILL", "9"):
-        # Only containers have a limit on memory whose crossing is known.
+        # Only containers report that a process exceeded the memory limit.
         also = "" if rank.runtime in ("podman", "docker") else ", manually or because the node ran out of memory"
         return JobState.FAILED, "NonZeroExitCode", f"{rank_name} was killed by an external SIGKILL{also} (137)"
     code = rank.exit_code if rank.exit_code is not None else "an unknown code"

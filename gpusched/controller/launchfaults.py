@@ -57,7 +57,7 @@ _PATTERNS: tuple[tuple[Fault, str], ...] = (
         Fault.JOB,
         r"manifest unknown|manifest for \S+ not found|no such image|image not known|repository does not exist|"
         r"repository name must be lowercase|name unknown|invalid reference format|short-name .* did not resolve|"
-        r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
+        r"pinging container registry localhost:",  # podman's message for a missing localhost/... image
     ),
     (
         Fault.JOB,
@@ -69,7 +69,7 @@ _PATTERNS: tuple[tuple[Fault, str], ...] = (
         Fault.OWN,
         r"unauthorized|authentication required|access denied|access to the resource is denied|unable to find user|"
         r"exec container process .*: exec format error|image operating system .* cannot be used on this platform|"
-        r"no image found in (manifest list|image index) for architecture",  # an image of other machines
+        r"no image found in (manifest list|image index) for architecture",  # an image for another architecture
     ),
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
     (Fault.OWN, _OWN),

@@ -55,7 +55,7 @@ class Publisher:
             return
         self._stopping.set()
         self._thread.join(5.0)
-        if self._thread.is_alive():  # a disk that hangs: it ends with the process
+        if self._thread.is_alive():  # the disk hangs: the thread ends with the process
             return
         self._thread = None
         with self._reporting():

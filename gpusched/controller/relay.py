@@ -209,7 +209,7 @@ def listen(state: Path) -> socket.socket:
     """Return a listening socket in the state folder; all users may connect, and the kernel tells who did."""
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path may be no longer than 107 bytes
+        path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path is limited to 107 bytes
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)

@@ -63,7 +63,7 @@ class Slurm:
         """
         if self._schedules_memory is None:
             self.config()
-        # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
+        # --array: otherwise pending tasks share one line per array, even those that have become separate jobs
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
         waiting = self._run(
             (*_SQUEUE, "--states=pending", f"--format={PENDING_FORMAT}"), SQUEUE_ARRAY_UNIQUE="1", SLURM_BITSTR_LEN="0"
@@ -203,7 +203,7 @@ class Slurm:
         except subprocess.TimeoutExpired:
             trouble = f"got no answer from Slurm in {limit_s:.3g} s"
         finally:
-            if process.returncode is None:  # it runs, or it has ended while this process stood still
+            if process.returncode is None:  # it still runs, or it ended while this process was stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()

@@ -49,7 +49,7 @@ class JobMirror:
         self, find: Callable[[str], JobRecord | None], unended: Iterable[JobRecord], missing: Mapping[str, Missing] = {}
     ) -> None:
         self._find = find
-        self._store_ids: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
+        self._store_ids: dict[str, str] = {}  # Slurm's id -> the store's, where they differ
         self._last_seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
         self._put_off = dict(self._last_seen)  # the previous state of changed jobs put off to a later cycle
         self._site: tuple[SlurmContext, Mapping[str, tuple[int, ...]]] | None = None
