@@ -282,15 +282,15 @@ def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Instal
             return len(waits) > 50
 
     service.cluster.has_news = lambda: news[0]  # type: ignore[method-assign]
-    service.pause(StopFlag())
+    service.pause(Stop())
     assert len(waits) == 7, "a tick"
     assert max(waits) <= 0.5, "news is soon seen"
     news[0] = True
-    service.pause(StopFlag())
+    service.pause(Stop())
     assert len(waits) == 8
     news[0] = False
     service.cycle.inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
-    service.pause(StopFlag())
+    service.pause(Stop())
     assert len(waits) == 9
 
 
@@ -443,8 +443,8 @@ def test_signals_that_come_at_any_moment_of_a_wait_end_it() -> None:
     """An Event's lock may be held by the very thread whose handler would take it."""
     code = """
 import signal
-from gpusched.controller.service import Stop
-stops = [Stop() for _ in range(2000)]
+from gpusched.controller.service import StopFlag
+stops = [StopFlag() for _ in range(2000)]
 signal.signal(signal.SIGALRM, lambda *_: stops[0].set())
 signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
 while stops:

@@ -125,13 +125,13 @@ def test_an_agent_that_cannot_answer_is_counted_apart(desk: Desk, tmp_path: Path
     assert (counts(found), bool(found.trouble)) == ((7, 0, 0, 0, 0, 1), True)
 
     class Thinks:
-        thinking = True
+        is_running = True
 
     desk.put(msgspec.structs.replace(SKIPS, budget_s=0.25), trouble="old")
-    desk.shadowing._asked["p"] = Thinks()  # type: ignore[assignment]
+    desk.shadowing._decisions["p"] = Thinks()  # type: ignore[assignment]
     found = desk.ask(BLOCKED)
     assert (counts(found), found.trouble) == ((0, 0, 0, 0, 1, 0), "no answer within its time budget of 250 ms")
-    del desk.shadowing._asked["p"]
+    del desk.shadowing._decisions["p"]
     assert desk.ask(BLOCKED).trouble == "", "it answers again"
 
 
