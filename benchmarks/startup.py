@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from gpusched.config.inventory import load_inventory
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import Submit
@@ -68,7 +68,7 @@ def site(folder: Path) -> str:
     spec = JobSpec(name="w", partition="A100", nodes=2, gpus_per_node=8, cores_per_node=1, memory_mib_per_node=1,
                    time_limit_s=3600, hold=False, command=("true",))  # fmt: skip
     inbox.deliver(Submit(time=now, id=job, spec=spec))
-    CommandApplier(store, inbox, inventory, SecretFiles(state)).fold(now)
+    CommandApplier(store, inbox, inventory, SecretFiles(state)).apply_inbox(now)
     store.set_meta("tick_s", "5.0")
     store.set_meta("heartbeat", str(now + DAY_S))
     store.close()

@@ -15,7 +15,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmNode, SlurmPartition
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
-from gpusched.slurm.accounts import admin_levels, may_act
+from gpusched.slurm.accounts import admin_levels, may_manage
 from gpusched.slurm.commands import Slurm
 from gpusched.views.common import compress_names
 
@@ -76,7 +76,7 @@ def read_site(slurm: Slurm) -> SlurmSite:
         partitions=tuple(slurm.partitions()),
         nodes=tuple(slurm.nodes()),
         jobs=jobs,
-        admins=tuple(sorted(u for u, level in levels.items() if may_act(level) and u != "root")),
+        admins=tuple(sorted(u for u, level in levels.items() if may_manage(level) and u != "root")),
     )
 
 

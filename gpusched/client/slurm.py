@@ -136,7 +136,7 @@ def _stdout_of(job: str) -> str:
     from gpusched.slurm.commands import Slurm
 
     try:
-        told = Slurm().ask("scontrol", "--details", "show", "job", job)
+        told = Slurm().run_command("scontrol", "--details", "show", "job", job)
     except GpuschedError:
         return ""
     found = re.findall(r"^   StdOut=(.*)$", told, re.MULTILINE)  # the last: a name with line breaks may say it, too

@@ -1,4 +1,4 @@
-"""The port between the controller and a world: observe, perform, finished."""
+"""The interface between the controller and the nodes: observe, perform, finished."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
 RankKey = tuple[str, int, int]  # job id, attempt, rank
-REFUSED = "refused"  # begins the error of an operation that no node would take: the job's fault, not the node's
+REFUSED = "refused"  # prefix of the error of an operation that every node would reject: the job's fault
 
 
 class NodeObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node answered. ``began``: when it was asked (Unix seconds); the answer is no older than that."""
+    """The answer of a node. ``began``: when the probe started (Unix seconds); the answer is no older than that."""
 
     began: float
     result: NodeReading | ProbeFailure
 
     @property
-    def whole(self) -> NodeReading | None:
-        """The reading, where its container engine answered too: only then is what it does not name not there."""
+    def complete_reading(self) -> NodeReading | None:
+        """The reading, if the container engine answered too; only then is a container missing from it gone."""
         return self.result if isinstance(self.result, NodeReading) and self.result.containers is not None else None
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do on one node for one rank.
+    """An action on one node for one rank.
 
     Attributes:
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
-            output into ``destination`` (or finish ``rank.output``) and what a function left into ``result``,
-            ``remove`` container and folder, ``forget`` the job's own folder, ``answer`` what it asked (with ``note``).
-        note: With a signal: what is first written into resize.json.
+            output into ``destination`` (or finish ``rank.output``) and a function's result into ``result``, ``remove``
+            the container and its folder, ``forget`` the job's own folder, ``answer`` the job's request (with ``note``).
+        note: With a signal, the text to write into resize.json first.
         readers: User ids that may read the collected output, the job's first.
     """
 
@@ -51,12 +51,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> RankKey:
-        """Which rank it is for; at most one operation per rank is under way."""
+        """The rank that the operation is for; at most one operation per rank is in progress."""
         return self.rank.job_id, self.rank.attempt, self.rank.rank
 
 
 class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an operation ended. ``error`` is "" when it was done; ``transient`` when asking again makes sense."""
+    """The result of an operation. ``error``: "" on success; ``transient``: whether a retry may succeed."""
 
     operation: Operation
     time: float
@@ -65,24 +65,24 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterBackend(Protocol):
-    """The port to the nodes: `SshCluster` is the one there is; the simulator has none."""
+    """The interface to the nodes. `SshCluster` is its only implementation; the simulator has none."""
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
     ) -> dict[str, NodeObservation]:
-        """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones.
+        """Return each node's observation since the last call, waiting at most ``patience_s`` for slow nodes.
 
-        Nodes whose names are ``known`` need not be asked again.
+        Nodes in ``known`` need not be probed again.
         """
 
     def perform(self, operations: Iterable[Operation]) -> None:
-        """Take operations on; returns at once."""
+        """Start operations; returns at once."""
 
     def finished(self) -> list[OperationOutcome]:
-        """Works that ended since the last call."""
+        """Return the outcomes of operations that ended since the last call."""
 
     def busy(self) -> frozenset[RankKey]:
-        """Ranks with an operation under way."""
+        """Return the ranks with an operation in progress."""
 
     def close(self) -> None:
-        """Let go of connections; what was begun on the nodes goes on there."""
+        """Close the connections; what was started on the nodes keeps running."""

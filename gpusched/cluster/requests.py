@@ -1,4 +1,4 @@
-"""From an allocated job to what each rank is launched with: environment, host file, expanded output path. Pure."""
+"""Builds each rank's launch request from an allocated job: environment, host file, output path. Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def launch_request(
     mount_anything: bool,
     steps_key: str | None = None,
 ) -> LaunchRequest:
-    """What one rank of an allocated job (with its attempt and master port) is launched with.
+    """Return the launch request of one rank of an allocated job, with its attempt and master port.
 
-    ``run_as`` is uid and gid of the submitter where that is another than the controller's user; with ``mount_anything``
-    he is not bound by ``allowed_mounts``. ``program``: of a Python function; ``steps_key``: see `spool_files`.
+    ``run_as`` is the submitter's uid and gid if not the controller's; ``mount_anything`` lifts ``allowed_mounts`` for
+    him. ``program``: of a Python function; ``steps_key``: see `spool_files`.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -82,12 +82,12 @@ def launch_request(
 
 
 def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> dict[str, str]:
-    """The rank's environment: what launchers such as torchrun expect, gpusched's own, and Slurm's names for it.
+    """Return the rank's environment: the variables of torchrun and the like, gpusched's own, and Slurm's.
 
-    One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as Kubeflow's PyTorchJob
-    does); ``torchrun --nnodes=$WORLD_SIZE --node-rank=$RANK --nproc-per-node=gpu`` multiplies them. The job's own
-    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs. Of a script
-    only the tasks of its steps are such processes: srun gives them their ranks.
+    One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as in Kubeflow's PyTorchJob);
+    ``torchrun --nnodes=$WORLD_SIZE --node-rank=$RANK --nproc-per-node=gpu`` multiplies them. The job's own variables
+    override MASTER_PORT and OMP_NUM_THREADS, but not what identifies the rank and its GPUs. In a batch script only the
+    tasks of its steps are such processes: srun sets their ranks.
     """
     assert job.allocation is not None
     spec, node, parts = job.spec, _node(inventory, part.node), job.allocation.parts
@@ -113,7 +113,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
     fixed = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "MASTER_ADDR": _reached_at(master),
+        "MASTER_ADDR": _fabric_address(master),
         "GPUSCHED_ATTEMPT": str(job.attempt),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
         "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
@@ -136,7 +136,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
             "GPUSCHED_RESIZES": str(job.resizes.count if job.resizes is not None else 0),
         }
     if mps := _mps(job, node):
-        # Devices as the job sees them: CUDA numbers those that it has from 0.
+        # Device numbers as seen by the job: CUDA numbers its GPUs from 0.
         limits = (f"{device}={spec.gpu_memory_mib}M" for device in range(len(part.gpus)))
         fixed |= {"CUDA_MPS_PIPE_DIRECTORY": mps.pipe, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits)}
     if job.array_id is not None:
@@ -144,18 +144,18 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}
         fixed |= {"SLURM_ARRAY_JOB_ID": job.array_id, "SLURM_ARRAY_TASK_ID": index}
         shape = zip(("COUNT", "MIN", "MAX", "STEP"), spec.array_shape, strict=False)  # () of older jobs
-        fixed |= {f"SLURM_ARRAY_TASK_{what}": str(number) for what, number in shape}
+        fixed |= {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in shape}
     return defaults | dict(spec.env) | fixed
 
 
 def _mps(job: JobRecord, node: Node) -> SharingSettings | None:
-    """Of a job that shares its GPUs by MPS, or may come to; it is a client from its start."""
+    """Return the node's sharing settings if the job is an MPS client; a job that may share is one from its start."""
     sharing = node.sharing if job.spec.share else None
     return sharing if sharing is not None and sharing.mode == "mps" else None
 
 
 def has_steps(job: JobRecord) -> bool:
-    """Whether its nodes start tasks for each other: it has a script, and several nodes."""
+    """Return whether the job's nodes start tasks on each other: it has a script and several nodes."""
     return job.spec.script is not None and job.allocation is not None and len(job.allocation.parts) > 1
 
 
@@ -165,7 +165,7 @@ def _spool(job: JobRecord, part: NodeAllocation, inventory: Inventory, key: str 
         return {}
     assert job.allocation is not None
     assert job.master_port is not None
-    nodes = tuple(StepNode(p.node, _reached_at(_node(inventory, p.node))) for p in job.allocation.parts)
+    nodes = tuple(StepNode(p.node, _fabric_address(_node(inventory, p.node))) for p in job.allocation.parts)
     settings = StepSettings(
         attempt=container_name(job.id, job.attempt, 0),
         rank=part.rank,
@@ -173,7 +173,7 @@ def _spool(job: JobRecord, part: NodeAllocation, inventory: Inventory, key: str 
         ports=step_ports(job.master_port),
         tasks_per_node=spec.tasks_per_node,
         gpus_per_task=spec.gpus_per_task,
-        # TERM ends a job: its script, too, is to hear of that.
+        # TERM ends the job, so the script receives it as well.
         warning=spec.signal if spec.signal_before_s is not None and spec.signal != "TERM" else "",
         warned="script" if spec.signal_batch else "steps",
     )
@@ -181,14 +181,14 @@ def _spool(job: JobRecord, part: NodeAllocation, inventory: Inventory, key: str 
 
 
 def hostfile(job: JobRecord, inventory: Inventory) -> str:
-    """One line per rank: ``address slots=GPUS`` (slots=1 for a job without GPUs), as mpirun and DeepSpeed read it."""
+    """Return one line per rank, ``address slots=GPUS`` (slots=1 without GPUs), as mpirun and DeepSpeed expect."""
     assert job.allocation is not None
     nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]
-    return "".join(f"{_reached_at(node)} slots={slots}\n" for node, slots in nodes)
+    return "".join(f"{_fabric_address(node)} slots={slots}\n" for node, slots in nodes)
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:
-    """A port for MASTER_PORT: the same job gets the same one, unless another active job has it."""
+    """Return a job's MASTER_PORT: always the same one, unless another active job has taken it."""
     used = set(taken)
     start = int.from_bytes(job_id.encode(), "big") % len(MASTER_PORTS)
     ports: list[int] = [*MASTER_PORTS[start:], *MASTER_PORTS[:start]]
@@ -201,8 +201,8 @@ def _node(inventory: Inventory, name: str) -> Node:
     return node
 
 
-def _reached_at(node: Node) -> str:
-    """By what the job's other nodes reach it."""
+def _fabric_address(node: Node) -> str:
+    """Return the address at which the job's other nodes reach this one."""
     return node.fabric_address or _host(node)
 
 

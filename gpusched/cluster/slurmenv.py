@@ -1,4 +1,4 @@
-"""Variables that sbatch gives to its scripts, where gpusched has what they say. Pure."""
+"""The variables that sbatch sets for its scripts, as far as gpusched has their values. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gpusched.model.jobs import JobRecord, NodeAllocation
 
 
 def slurm_variables(job: JobRecord, part: NodeAllocation) -> dict[str, str]:
-    """Those that a job has with ``slurm_env`` or a script, besides what every job has of them."""
+    """Return the variables of a job with ``slurm_env`` or a script, besides those that every job has."""
     assert job.allocation is not None
     spec, parts = job.spec, job.allocation.parts
     nodes, names, tasks = len(parts), ",".join(p.node for p in parts), spec.tasks_per_node
     gpus, per_node = len(part.gpus), _times(tasks, nodes)
-    found = {
+    variables = {
         "SLURM_JOBID": job.id,
         "SLURM_JOB_USER": job.user,
         "SLURM_JOB_UID": str(job.uid),
@@ -21,7 +21,7 @@ def slurm_variables(job: JobRecord, part: NodeAllocation) -> dict[str, str]:
         "SLURM_TASKS_PER_NODE": per_node,
         "SLURM_JOB_CPUS_PER_NODE": _times(part.cores, nodes),
         "SLURM_CPUS_PER_TASK": str(max(1, part.cores // tasks)),
-        # As in Slurm one of the two: srun of Slurm's takes both for a contradiction.
+        # Only one of the two, as in Slurm: its srun rejects both together.
         "SLURM_MEM_PER_NODE": "" if spec.memory_mib_per_cpu else str(part.memory_mib),
         "SLURM_MEM_PER_CPU": str(spec.memory_mib_per_cpu or ""),
         "SLURM_GPUS": str(nodes * gpus),
@@ -35,8 +35,8 @@ def slurm_variables(job: JobRecord, part: NodeAllocation) -> dict[str, str]:
         "SLURM_JOB_RESERVATION": spec.reservation,
     }
     if gpus == 0:
-        found |= {"SLURM_GPUS": "", "SLURM_GPUS_PER_NODE": "", "SLURM_JOB_GPUS": ""}
-    return {name: value for name, value in found.items() if value}
+        variables |= {"SLURM_GPUS": "", "SLURM_GPUS_PER_NODE": "", "SLURM_JOB_GPUS": ""}
+    return {name: value for name, value in variables.items() if value}
 
 
 def _times(count: int, nodes: int) -> str:

@@ -1,7 +1,6 @@
-"""The world of real nodes: probes and operations over one connection per node, each in a thread of a pool.
+"""The nodes, over SSH: probes and operations on one connection per node, in thread pools.
 
-Nothing here waits for the slowest: a node that does not answer keeps its own thread busy until its timeout, and the
-cycle goes on without it.
+A slow node does not delay the others: it occupies its own thread until its timeout, while the cycle goes on.
 """
 
 from __future__ import annotations
@@ -35,29 +34,31 @@ OPERATION_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
-_REWIRED_S = 3600.0
+_LINKS_VALID_S = 3600.0
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
-"""At once. sshd allows 10 sessions on a connection by default (MaxSessions); the probe and `_ends` have one each."""
-ROOM_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
+"""In parallel. sshd allows 10 sessions per connection by default (MaxSessions); the probe and `_ends` use one each."""
+SESSION_RETRIES_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
 T = TypeVar("T")
 
 
 class SshCluster:
-    """Real nodes behind SSH (or this machine, for nodes with the local transport)."""
+    """Nodes reached over SSH, or this machine for nodes with the local transport."""
 
     def __init__(self, inventory: Inventory, cluster_id: str, logs: Path, clock: Clock | None = None) -> None:
         self._inventory, self._cluster_id, self._logs = inventory, cluster_id, logs
-        # What is under way counts by the boot clock; it is dated when it is handed over (`_dated`, `finished`), for
-        # the wall clock may be set in between.
+        # Internally times are of the boot clock, since the wall clock may be set meanwhile. They become wall times
+        # when handed over (`_dated`, `finished`).
         self._dates = clock or Clock()
         self._clock = self._dates.boot
         self._nodes = {node.name: node for node in inventory.nodes}
         self._transports: dict[str, tuple[Node, Transport]] = {}
-        self._wired: dict[str, tuple[str | None, float]] = {}  # which boot's wiring was read, and when
+        self._links_read: dict[
+            str, tuple[str | None, float]
+        ] = {}  # boot id at the last reading of GPU links, and its time
         self._probes: dict[str, Future[NodeObservation]] = {}
         self._operations: dict[RankKey, Future[OperationOutcome]] = {}
-        self._changed: dict[str, float] = {}  # nodes where a rank was changed, when, of which nobody has heard since
-        # Pools of their own: nodes that do not answer, and operations that hang, must not keep the healthy ones' probes
+        self._changed_at: dict[str, float] = {}  # node -> last operation not yet followed by a probe
+        # Separate pools: neither nodes that do not answer nor operations that hang may keep healthy nodes' probes
         # waiting for a thread.
         self._slow: set[str] = set()
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
@@ -67,45 +68,47 @@ class SshCluster:
         self._wake: Callable[[], None] = lambda: None
 
     def use_inventory(self, inventory: Inventory) -> None:
-        """Go on with the settings of a changed inventory."""
+        """Apply the settings of a changed inventory."""
         self._inventory = inventory
 
     def _use_nodes(self, nodes: Iterable[Node]) -> None:
-        """These are the nodes there are; connections of those that changed or left are dropped."""
+        """Replace the set of nodes, and drop the connections of nodes that changed or left."""
         self._nodes = {node.name: node for node in nodes}
         for name, (node, transport) in list(self._transports.items()):
             if self._nodes.get(name) != node:
                 self._ends.drop(name)
                 transport.close()
                 del self._transports[name]
-                self._wired.pop(name, None)
+                self._links_read.pop(name, None)
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
     ) -> dict[str, NodeObservation]:
-        """See `Cluster.observe`. A node whose probe is still under way is not probed a second time.
+        """See `ClusterBackend.observe`. A node is not probed again while its last probe is still running.
 
-        Patience is for nodes that answered last time; the others are heard when they have something to say.
+        Only nodes that answered in time at their last probe are waited for; the others report whenever they answer.
         """
         self._use_nodes(nodes)
         for node in self._nodes.values():
             if node.name not in self._probes and node.name not in known:
-                self._ends.asked(node.name)
+                self._ends.probe_started(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
         wait([future for name, future in self._probes.items() if name not in self._slow], timeout=patience_s)
+        # From here on nobody waits for these; they use the slow pool until they answer in time again.
         self._slow |= {name for name, future in self._probes.items() if not future.done()}
-        news = {name: future.result() for name, future in self._probes.items() if future.done()}
-        for name, observation in news.items():
+        observations = {name: future.result() for name, future in self._probes.items() if future.done()}
+        for name, observation in observations.items():
             del self._probes[name]
-            if observation.began >= self._changed.get(name, float("inf")):
-                del self._changed[name]
+            # An older answer does not show the operation's effect yet; `has_news` keeps asking for a newer one.
+            if observation.began >= self._changed_at.get(name, float("inf")):
+                del self._changed_at[name]
             quick = observation.result.time - observation.began < patience_s
             if isinstance(observation.result, NodeReading) and quick:
                 self._slow.discard(name)
             else:
                 self._slow.add(name)
-        return {name: self._dated(observation) for name, observation in news.items()}
+        return {name: self._dated(observation) for name, observation in observations.items()}
 
     def _dated(self, observation: NodeObservation) -> NodeObservation:
         offset, result = self._dates.offset, observation.result
@@ -116,40 +119,42 @@ class SshCluster:
     def _probe(self, node: Node) -> NodeObservation:
         began = self._clock()
         try:
-            # How GPUs are wired cannot change while a machine is up, cables seldom; asking for it takes longest.
-            boot, read = self._wired.get(node.name, ("", float("-inf")))
-            wanted = began - read >= _REWIRED_S
-            reading = self._read(node, want_links=wanted)
-            if reading.boot_id != boot and not wanted:
-                reading, wanted = self._read(node, want_links=True), True
-            if wanted:
-                self._wired[node.name] = reading.boot_id, began
-            with contextlib.suppress(Exception):  # the reading stands; what has ended is seen at the next tick
+            # GPU links do not change while a machine is up, and cables rarely; reading them takes longest.
+            boot, read = self._links_read.get(node.name, ("", float("-inf")))
+            want_links = began - read >= _LINKS_VALID_S
+            reading = self._read(node, want_links=want_links)
+            if reading.boot_id != boot and not want_links:
+                reading, want_links = self._read(node, want_links=True), True
+            if want_links:
+                self._links_read[node.name] = reading.boot_id, began
+            with contextlib.suppress(Exception):  # the reading is valid; ends are seen at the next tick
                 self._ends.update(node.name, self._transport(node), reading)
             return NodeObservation(began=began, result=reading)
-        except Exception as error:  # a probe must never end the cycle of the others
-            told = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
-        failure = ProbeFailure(node=node.name, time=self._clock(), kind=told.kind, reason=told.reason, hint=told.hint)
+        except Exception as error:  # one node's probe must not fail the cycle
+            cause = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
+        failure = ProbeFailure(
+            node=node.name, time=self._clock(), kind=cause.kind, reason=cause.reason, hint=cause.hint
+        )
         return NodeObservation(began=began, result=failure)
 
     def _read(self, node: Node, want_links: bool = False) -> NodeReading:
         transport, settings = self._transport(node), self._inventory.settings
-        return self._with_room(
+        return self._with_session(
             node.name, lambda: probe(transport, node, self._cluster_id, settings, self._clock, want_links=want_links)
         )
 
-    def _with_room(self, node: str, ask: Callable[[], T]) -> T:
-        """The node's answer; where its sshd has no session for it, our waiting channel is what goes."""
+    def _with_session(self, node: str, call: Callable[[], T]) -> T:
+        """Run ``call``; if the node's sshd has no session left, close our channel (`EndWatch`) and try again."""
         try:
-            return ask()
+            return call()
         except SessionRefused:
-            if not self._ends.give_way(node):
+            if not self._ends.yield_session(node):
                 raise
-        for pause_s in ROOM_S:
+        for pause_s in SESSION_RETRIES_S:
             time.sleep(pause_s)
             with contextlib.suppress(SessionRefused):
-                return ask()
-        return ask()
+                return call()
+        return call()
 
     def _transport(self, node: Node) -> Transport:
         known = self._transports.get(node.name)
@@ -158,46 +163,46 @@ class SshCluster:
         return known[1]
 
     def perform(self, operations: Iterable[Operation]) -> None:
-        """See `Cluster.perform`."""
+        """See `ClusterBackend.perform`."""
         for operation in operations:
             if operation.key not in self._operations:
-                future = self._operations[operation.key] = self._pool_of(operation).submit(self._do, operation)
+                future = self._operations[operation.key] = self._pool_of(operation).submit(self._perform, operation)
                 future.add_done_callback(lambda _: self._wake())
 
     def _pool_of(self, operation: Operation) -> ThreadPoolExecutor:
-        """A node's own threads (made when needed): operations that hang on one node hold up no other's.
+        """Return the node's own thread pool, so that operations that hang on one node delay no other node.
 
-        Outputs have threads apart: many, or large, or on a disk that hangs, they delay no start and no signal.
+        Collecting output has a pool of its own: however slow, it delays no start and no signal.
         """
         collects = operation.verb == "collect"
         key = operation.node, collects
         if key not in self._pools:
-            most = COLLECTING_PER_NODE if collects else OPERATIONS_PER_NODE
-            self._pools[key] = ThreadPoolExecutor(most, thread_name_prefix=f"operation-{operation.node}")
+            threads = COLLECTING_PER_NODE if collects else OPERATIONS_PER_NODE
+            self._pools[key] = ThreadPoolExecutor(threads, thread_name_prefix=f"operation-{operation.node}")
         return self._pools[key]
 
-    def _do(self, operation: Operation) -> OperationOutcome:
+    def _perform(self, operation: Operation) -> OperationOutcome:
         error, transient = "", False
         try:
             if (node := self._nodes.get(operation.node)) is None:
                 error, transient = f"node {operation.node} is not in the inventory", True
             else:
-                error = self._with_room(node.name, partial(self._carry_out, operation, node))
+                error = self._with_session(node.name, partial(self._dispatch, operation, node))
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:
             error = f"{REFUSED}: {problem.line()}"
         except GpuschedError as problem:
             error = problem.line()
-        except OSError as problem:  # our own disk: the output stays on the node until there is room for it
-            where = f"{problem.filename}: " if problem.filename else ""
-            error, transient = f"{where}{problem.strerror or problem}", True
-        except Exception as problem:  # likewise: one rank's trouble stays its own
+        except OSError as problem:  # our own disk is full: the output stays on the node meanwhile
+            path = f"{problem.filename}: " if problem.filename else ""
+            error, transient = f"{path}{problem.strerror or problem}", True
+        except Exception as problem:  # one rank's operation must not fail the cycle
             error = f"internal error: {problem!r}"
         return OperationOutcome(operation=operation, time=self._clock(), error=error, transient=transient)
 
-    def _carry_out(self, operation: Operation, node: Node) -> str:
-        """Do it; "" or the node's error."""
+    def _dispatch(self, operation: Operation, node: Node) -> str:
+        """Perform the operation; return "" or the node's error."""
         runtime, transport = runtime_for(operation.rank.runtime), self._transport(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
         match operation.verb:
@@ -205,7 +210,7 @@ class SshCluster:
                 return self._collect(operation, runtime, transport, ref)
             case "launch":
                 assert operation.request is not None
-                return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also=EXISTS_EXIT_CODE)
+                return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also_ok=EXISTS_EXIT_CODE)
             case "start":
                 return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
             case "signal":
@@ -232,41 +237,42 @@ class SshCluster:
         return error
 
     def finished(self) -> list[OperationOutcome]:
-        """See `Cluster.finished`."""
+        """See `ClusterBackend.finished`."""
         done = [key for key, future in self._operations.items() if future.done()]
         outcomes = [self._operations.pop(key).result() for key in done]
         for outcome in outcomes:
             if outcome.operation.verb in ("launch", "start", "signal"):
-                self._changed[outcome.operation.node] = outcome.time
+                self._changed_at[outcome.operation.node] = outcome.time
         return [replace(outcome, time=outcome.time + self._dates.offset) for outcome in outcomes]
 
     def busy(self) -> frozenset[RankKey]:
-        """See `Cluster.busy`."""
+        """See `ClusterBackend.busy`."""
         return frozenset(self._operations)
 
     def watch_ends(self, wake: Callable[[], None]) -> None:
-        """Have nodes tell at once when jobs end, from now on; ``wake`` is called when `has_news` may have changed."""
+        """Have nodes report job ends at once from now on; ``wake`` is called when `has_news` may have changed."""
         self._wake = wake
         self._ends.begin(wake)
 
     def has_news(self) -> bool:
-        """Whether an operation has ended that `finished` has not told of yet, or a node told of a job's end.
+        """Return whether a cycle would learn something: an operation or a job has ended since the last one.
 
-        Or whether the node of an operation that has ended can be heard only now: it was slow, or its answer is older.
+        Also when the node of an ended operation can be observed only now, as its probe was slow or is older than the
+        operation.
         """
         if any(future.done() for future in self._operations.values()):
             return True
-        probes = [self._probes.get(name) for name in self._changed if name in self._nodes]
+        probes = [self._probes.get(name) for name in self._changed_at if name in self._nodes]
         if any(probe is None or probe.done() for probe in probes):
             return True
         return self._ends.is_due({name for name, future in self._probes.items() if not future.done()})
 
     def wait_for_operations(self, timeout_s: float) -> None:
-        """Wait until the operations under way have ended, at most so long (for ``tick``, which exits afterwards)."""
+        """Wait until all operations have ended, at most ``timeout_s``; for ``tick``, which exits afterwards."""
         wait(self._operations.values(), timeout=timeout_s)
 
     def close(self) -> None:
-        """Drop the connections. What still hangs is left to its own timeout."""
+        """Close the connections. Operations that hang end by their own timeouts."""
         self._ends.close()
         for pool in (self._probe_pool, self._slow_pool, *self._pools.values()):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -274,6 +280,6 @@ class SshCluster:
             transport.close()
 
 
-def _run(transport: Transport, script: RemoteScript, timeout_s: float, also: int = 0) -> str:
+def _run(transport: Transport, script: RemoteScript, timeout_s: float, also_ok: int = 0) -> str:
     result = transport.run(script, timeout_s)
-    return "" if result.exit_code in (0, also) else result.complaint
+    return "" if result.exit_code in (0, also_ok) else result.complaint

@@ -1,4 +1,4 @@
-"""One cycle: settle what was done, fold what was asked, observe, reconcile, account, record, decide, check, apply."""
+"""One cycle: record outcomes, apply commands, observe, reconcile, account, decide, check, launch."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, RankKey
 from gpusched.config.paths import log_path, result_path
-from gpusched.controller.asking import Asking, Prepare
+from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.deciding import Decider
-from gpusched.controller.escalating import stuck_on
-from gpusched.controller.estimating import Estimates
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.escalating import stuck_message
+from gpusched.controller.estimating import EstimateWriter
+from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
 from gpusched.controller.ledger import UsageWriter
-from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
-from gpusched.controller.outputs import Collecting, readers_of
+from gpusched.controller.nodestate import (
+    is_dead,
+    may_forget_leftovers,
+    removed_record,
+    update_record,
+    with_removed,
+)
+from gpusched.controller.outcomes import OutcomeRecorder
+from gpusched.controller.outputs import CollectionRetries, readers_of
 from gpusched.controller.planning import Planner
-from gpusched.controller.progress import note_progress
+from gpusched.controller.progress import record_progress
 from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
-from gpusched.controller.tidy import forget_jobs, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
@@ -44,7 +50,7 @@ FORGET_PROGRAMS_S = 60.0
 
 
 class Cycle:
-    """The state of a controller between cycles: little more than what can be read again from the store."""
+    """The controller's state between cycles, nearly all of which can be read again from the store."""
 
     def __init__(
         self,
@@ -58,73 +64,74 @@ class Cycle:
         prepare: Prepare | None = None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
-        self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
-        self._attended = inventory  # with nodes that left it while something of ours is on them
+        self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
+        self._observed = inventory  # plus removed nodes on which ranks remain
         self._say = say
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
-        self._looked_at_programs = 0.0
+        self._programs_checked_at = 0.0
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._collecting = Collecting()
+        self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
-        self._reaped: set[RankKey] = set()
+        self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
-        self._asking = Asking(store, self.inbox, prepare)
+        self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
-        self._settling = Settling(store, self._collecting, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, Estimates(store, state, say), say)
+        self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
+        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state, say), say)
 
-    def follow(self, before: Cycle) -> None:
-        """Go on for a cycle that could not be recorded, with the ends of operations that it was told of."""
-        self._settling.unsettled = before._settling.unsettled
+    def take_over(self, previous: Cycle) -> None:
+        """Take over the operation outcomes of a cycle that could not be recorded."""
+        self._outcomes.unrecorded = previous._outcomes.unrecorded
 
     def run(self, patience_s: float) -> None:
-        """Run one cycle, waiting for slow nodes no longer than ``patience_s``.
+        """Run one cycle, waiting for slow nodes at most ``patience_s``.
 
-        Nodes without jobs that answered within the last tick are not asked again: what wakes the controller in between
-        is seldom about them. Where a start needs one of them, it is asked first, and the decision is made again; if
-        that then needs yet another one, all are asked.
+        Nodes without jobs that answered within the last tick are not probed again, since a wake-up between ticks rarely
+        concerns them. If a start needs one of them, it is probed first and the decision repeated; if that decision
+        needs yet another one, all nodes are probed.
         """
         now = self._clock()
-        self._settling.settle(self._cluster.finished())
-        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
+        self._outcomes.record(self._cluster.finished())
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).apply_inbox(now)
         policies = load_active_policies(self._store, self.inventory, self.policies, now)
-        self._decider.look(*policies, now)
+        self._decider.refresh(*policies, now)
         recent = skipped = self._recently_read(now)
         needed = self._observe_and_decide(patience_s, skipped, recent, policies)
         if needed:
-            self._settling.settle(self._cluster.finished())
-            skipped = {node.name for node in self._attended.nodes} - needed
+            self._outcomes.record(self._cluster.finished())
+            # Probe just the nodes that a start needs; a second decision may still need others.
+            skipped = {node.name for node in self._observed.nodes} - needed
             needed = self._observe_and_decide(patience_s, skipped, recent - needed, policies)
         if needed:
-            self._settling.settle(self._cluster.finished())
+            self._outcomes.record(self._cluster.finished())
             self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
-        self._forget_secrets()
+        self._remove_old_secrets()
 
     def _recently_read(self, now: float) -> Set[str]:
-        """Return the nodes that need not be asked in this cycle."""
+        """Return the nodes that need not be probed in this cycle."""
         since = now - self.inventory.settings.tick_s
         return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
 
     def _observe_and_decide(
         self, patience_s: float, skipped: Set[str], recent: Set[str], policies: LivePolicies
     ) -> Set[str]:
-        """Observe all nodes but ``skipped``, record what they say, and start what may start.
+        """Observe all nodes but ``skipped``, record the result, and start jobs.
 
-        Nothing starts where that needs a node of ``recent`` that was not observed.
+        Nothing starts if a start needs a node of ``recent`` that was not observed.
 
         Returns:
-            Nodes of ``recent`` that must be observed first; empty: the decision was carried out.
+            The nodes of ``recent`` that must be observed first; empty: the decision was carried out.
         """
-        self._attended = self._attend()
-        observations = self._cluster.observe(self._attended.nodes, patience_s, skipped)
+        self._observed = self._inventory_to_observe()
+        observations = self._cluster.observe(self._observed.nodes, patience_s, skipped)
         now = self._clock()
-        self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
+        self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
         self._cluster.perform(self._record(observations, now))
-        self._cluster.perform(self._asking.answers(observations, self.inventory, now))
+        self._cluster.perform(self._in_job_commands.answers(observations, self.inventory, now))
         decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
         if decided is None:
             return frozenset()
@@ -134,22 +141,22 @@ class Cycle:
         self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         return frozenset()
 
-    def _attend(self) -> Inventory:
+    def _inventory_to_observe(self) -> Inventory:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
-        return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
+        return with_removed(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
     def close(self) -> None:
         """Leave no process behind."""
         self._decider.close()
 
     def warm_up(self) -> None:
-        """Make the agents in charge ready to decide."""
+        """Compile the active agents' passes, so that their first decision is in time."""
         self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
     def _record(self, observations: dict[str, NodeObservation], now: float) -> list[Operation]:
-        """Fold this cycle's news into nodes, jobs, ranks and usage, in one transaction; returns what is to be done."""
+        """Record this cycle's observations in nodes, jobs, ranks and usage, in one transaction; return operations."""
         before = self._store.node_records()
         active = self._store.active()
         ranks = self._store.ranks()
@@ -157,7 +164,7 @@ class Cycle:
         busy_nodes = {p.node for job in active if job.allocation for p in job.allocation.parts}
         records: dict[str, NodeRecord] = {}
         events: list[Event] = []
-        for node in self._attended.nodes:
+        for node in self._observed.nodes:
             records[node.name], news = update_record(
                 before.get(node.name, NodeRecord(name=node.name)),
                 node,
@@ -166,23 +173,26 @@ class Cycle:
                 node.name in busy_nodes,
                 self.inventory.settings,
                 now,
-                stuck_on(node.name, ranks),
+                stuck_message(node.name, ranks),
                 left=self.inventory.node(node.name) is None,
             )
             events += news
-        unattended = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
-        for name in unattended - records.keys():
-            records[name] = record_of_unknown(before.get(name, NodeRecord(name=name)), now)
+        unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
+        # Nodes that left the inventory and are not observed any more; their records keep when they were first missed.
+        for name in unobserved - records.keys():
+            records[name] = removed_record(before.get(name, NodeRecord(name=name)), now)
         steps = self._reconcile(active, ranks, before, records, observations, now)
+        # One transaction: a crash leaves either all of this cycle in the store or nothing, and the operations returned
+        # here are sent after the commit. Each step reads what those before it wrote.
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
-            note_progress(self._store, active, observations)
-            over = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
-            learn(self._store, self.inventory, over)
-            operations += self._tidy(observations, records, now)
+            record_progress(self._store, active, observations)
+            ended = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
+            learn(self._store, self.inventory, ended)
+            operations += self._clean_up(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
-            self._ledger.charge(self._attended, before, observations, active, [s.job for s in steps], now)
+            self._ledger.charge(self._observed, before, observations, active, [s.job for s in steps], now)
             self._store.set_meta("heartbeat", str(now))
         return operations
 
@@ -197,7 +207,7 @@ class Cycle:
     ) -> list[ReconcileResult]:
         settings = self.inventory.settings
         allocated = {p.node for job in active if job.allocation for p in job.allocation.parts}
-        world = ReconcileInput(
+        inputs = ReconcileInput(
             now=now,
             settings=settings,
             observations=observations,
@@ -210,7 +220,7 @@ class Cycle:
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
             by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
-        return [_step(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
+        return [_reconcile_or_set_aside(job, by_attempt.get((job.id, job.attempt), []), inputs) for job in active]
 
     def _apply_steps(
         self, steps: list[ReconcileResult], records: dict[str, NodeRecord], events: list[Event], now: float
@@ -218,7 +228,7 @@ class Cycle:
         operations: list[Operation] = []
         for step in steps:
             operations += step.operations
-            operations += self._launcher.launches(self._attended, step.job, step.to_launch)
+            operations += self._launcher.launch_operations(self._observed, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
             if step.began is not None:
@@ -231,58 +241,58 @@ class Cycle:
         return operations
 
     def _judge_launch(self, step: ReconcileResult, records: dict[str, NodeRecord], now: float) -> list[Event]:
-        """What a launch that failed, or worked, says about the nodes; changes ``records``."""
+        """Update the failed launches in ``records`` by a launch that failed or succeeded; return events."""
         if step.launch_failed is None and step.began is None:
             return []
         job = step.began or step.job
         failures: Failures = {name: record.failed_launches for name, record in records.items()}
-        one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
+        launch = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
         why = ""
         if step.launch_failed is not None:
             node, error, fault = step.launch_failed
-            failures = with_failure(failures, node, msgspec.structs.replace(one, own=fault is Fault.OWN))
+            failures = with_failure(failures, node, msgspec.structs.replace(launch, own=fault is Fault.OWN))
             why = f"the last, of job {job.id}: {' '.join(error.split())}"
         elif any(failures.values()):
             for part in job.allocation.parts if job.allocation else ():
-                failures = with_success(failures, part.node, one)
+                failures = with_success(failures, part.node, launch)
         else:
             return []
         changed, events = judge_nodes(self.inventory, records, failures, now, why)
         records.update(changed)
         return events
 
-    def _forget_secrets(self) -> None:
-        """Remove the secrets of what has ended, however it did; only what is committed counts."""
-        for job_id in self._secrets.kept():
+    def _remove_old_secrets(self) -> None:
+        """Remove the secrets of ended jobs; only committed states count."""
+        for job_id in self._secrets.job_ids():
             if not self._store.has_unended(job_id):
-                self._secrets.forget(job_id)
+                self._secrets.delete(job_id)
         now = self._clock()
-        if abs(now - self._looked_at_programs) > FORGET_PROGRAMS_S:  # there may be thousands of them
-            self._looked_at_programs = now
-            self._secrets.programs.forget_unless(self._store.has_unended)
+        if abs(now - self._programs_checked_at) > FORGET_PROGRAMS_S:  # there may be thousands of files
+            self._programs_checked_at = now
+            self._secrets.programs.delete_unless(self._store.has_unended)
 
-    def _tidy(
+    def _clean_up(
         self, observations: dict[str, NodeObservation], records: dict[str, NodeRecord], now: float
     ) -> list[Operation]:
         current = {(job.id, job.attempt) for job in self._store.active()}
         ranks = self._store.ranks()
         leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
         busy = self._cluster.busy()
-        forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and is_forgotten(r, now)}
-        old = tidy_leftovers(leftovers, observations, forgotten, busy, now)
-        removed = self._settling.removed_since(now - REMEMBER_REMOVED_S)
+        forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and may_forget_leftovers(r, now)}
+        old = clean_up_leftovers(leftovers, observations, forgotten, busy, now)
+        removed = self._outcomes.removed_since(now - REMEMBER_REMOVED_S)
         known = frozenset(map(rank_key, ranks))
-        strays = reap_strays(
-            self._attended.nodes, known, removed, observations, self._cluster_id, busy, now, self._reaped
+        strays = remove_strays(
+            self._observed.nodes, known, removed, observations, self._cluster_id, busy, now, self._reported_strays
         )
         self._store.append([*old.events, *strays.events])
         self._store.put_ranks(old.changed)
         for rank in old.settled:
             self._store.remove_rank(rank)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        forget = forget_jobs(self._attended.nodes, observations, lambda job: not self._store.has_unended(job), busy)
-        asked = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
-        return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
+        forget = forget_jobs(self._observed.nodes, observations, lambda job: not self._store.has_unended(job), busy)
+        operations = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
+        return [o for o in operations if o.verb != "collect" or self._collection_retries.is_due(o.key, now)]
 
     def _with_destination(self, operation: Operation) -> Operation:
         if operation.verb != "collect":
@@ -296,18 +306,18 @@ class Cycle:
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
 
-def _step(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
-    """A job's next step. One whose step raises is set aside, so that it never ends the cycle of all the others."""
+def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], inputs: ReconcileInput) -> ReconcileResult:
+    """Return the job's next step. A job whose step raises is set aside, so that it cannot fail the whole cycle."""
     try:
-        return reconcile_job(job, ranks, world)
+        return reconcile_job(job, ranks, inputs)
     except Exception as error:
-        failed, event = set_aside(job, error, world.now)
+        failed, event = set_aside(job, error, inputs.now)
         began = job.start_time is not None
-        return ReconcileResult(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
+        return ReconcileResult(job=failed, events=[event], ended_attempt=(inputs.now, failed.state) if began else None)
 
 
 def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
-    """The present attempt of a job that has begun to run."""
+    """Return the run record of a job's current attempt, which has started."""
     assert job.allocation is not None
     assert job.start_time is not None
     partition = inventory.partition(job.spec.partition)
@@ -330,9 +340,9 @@ def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
 
 
 def share_of(job: JobRecord, partition: Partition) -> float:
-    """λ of the paper's Eq. 4: the job's part of the partition, by the resource it takes most of (its dominant share).
+    """Return λ of the paper's Eq. 4: the job's part of its partition, by its dominant resource.
 
-    For the paper's flavors, whose GPUs, cores and memory are in proportion, that is Table 2's rate.
+    For the paper's flavors, whose GPUs, cores and memory are in proportion, this is Table 2's rate.
     """
     spec, nodes = job.spec, partition.nodes
     pairs = [
@@ -340,4 +350,4 @@ def share_of(job: JobRecord, partition: Partition) -> float:
         (spec.cores_per_node, sum(n.cores for n in nodes)),
         (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
     ]
-    return max((spec.nodes * part / whole for part, whole in pairs if whole), default=0.0)
+    return max((spec.nodes * part / total for part, total in pairs if total), default=0.0)

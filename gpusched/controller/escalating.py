@@ -1,4 +1,4 @@
-"""How hard to try to end what does not end: ask, kill, remove, and in the end leave its GPUs alone. Pure."""
+"""Escalation for ranks that do not end: signal, kill, remove, and finally keep their GPUs out of use. Pure."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from gpusched.model.events import Event
 from gpusched.queue.store import RankRecord
 
 TRIES_BEFORE_REMOVING = 3
-"""So many kills in vain are followed by removals, which lose the output."""
+"""After this many kills without effect the container is removed, which loses its output."""
 
 TRIES_BEFORE_GIVING_UP = 5
-"""After so many tries in vain, 31 s at least, an attempt is stuck. A process in the driver may need as long to die."""
+"""After this many tries without effect (31 s or more) a rank is stuck. A process in the GPU driver may take as long."""
 
-_LONGEST_PAUSE_S = 60
+_MAX_BACKOFF_S = 60
 
 
-def tried(rank: RankRecord, now: float) -> RankRecord:
-    """After a try to start, kill or remove it; whether it was in vain is seen by the next probe."""
+def with_try(rank: RankRecord, now: float) -> RankRecord:
+    """Return the record after a try to start, kill or remove; the next probe shows its effect."""
     return msgspec.structs.replace(rank, tries=rank.tries + 1, tried_at=now)
 
 
 def is_due(rank: RankRecord, now: float) -> bool:
-    """Whether it is time for another try: at once, then after 1, 2, 4 ... 60 s."""
-    # A clock that was set back must not keep it waiting.
+    """Return whether the next try is due: at once, then after 1, 2, 4 ... 60 s."""
+    # A clock that was set back must not delay the next try.
     if rank.tried_at is None or rank.tries < 1 or now < rank.tried_at:
         return True
-    return now >= rank.tried_at + min(_LONGEST_PAUSE_S, float(1 << min(rank.tries - 1, 10)))
+    return now >= rank.tried_at + min(_MAX_BACKOFF_S, float(1 << min(rank.tries - 1, 10)))
 
 
-def gives_up(rank: RankRecord, now: float) -> bool:
-    """Whether enough was tried: from now on it is stuck."""
+def is_exhausted(rank: RankRecord, now: float) -> bool:
+    """Return whether the tries are used up, so that the rank becomes stuck."""
     return not rank.stuck and rank.tries >= TRIES_BEFORE_GIVING_UP and is_due(rank, now)
 
 
 def stuck_event(rank: RankRecord, now: float) -> Event:
-    """Told once, when it is found to be stuck."""
+    """Return the event for a rank that has become stuck."""
     data = {"attempt": rank.attempt, "rank": rank.rank, "gpus": list(rank.gpus), "error": rank.trouble}
     return Event(time=now, kind="stuck", job_id=rank.job_id, node=rank.node, data=data)
 
 
-def stuck_on(node: str, ranks: Iterable[RankRecord]) -> str:
-    """What is stuck on a node, in a sentence; "" where nothing is."""
+def stuck_message(node: str, ranks: Iterable[RankRecord]) -> str:
+    """Return one sentence about what is stuck on a node; "" if nothing is."""
     stuck = [rank for rank in ranks if rank.node == node and rank.stuck and not rank.gone]
     if not stuck:
         return ""

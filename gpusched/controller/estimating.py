@@ -1,7 +1,7 @@
-"""Run times of waiting jobs for policies with ``order: sjf-estimate``, estimated as in replays.
+"""Run time estimates of pending jobs for policies with ``order: sjf-estimate``, the same as in replays.
 
-Each job is asked about once, as of its submission, by what had ended before; the answer is kept in the store. So a
-decision, ``why`` and a forecast go by the same figure, and a predictor that is trained anew changes no job that waits.
+Each job is estimated once, from the jobs that had ended when it was submitted, and the estimate is stored. So a
+decision, ``why`` and a forecast use the same value, and a retrained predictor changes no pending job.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
 
-class Estimates:
-    """Asks about jobs that are new in the queue: the predictor of the state folder.
+class EstimateWriter:
+    """Estimates new pending jobs with the predictor in the state folder.
 
-    Where there is none, or it cannot be used, the mean of the user's last two run times counts, and that is said once.
+    Without a usable predictor, the mean of the user's last two run times is used, which is logged once.
     """
 
     def __init__(self, store: Store, state: Path, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._file, self._say = store, state / USUAL_NAME, say
         self._stamp: tuple[int, int, int] | None = None
         self._predictor: Predictor | None = None
-        self._said = ""
+        self._last_trouble = ""
 
     def run(self, policies: Iterable[PolicySpec]) -> None:
-        """Estimate what is new, where any of the policies asks for it."""
+        """Estimate new jobs, if any of the policies uses estimates."""
         if not any(policy.by_estimate for policy in policies):
             return
         new = self._store.unestimated()
         if not new:
             return
-        found = estimated(self._read() or LastTwo(), self._store.ended_runs(), new)
+        found = estimate_jobs(self._read() or LastTwo(), self._store.ended_runs(), new)
         with self._store.transaction():
             self._store.put_estimates(found)
 
     def _read(self) -> Predictor | None:
-        """The predictor, read again when its file changes."""
+        """Return the predictor, reloaded when its file changes."""
         trouble = ""
         try:
             status = os.stat(self._file)
@@ -56,19 +56,19 @@ class Estimates:
         except OSError as error:
             self._predictor = self._stamp = None
             trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
-        if trouble and trouble != self._said:
+        if trouble and trouble != self._last_trouble:
             self._say(f"order sjf-estimate uses users' last two run times: {trouble}")
-        self._said = trouble or ("" if self._predictor is not None else self._said)
+        self._last_trouble = trouble or ("" if self._predictor is not None else self._last_trouble)
         return self._predictor
 
 
-def estimated(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
-    """What is expected of each new job, at most its limit, by those that had ended when it was submitted."""
-    waiting = {job.id: job for job in new}
-    past = {job.id: job for job in ended if job.id not in waiting}
-    trace = as_submitted([*past.values(), *waiting.values()])
+def estimate_jobs(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
+    """Return each new job's estimate, at most its limit, from the jobs that had ended when it was submitted."""
+    pending = {job.id: job for job in new}
+    past = {job.id: job for job in ended if job.id not in pending}
+    trace = as_submitted([*past.values(), *pending.values()])
     return [
         Estimate(job_id, seconds, estimator.digest)
         for job_id, seconds in zip(trace.ids, estimator.medians(trace).tolist(), strict=True)
-        if job_id in waiting
+        if job_id in pending
     ]

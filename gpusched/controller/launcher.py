@@ -1,4 +1,4 @@
-"""From a decision to launches: the intent in the store first, then the operations that carry it out."""
+"""From a decision to launches: first the intent in the store, then the operations that carry it out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusched.queue.store import RankRecord, Store
 
 
 class Launcher:
-    """Starts jobs. ``errors``: why launches were refused, by us or by the node, until their attempt is over."""
+    """Starts jobs. ``errors``: reasons of rejected launches, by us or by the node, until their attempt is over."""
 
     def __init__(
         self, store: Store, secrets: SecretFiles, cluster_id: str, say: Callable[[str], None] = lambda text: None
@@ -29,11 +29,11 @@ class Launcher:
         self.errors: dict[RankKey, str] = {}
 
     def forget_errors(self, current: set[RankKey]) -> None:
-        """Keep the errors of these ranks only."""
+        """Drop the errors of all ranks but ``current``."""
         for key in self.errors.keys() - current:
             del self.errors[key]
 
-    def intend(
+    def record_intent(
         self,
         inventory: Inventory,
         job: JobRecord,
@@ -42,9 +42,9 @@ class Launcher:
         ports: set[int | None],
         now: float,
     ) -> tuple[JobRecord, list[RankRecord]]:
-        """Write the intent to start a pending job into the store, before anything is sent.
+        """Record the intent to start a pending job in the store, before anything is sent.
 
-        To ``ports``, the MASTER_PORTs in use, the job's is added.
+        The job's MASTER_PORT is added to ``ports``, those in use.
 
         Returns:
             The job in STARTING, and its ranks.
@@ -61,8 +61,8 @@ class Launcher:
         self._store.append([event])
         return job, ranks
 
-    def launches(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
-        """The operations that launch these ranks; what cannot be launched at all is noted in ``errors``."""
+    def launch_operations(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
+        """Return the operations that launch these ranks; failures go to ``errors``."""
         operations = []
         for rank in ranks:
             try:
@@ -71,9 +71,9 @@ class Launcher:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {error.line()}"
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
-            except OSError as error:  # our own disk: no job is to blame, and the next cycle tries it again
+            except OSError as error:  # our own disk, not the job's fault: the next cycle retries
                 self._say(f"job {job.id} cannot be launched yet: {error}")
-            except Exception as error:  # no node is to blame for it, and the other jobs go on
+            except Exception as error:  # no node's fault; the other jobs go ahead
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return operations
 
@@ -88,7 +88,7 @@ class Launcher:
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
-        # As of now: the inventory may name other admins than when the job was folded.
+        # By the present inventory, which may name other admins than at submission.
         trusted = job.uid in (0, os.getuid()) or job.user in inventory.settings.admins
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),

@@ -1,9 +1,9 @@
-"""Whose fault it is that a launch failed: the job's, its node's, or a registry's. Pure.
+"""Attributes a failed launch to the job, its node, or a registry. Pure.
 
-The engine's words tell little: a driver's file that is missing on the node and a folder that the job mistyped are both
-"no such file or directory". So words decide only where they allow no doubt, and otherwise what else happened: a job
-that fails on several nodes is at fault itself, a node that fails jobs of several users or images is too, and a job
-that failed here and ran elsewhere has proved it.
+Error messages are ambiguous: a missing driver file on the node and a mistyped folder of the job both read "no such file
+or directory". So messages decide only where they are unambiguous. Otherwise other launches decide: a job that fails on
+several nodes is at fault, so is a node that fails jobs of several users or images, and a job that failed on one node
+and ran on another shows that the node was at fault.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from gpusched.model.units import count_of
 from gpusched.queue.store import SUSPENDED_BY, FailedLaunch, NodeRecord
 
 Failures = Mapping[str, tuple[FailedLaunch, ...]]
-"""Node -> launches that failed there, none of the like having worked since."""
+"""Node -> launches that failed there since a similar one succeeded."""
 
 FAILURES_TO_SUSPEND = 3
 OWN_FAILURES = 2
-"""So often may a launch fail over what the job itself names (a mount, its output file) before it is the job's fault."""
+"""Failures over something that the job names (a mount, its output file) after which the job is at fault."""
 NODES_TO_FAIL_ON = 3
-"""On so many nodes may a launch fail for any reason before it is the job's fault."""
+"""Nodes on which a launch may fail for any reason before the job is at fault."""
 
 
 class Fault(StrEnum):
-    """What an error says by itself."""
+    """The cause that an error message suggests by itself."""
 
-    JOB = "job"  # no node would answer otherwise
-    OWN = "own"  # about something that the job named; it may be missing on this node only
-    REGISTRY = "registry"  # neither the job nor the node: to be tried again
-    NODE = "node"  # by all signs the node
+    JOB = "job"  # it would fail on every node
+    OWN = "own"  # over something that the job names, which may be missing on this node only
+    REGISTRY = "registry"  # neither the job nor the node: retry
+    NODE = "node"  # most likely the node
 
 
 _OWN = "\0"
-"""Stands in an error for a path that the job named: nothing that a user wrote is to be taken for the engine's word."""
+"""Replaces paths that the job names in an error, so that user-supplied text is not matched as the engine's."""
 _INIT = r"(?!/dev/init|/run/podman-init|/sbin/docker-init)"  # the engine's own program, before the job's
-_WORDS: tuple[tuple[Fault, str], ...] = (
+_PATTERNS: tuple[tuple[Fault, str], ...] = (
     (Fault.JOB, rf"^{REFUSED}:"),
     (
         Fault.OWN,
         r"cannot write the output file|cannot write the file of --error|cannot enter the workdir|"
         r"destination can't be|memory limit|range of cpus is from",
     ),
-    # Of a file of the job's it says nothing about the node: anybody can have a file system that is full, or broken.
+    # Not for a file of the job: its file system may be full or broken through no fault of the node.
     (Fault.NODE, rf'(?<!{_OWN}: )(?<!{_OWN}": )(no space left|input/output error|cannot allocate memory)'),
     (Fault.NODE, rf"\A[^{_OWN}]*read-only file system[^{_OWN}]*\Z"),
     (
         Fault.JOB,
         r"manifest unknown|manifest for \S+ not found|no such image|image not known|repository does not exist|"
         r"repository name must be lowercase|name unknown|invalid reference format|short-name .* did not resolve|"
-        r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
+        r"pinging container registry localhost:",  # podman's message for a missing localhost/... image
     ),
     (
         Fault.JOB,
@@ -69,18 +69,18 @@ _WORDS: tuple[tuple[Fault, str], ...] = (
         Fault.OWN,
         r"unauthorized|authentication required|access denied|access to the resource is denied|unable to find user|"
         r"exec container process .*: exec format error|image operating system .* cannot be used on this platform|"
-        r"no image found in (manifest list|image index) for architecture",  # an image of other machines
+        r"no image found in (manifest list|image index) for architecture",  # an image for another architecture
     ),
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
     (Fault.OWN, _OWN),
 )
-_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _WORDS)
+_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _PATTERNS)
 
 
 def fault_of(error: str, spec: JobSpec) -> Fault:
-    """What an error of the engine or the launcher says; the job's own paths in it are the job's."""
+    """Return the cause that an error of the engine or launcher suggests; paths named by the job point to the job."""
     for path in sorted(_own_paths(spec), key=len, reverse=True):
-        # Exactly this path, not one that begins or ends with it.
+        # Match exactly this path, not longer ones.
         error = re.sub(rf"(?<![\w./-]){re.escape(path.rstrip('/'))}/?(?![\w/-]|\.\w)", _OWN, error)
     return next((fault for fault, words in _TABLE if words.search(error)), Fault.NODE)
 
@@ -92,14 +92,14 @@ def _own_paths(spec: JobSpec) -> list[str]:
 
 
 def image_of(job: JobRecord) -> str:
-    """By which images are told apart; "" is the partition's own."""
+    """Return the job's image; "": its partition's default."""
     return job.spec.image or ""
 
 
 def is_jobs_fault(fault: Fault, job: JobRecord, node: str, failures: Failures) -> bool:
-    """Whether a launch that failed on ``node`` is the job's fault, so that no other node need be tried.
+    """Return whether a launch that failed on ``node`` is the job's fault, so that no other node need be tried.
 
-    Where others failed, too, by all nodes' ``failures``, it may be the node.
+    If other jobs failed there too (``failures``: of all nodes), the node may be at fault.
     """
     nodes = [n for n in (*job.unlaunched_on, node) if not _others_failed(failures.get(n, ()), job)]
     if fault is Fault.OWN:
@@ -108,71 +108,72 @@ def is_jobs_fault(fault: Fault, job: JobRecord, node: str, failures: Failures) -
 
 
 def _others_failed(failures: tuple[FailedLaunch, ...], job: JobRecord) -> bool:
-    mine = (job.user, image_of(job))
-    return any(f.verdict != "job" and (f.user, f.image) != mine for f in failures)
+    own = (job.user, image_of(job))
+    return any(f.verdict != "job" and (f.user, f.image) != own for f in failures)
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
 def with_failure(failures: Failures, node: str, failure: FailedLaunch) -> dict[str, tuple[FailedLaunch, ...]]:
-    """After one more failed launch. What fails on several nodes alike is the job's fault, unless it has run since."""
+    """Add a failed launch. If it fails alike on several nodes it is the job's fault, unless it has run since."""
 
     def judged(f: FailedLaunch) -> FailedLaunch:
-        return msgspec.structs.replace(f, verdict=f.verdict or "job") if _alike(f, failure) else f
+        return msgspec.structs.replace(f, verdict=f.verdict or "job") if _is_similar(f, failure) else f
 
     after = {**failures, node: (*failures.get(node, ()), failure)}
-    if any(_alike(f, failure) for other, known in failures.items() if other != node for f in known):
+    if any(_is_similar(f, failure) for other, known in failures.items() if other != node for f in known):
         return {n: tuple(map(judged, known)) for n, known in after.items()}
     return after
 
 
 def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, tuple[FailedLaunch, ...]]:
-    """After a launch that worked.
+    """Update the failures after a successful launch.
 
-    It clears its node, of what needed no more than it did: a job without GPUs says nothing about those with. Where the
-    same job had failed, the node was at fault; and what is like it is not the jobs' fault.
+    It clears its node of failures that needed no more than it did: a job without GPUs proves nothing for those with
+    GPUs. If the same job had failed elsewhere, that node was at fault, and similar failures are not the jobs' fault.
     """
 
     def judged(f: FailedLaunch) -> FailedLaunch:
         if f.job == ran.job:
             return msgspec.structs.replace(f, verdict="node")
-        return msgspec.structs.replace(f, verdict="") if _alike(f, ran) and f.verdict == "job" else f
+        return msgspec.structs.replace(f, verdict="") if _is_similar(f, ran) and f.verdict == "job" else f
 
     after = {n: tuple(map(judged, known)) for n, known in failures.items()}
     after[node] = tuple(f for f in after.get(node, ()) if f.gpus and not ran.gpus)
     return after
 
 
-def _alike(one: FailedLaunch, other: FailedLaunch) -> bool:
-    return one.job == other.job or (one.user, one.image, one.own) == (other.user, other.image, other.own)
+def _is_similar(a: FailedLaunch, b: FailedLaunch) -> bool:
+    return a.job == b.job or (a.user, a.image, a.own) == (b.user, b.image, b.own)
 
 
 def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
-    """Whether these failed launches of one node, none of the like having worked since, are the node's fault.
+    """Return whether one node's failed launches, since similar ones succeeded, are the node's fault.
 
-    What failed over something that the job itself names (``own``) is not: it may lie on one node only, as its user
-    likes. Nor are one user's failures, until one of these jobs ran elsewhere.
+    Failures over something that the job names (``own``) do not count, as it may exist on some nodes only. Nor do one
+    user's failures, until one of these jobs ran elsewhere.
 
-    ``spare``: its partition has another node in service, or never had one. One user's jobs alone do not take away the
-    last node.
+    ``spare``: the partition has another node in service, or no other node at all. One user's jobs alone do not take the
+    last node out of service.
     """
-    open_ones = [f for f in failures if f.verdict != "job" and not f.own]
-    proved = {f.job for f in open_ones if f.verdict == "node"}
+    unexplained = [f for f in failures if f.verdict != "job" and not f.own]
+    proved = {f.job for f in unexplained if f.verdict == "node"}
+    # Two jobs that failed here and ran elsewhere are proof, even if both are one user's.
     if len(proved) >= 2:
         return True
-    if len(open_ones) < FAILURES_TO_SUSPEND or len({f.job for f in open_ones}) < 2:
+    if len(unexplained) < FAILURES_TO_SUSPEND or len({f.job for f in unexplained}) < 2:
         return False
-    several = len({f.user for f in open_ones}) > 1
-    return several or (spare and bool(proved))
+    several_users = len({f.user for f in unexplained}) > 1
+    return several_users or (spare and bool(proved))
 
 
 def judge_nodes(
     inventory: Inventory, records: Mapping[str, NodeRecord], failures: Failures, now: float, why: str
 ) -> tuple[dict[str, NodeRecord], list[Event]]:
-    """Suspend nodes that are at fault, and put back those that turned out not to be.
+    """Drain nodes that are at fault, and resume those that turned out not to be.
 
-    ``records`` hold the failures that were known before, ``failures`` those known now; ``why``: what was last heard.
+    ``records`` hold the failures known before, ``failures`` those known now; ``why``: the latest error.
     """
     changed: dict[str, NodeRecord] = {}
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""What the paces of ended attempts say of their kinds, of those that ran beside them, and of their GPUs."""
+"""Updates interference beliefs by the measured pace of ended attempts, their neighbours and their GPUs."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.interference.beliefs import learned
 
-MOST_AT_ONCE = 64  # attempts that a cycle learns from, so that it is not held up where very many end together
-_MOST_BESIDE = 64  # neighbours that are looked at, the longest ones first
-_LEAST_SHARE = 0.01
+MAX_PER_CYCLE = 64  # attempts per cycle, so that many ends at once do not delay it
+_MAX_NEIGHBOURS = 64  # neighbours considered, the longest ones first
+_MIN_SHARE = 0.01
 
 
 def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> None:
-    """Take up what these attempts told, inside the transaction that writes down their end: once, or not at all.
+    """Update the beliefs by these attempts, inside the transaction that records their end: exactly once, or not at all.
 
-    ``ended``: the jobs as they ran, with their allocation. What they told late in the attempt counts: the window of
-    `JobProgress.steps_per_s`, and who was beside them then.
+    ``ended``: the jobs as they ran, with their allocation. Only the last part of an attempt counts: the window of
+    `JobProgress.steps_per_s`, and the neighbours at that time.
     """
-    told: list[tuple[JobRecord, _AttemptPace]] = []
+    paces: list[tuple[JobRecord, _AttemptPace]] = []
     for job in ended:
-        if job.allocation is not None and job.allocation.gpus and len(told) < MOST_AT_ONCE:
-            of_attempt = (one for one in store.progress_of_job(job.id) if one.attempt == job.attempt)
-            told += [(job, _AttemptPace(pace, one.since,
-            one.at)) for one in of_attempt if (pace := _pace(one)) is not None
-                     and one.since is not None and one.at is not None and one.since < one.at]  # fmt: skip
-    if not told:
+        if job.allocation is not None and job.allocation.gpus and len(paces) < MAX_PER_CYCLE:
+            reports = (report for report in store.progress_of_job(job.id) if report.attempt == job.attempt)
+            paces += [(job, _AttemptPace(pace, report.since, report.at))
+                      for report in reports if (pace := _pace(report)) is not None
+                      and report.since is not None and report.at is not None and report.since < report.at]  # fmt: skip
+    if not paces:
         return
-    runs = store.runs(min(one.since for _, one in told), max(one.until for _, one in told))
-    scene = _LearningInputs(store, inventory, inventory.topology.racks(), runs, {})
-    for job, one in told:
-        seen = scene.measured(job, one)
-        kinds = {seen.kind, *(n.kind for n in seen.neighbours)}
+    runs = store.runs(min(pace.since for _, pace in paces), max(pace.until for _, pace in paces))
+    inputs = _LearningInputs(store, inventory, inventory.topology.racks(), runs, {})
+    for job, attempt in paces:
+        sample = inputs.sample(job, attempt)
+        kinds = {sample.kind, *(n.kind for n in sample.neighbours)}
         known = {kind: belief for kind in kinds if (belief := store.belief(kind)) is not None}
-        changed, log_pace = learned(known, seen)
+        changed, log_pace = learned(known, sample)
         store.put_beliefs(changed)
         if log_pace is not None and job.allocation is not None:
             gpus = tuple(sorted((p.node, index) for p in job.allocation.parts for index in p.gpus))
-            store.add_pace(PaceOn(job_id=job.id, kind=seen.kind, shape=seen.shape, log_pace=log_pace, gpus=gpus))
+            store.add_pace(PaceOn(job_id=job.id, kind=sample.kind, shape=sample.shape, log_pace=log_pace, gpus=gpus))
 
 
 class _AttemptPace(NamedTuple):
-    """What an attempt told: (a second, of what), between these times."""
+    """The pace of an attempt, (per second, unit), between these times."""
 
     pace: tuple[float, str]
     since: float
     until: float
 
 
-def _pace(told: JobProgress) -> tuple[float, str] | None:
-    """Its samples a second where it says these, else its steps; None: it told neither."""
-    if told.samples_per_s is not None:
-        return told.samples_per_s, "samples"
-    return None if told.steps_per_s is None else (told.steps_per_s, "steps")
+def _pace(progress: JobProgress) -> tuple[float, str] | None:
+    """Return the samples per second if reported, else the steps; None: neither."""
+    if progress.samples_per_s is not None:
+        return progress.samples_per_s, "samples"
+    return None if progress.steps_per_s is None else (progress.steps_per_s, "steps")
 
 
 class _LearningInputs(NamedTuple):
-    """All attempts of the time in question; node -> rack; names of jobs that were looked up."""
+    """The attempts in the time in question; node -> rack; a cache of job names."""
 
     store: Store
     inventory: Inventory
@@ -70,32 +70,33 @@ class _LearningInputs(NamedTuple):
     runs: Sequence[RunRecord]
     names: dict[str, str]
 
-    def measured(self, job: JobRecord, told: _AttemptPace) -> PaceSample:
-        """What an attempt told, where it was and who was beside it."""
+    def sample(self, job: JobRecord, attempt: _AttemptPace) -> PaceSample:
+        """Return an attempt's pace with its shape and its neighbours."""
         parts = Counter({part.node: len(part.gpus) for part in (job.allocation.parts if job.allocation else ())})
         types = {node.gpu_type for name in parts if (node := self.inventory.node(name)) is not None}
         shape = JobShape(
-            gpu_type="+".join(sorted(types)), unit=told.pace[1], gpus=parts.total(), most=max(parts.values()),
+            gpu_type="+".join(sorted(types)), unit=attempt.pace[1], gpus=parts.total(), most=max(parts.values()),
             nodes=len(parts), racks=len({self.racks.get(node, "") for node in parts}),
         )  # fmt: skip
         return PaceSample(
-            kind=kind_of(job.user, job.spec.name), shape=shape, pace=told.pace[0], seconds=told.until - told.since,
-            neighbours=self._beside(job, set(parts), told.since, told.until),
+            kind=kind_of(job.user, job.spec.name), shape=shape,
+            pace=attempt.pace[0], seconds=attempt.until - attempt.since,
+            neighbours=self._neighbours(job, set(parts), attempt.since, attempt.until),
         )  # fmt: skip
 
-    def _beside(self, job: JobRecord, nodes: set[str], since: float, until: float) -> tuple[Neighbour, ...]:
+    def _neighbours(self, job: JobRecord, nodes: set[str], since: float, until: float) -> tuple[Neighbour, ...]:
         found: list[tuple[float, Link, RunRecord]] = []
         for run in self.runs:
             end = until if run.end_time is None else min(run.end_time, until)
             share = (end - max(run.start_time, since)) / (until - since)
             link: Link | None
-            if share > _LEAST_SHARE and run.job_id != job.id:
+            if share > _MIN_SHARE and run.job_id != job.id:
                 link = "gpu" if _same_gpus(job, run) else shared_link(nodes, set(run.nodes), self.racks)
                 found += [(share, link, run)] if link is not None else []
-        found.sort(key=lambda one: (-one[0], one[2].job_id, one[2].attempt))
+        found.sort(key=lambda item: (-item[0], item[2].job_id, item[2].attempt))
         return tuple(
             Neighbour(kind_of(run.user, self._name(run.job_id)), link, share)
-            for share, link, run in found[:_MOST_BESIDE]
+            for share, link, run in found[:_MAX_NEIGHBOURS]
         )
 
     def _name(self, job_id: str) -> str:
@@ -110,12 +111,12 @@ def _same_gpus(job: JobRecord, run: RunRecord) -> bool:
     return any(set(part.gpus) & set(run.shareable.get(part.node, ())) for part in parts)
 
 
-def shared_link(mine: set[str], its: set[str], racks: Mapping[str, str]) -> Link | None:
-    """The link that two jobs on these nodes share, the narrowest of several; None: none."""
-    if mine & its:
-        return "nic" if len(mine) > 1 and len(its) > 1 else "server"
-    both = _switches(mine, racks), _switches(its, racks)
-    return "uplink" if len(both[0]) > 1 and len(both[1]) > 1 and both[0] & both[1] else None
+def shared_link(nodes: set[str], other_nodes: set[str], racks: Mapping[str, str]) -> Link | None:
+    """Return the narrowest link that two jobs on these nodes share; None: none."""
+    if nodes & other_nodes:
+        return "nic" if len(nodes) > 1 and len(other_nodes) > 1 else "server"
+    switches = _switches(nodes, racks), _switches(other_nodes, racks)
+    return "uplink" if len(switches[0]) > 1 and len(switches[1]) > 1 and switches[0] & switches[1] else None
 
 
 def _switches(nodes: Iterable[str], racks: Mapping[str, str]) -> set[str]:

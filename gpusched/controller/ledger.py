@@ -1,4 +1,4 @@
-"""Charging the time between two readings to who held what, cycle by cycle."""
+"""Charges the time between two readings to the jobs that held the GPUs, cycle by cycle."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import NodeRecord, Store
 
-REMEMBER_ENDED_S = 600.0  # how late the reading may come that covers a job's last seconds
+REMEMBER_ENDED_S = 600.0  # the reading that covers a job's last seconds may be this late
 
 
 class UsageWriter:
-    """Writes usage rows, and the energy of jobs that have ended."""
+    """Writes usage rows, and the energy of ended jobs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -33,10 +33,10 @@ class UsageWriter:
         after: list[JobRecord],
         now: float,
     ) -> None:
-        """Account for one cycle, inside its transaction.
+        """Charge one cycle's usage, inside its transaction.
 
-        ``before``: the nodes' records before this cycle; ``observations``: its news. ``active``: the jobs that held
-        something before it; ``after``: the same, in the same order, as they are now.
+        ``before``: the nodes' records before this cycle; ``observations``: of this cycle. ``active``: the jobs that
+        held resources before it; ``after``: the same jobs, in the same order, as they are now.
         """
         holders = self._holders(active, after, now)
         touched = {job.id for job in after if job.state in ENDED}

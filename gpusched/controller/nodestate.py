@@ -1,4 +1,4 @@
-"""From a probe's answer to a node's record (IDLE, MIXED, DRAINED, DOWN and so on) and to events. Pure."""
+"""Derives a node's record (IDLE, MIXED, DRAINED, DOWN and so on) and events from probes. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailu
 from gpusched.model.resources import Inventory, Node, Partition, Settings
 from gpusched.queue.store import NodeRecord
 
-# These do not pass by waiting: somebody has to do something.
+# These do not clear up by themselves; an admin must act.
 _DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
 LEFT = "no longer in inventory.yaml"
 FORGET_LEFT_S = 7 * 86400.0
 
 
-def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
-    """The inventory with the nodes that left it while something of ours is on them, as they were last declared.
+def with_removed(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
+    """Return the inventory plus the removed nodes on which ranks remain, as they were last declared.
 
-    An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes
-    there. One that does not answer for ``node_fail_after`` is given up like any other.
+    An edit that drops a node must not end its jobs. Such nodes are in a partition that no job can name, so no job
+    starts there. One that does not respond for ``node_fail_after`` is given up like any other.
 
-    ``left``: names of nodes that the inventory does not have and on which there may be something of ours.
+    ``left``: names of nodes that the inventory does not have and on which ranks may remain.
     """
     known = [records[name] for name in sorted(left) if name in records]
     nodes = tuple(r.declared for r in known if r.declared is not None and not is_dead(r, inventory.settings, now))
@@ -35,14 +35,14 @@ def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iter
     return msgspec.structs.replace(inventory, partitions=partitions)
 
 
-def record_of_unknown(record: NodeRecord, now: float) -> NodeRecord:
-    """The record of a node that is neither declared nor attended: silent since it was first missed."""
+def removed_record(record: NodeRecord, now: float) -> NodeRecord:
+    """Return the record of a node that is neither declared nor observed, down since it was first missed."""
     since = record.down_since if record.down_since is not None else now
     return msgspec.structs.replace(record, left=False, down_since=since, state=NodeState.UNKNOWN, reason=LEFT)
 
 
-def is_forgotten(record: NodeRecord, now: float) -> bool:
-    """Whether what may be left on a node that nobody declares is not waited for any longer."""
+def may_forget_leftovers(record: NodeRecord, now: float) -> bool:
+    """Return whether to stop waiting for leftovers on an undeclared node."""
     return record.down_since is not None and now - record.down_since >= FORGET_LEFT_S
 
 
@@ -57,23 +57,24 @@ def update_record(
     stuck: str = "",
     left: bool = False,
 ) -> tuple[NodeRecord, list[Event]]:
-    """The record after this cycle's news, and the events worth keeping.
+    """Return the record after this cycle's observation, and the events to record.
 
     Args:
-        record: As it was.
-        node: As declared; as it was, where it is ``left``: inventory.yaml has it no more.
-        observation: The news, or None where the node has not answered yet (and not failed yet either).
+        record: Before this cycle.
+        node: As declared; if ``left``, as last declared.
+        observation: Of this cycle; None: the node has neither answered nor failed yet.
         held: GPU index -> ids of its jobs.
-        has_jobs: Whether any job holds something of the node.
+        has_jobs: Whether any job holds resources of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
-        stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
-        left: See ``node``.
+        stuck: One sentence about ranks that cannot be killed there, or "".
+        left: Whether the node is no longer in inventory.yaml.
     """
     before = record
     if observation is not None:
-        record = with_news(record, observation.result)
+        record = with_result(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
+    # A removed node that answers is drained; one that does not keeps its state, with a remark.
     if left and record.down_since is None:
         state, reason = (
             NodeState.DRAINING,
@@ -87,15 +88,15 @@ def update_record(
     return record, node_events(before, record, node, held, now)
 
 
-def with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
-    """The record with what a probe brought back; its state is another matter."""
+def with_result(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
+    """Return the record with a probe's result; the state is not updated."""
     if isinstance(result, ProbeFailure) or result.containers is None:
         since = record.down_since if record.down_since is not None else result.time
         reading = record.reading if isinstance(result, ProbeFailure) else result
         return msgspec.structs.replace(record, down_since=since, reading=reading)
     links = {gpu.index: gpu.links for gpu in result.gpus if gpu.links} or record.links
     wired = msgspec.Raw(msgspec.json.encode(result.wiring)) if result.wiring is not None else record.wired
-    result = msgspec.structs.replace(result, wiring=None)  # kept once
+    result = msgspec.structs.replace(result, wiring=None)  # stored in `wired`
     return msgspec.structs.replace(
         record, down_since=None, last_seen=result.time, reading=result, links=links, wired=wired
     )
@@ -111,7 +112,7 @@ def _state(
     now: float,
 ) -> tuple[NodeState, str]:
     if record.down_since is not None:
-        return _silent(record, node, observation, settings, now)
+        return _state_when_down(record, node, observation, settings, now)
     if record.last_seen is None:
         return NodeState.UNKNOWN, "not probed yet"
     if record.drain_reason is not None:
@@ -123,7 +124,7 @@ def _state(
 def in_service(
     record: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], has_jobs: bool
 ) -> tuple[NodeState, str]:
-    """The state of a node that takes jobs, and what is wrong with its GPUs."""
+    """Return the state of a node that accepts jobs, and the faults of its GPUs."""
     statuses = gpu_states(node, record.reading, held)
     faults = [f"GPU {s.index} {s.state}: {s.reason}" for s in statuses if s.state in _FAULTS]
     reason = faults[0] if len(faults) == 1 else f"{len(faults)} GPUs: {faults[0]}, ..." if faults else ""
@@ -136,25 +137,25 @@ def in_service(
 _FAULTS = (GpuState.LOST, GpuState.BUSY, GpuState.UNUSABLE, GpuState.UNKNOWN)
 
 
-def _silent(
+def _state_when_down(
     record: NodeRecord, node: Node, observation: NodeObservation | None, settings: Settings, now: float
 ) -> tuple[NodeState, str]:
     assert record.down_since is not None
     if observation is None:
         return record.state, record.reason
-    result, seconds = observation.result, now - record.down_since
+    result, down_s = observation.result, now - record.down_since
     if isinstance(result, NodeReading):
         return NodeState.DOWN, f"{node.runtime} does not respond: {result.runtime_error}"
     reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
-    if result.kind in _DEFINITE_FAILURES or seconds >= settings.down_after_s or record.last_seen is None:
+    if result.kind in _DEFINITE_FAILURES or down_s >= settings.down_after_s or record.last_seen is None:
         return NodeState.DOWN, reason
-    return NodeState.UNKNOWN, f"not responding for {seconds:.0f} s: {reason}"
+    return NodeState.UNKNOWN, f"not responding for {down_s:.0f} s: {reason}"
 
 
 def node_events(
     before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], now: float
 ) -> list[Event]:
-    """What is worth keeping of the change from one record to the next."""
+    """Return the events for the change from one record to the next."""
     events = []
     if (after.state is NodeState.DOWN) != (before.state is NodeState.DOWN):
         kind = "node_down" if after.state is NodeState.DOWN else "node_up"
@@ -163,17 +164,17 @@ def node_events(
         kind = "left_inventory" if after.left else "back_in_inventory"
         events.append(Event(time=now, kind=kind, node=node.name))
     if before.reading is not None and after.reading is not None and after.reading is not before.reading:
-        was = {s.index: s for s in gpu_states(node, before.reading, held)}
+        before_by_index = {s.index: s for s in gpu_states(node, before.reading, held)}
         for status in gpu_states(node, after.reading, held):
             lost = status.state is GpuState.LOST
-            if lost != (was[status.index].state is GpuState.LOST):
+            if lost != (before_by_index[status.index].state is GpuState.LOST):
                 data = {"gpu": status.index, "reason": status.reason}
                 events.append(Event(time=now, kind="gpu_lost" if lost else "gpu_back", node=node.name, data=data))
     return events
 
 
 def is_dead(record: NodeRecord | None, settings: Settings, now: float) -> bool:
-    """Down for so long that its jobs are given up."""
+    """Return whether a node has been down so long that its jobs are given up."""
     return (
         record is not None and record.down_since is not None and now - record.down_since >= settings.node_fail_after_s
     )

@@ -1,4 +1,4 @@
-"""A client's end of a session: frames to it and from it, and a command's input and output in them."""
+"""The client side of a relay session: frames to and from the client, carrying a command's input and output."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import msgspec
 from gpusched.model import relay as wire
 from gpusched.nodes.transport import Session
 
-REQUEST_S = 10.0  # from the connection to the whole request
-UNREAD_S = 3600.0  # a client that does not read
-LOOK_S = 30.0
-HANG_UP_S = 5.0  # a session that takes no more input is left after a second
+REQUEST_S = 10.0  # from the connection to the complete request
+UNREAD_S = 3600.0  # a client that does not read is disconnected
+POLL_S = 30.0
+HANG_UP_S = 5.0  # a session that accepts no input is closed after a second
 _REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
-_MOST_BEFORE = 1 << 16  # of what a node's start-up files print
+_MAX_BEFORE_MARK = 1 << 16  # bytes kept of what a node's shell start-up files print
 
 
 class RelayPeer:
-    """A client's end: frames to it from one thread, frames from it in another."""
+    """A connected client. Frames are sent from one thread and received in another."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._frames = sock, wire.Frames()
-        self.last = time.monotonic()
+        self.active_at = time.monotonic()
         self.sending_since: float | None = None
         self._listener: threading.Thread | None = None
 
     def request(self) -> wire.Request:
-        """The first frame.
+        """Receive the request, which is the first frame.
 
         Raises:
-            Garbled: It is no request, or does not come.
+            Garbled: It is not a request, or did not arrive in time.
         """
         until = time.monotonic() + REQUEST_S
         while True:
@@ -51,59 +51,60 @@ class RelayPeer:
                 return _REQUESTS.decode(payload)
 
     def send(self, data: bytes) -> None:
-        """Send, waiting for a slow client; OSError where it is gone."""
+        """Send, waiting for a slow client; OSError if it has disconnected."""
         self.sending_since = time.monotonic()
         self._sock.sendall(data)
-        self.last, self.sending_since = time.monotonic(), None
+        self.active_at, self.sending_since = time.monotonic(), None
 
     def start_listening(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Pass on what the client sends, in a thread, until it goes, or says what it must not; then hang up."""
+        """Forward the client's frames to the session, in a thread, until it disconnects or breaks the protocol."""
         self._listener = threading.Thread(target=self.listen, args=(session, with_input, limit_s), daemon=True)
         self._listener.start()
 
     def hang_up(self) -> None:
-        """End the connection, and the thread that listens there: then the socket may be closed."""
+        """End the connection and the listening thread; then the socket may be closed."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         if self._listener is not None:
             self._listener.join(HANG_UP_S)
 
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Do what `start_listening` does, and return at its end."""
+        """Run the loop of `start_listening`; return when it ends."""
         try:
             with contextlib.suppress(OSError, wire.Garbled):
-                self._hear(session, with_input, limit_s)
+                self._receive(session, with_input, limit_s)
         finally:
             session.close()
             with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
+                self._sock.shutdown(socket.SHUT_RDWR)  # unblocks a thread that sends
 
-    def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        ended, data = False, b""
+    def _receive(self, session: Session, with_input: bool, limit_s: float | None) -> None:
+        input_ended, data = False, b""
         while True:
             for kind, payload in self._frames.feed(data):
-                ended = self._obey(session, kind, payload, with_input and not ended) or ended
-            if not self._has_news(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
+                input_ended = self._handle_frame(session, kind, payload, with_input and not input_ended) or input_ended
+            if not self._wait_readable(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
                 return
-            self.last = time.monotonic()
+            self.active_at = time.monotonic()
 
-    def _has_news(self, limit_s: float | None) -> bool:
-        """Wait for something to read; False where the client has had its time."""
+    def _wait_readable(self, limit_s: float | None) -> bool:
+        """Wait for input; return False if the client exceeded a time limit."""
         poll = self._poll(select.POLLIN)
-        while not poll.poll(LOOK_S * 1000):
+        while not poll.poll(POLL_S * 1000):
             now, since = time.monotonic(), self.sending_since
-            if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
+            is_idle = limit_s is not None and now - self.active_at > limit_s
+            if is_idle or (since is not None and now - since > UNREAD_S):
                 return False
         return True
 
-    def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
-        """Do what a frame says; True where it ends the input."""
+    def _handle_frame(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
+        """Handle a frame; return True if it ends the input."""
         if kind == wire.RESIZED and with_input:
             session.resize(*wire.size(payload))
         elif kind == wire.INPUT and with_input:
             while payload:
                 payload = payload[session.write(payload) :]
-                if payload and self._is_gone():
+                if payload and self._has_disconnected():
                     raise wire.Garbled("gone")
         elif kind == wire.INPUT_ENDED and with_input:
             session.end_input()
@@ -112,11 +113,11 @@ class RelayPeer:
             raise wire.Garbled("an unexpected frame")
         return False
 
-    def _is_gone(self) -> bool:
+    def _has_disconnected(self) -> bool:
         return bool(self._poll(select.POLLRDHUP).poll(0))
 
     def _poll(self, events: int) -> select.poll:
-        """A poll object for the socket; OSError where it was closed meanwhile, as of every other call."""
+        """Return a poll object for the socket; OSError if it was closed meanwhile, as from every other call."""
         poll = select.poll()
         try:
             poll.register(self._sock, events)
@@ -125,7 +126,7 @@ class RelayPeer:
         return poll
 
 
-def talk(
+def forward_streams(
     peer: RelayPeer,
     session: Session,
     errors: int = wire.ERRORS,
@@ -133,9 +134,9 @@ def talk(
     limit_s: float | None = None,
     mark: bytes = b"",
 ) -> bytes:
-    """Pass on what both sides say until one of them ends; returns the last frame.
+    """Forward both directions until one side ends; return the last frame.
 
-    Where there is a ``mark``, all output before it is left out, and `BEGAN` said in its place.
+    With a ``mark``, all output before it is dropped, and `BEGAN` is sent in its place.
     """
     kinds = {1: wire.OUTPUT, 2: errors}
     peer.start_listening(session, with_input, limit_s)
@@ -144,22 +145,22 @@ def talk(
         peer.send(wire.frame(kinds[stream], chunk))
 
     try:
-        return wire.exit_frame(session.pump(_Marked(peer, mark, send) if mark else send))
+        return wire.exit_frame(session.pump(_AfterMark(peer, mark, send) if mark else send))
     finally:
         session.close()
 
 
-class _Marked:
-    """Looks for the mark in stdout; stderr waits for it, too."""
+class _AfterMark:
+    """Drops all output, also on stderr, before the mark in stdout."""
 
     def __init__(self, peer: RelayPeer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
         self._peer, self._mark, self._send = peer, mark, send
-        self._began, self._before = False, b""
+        self._began, self._skipped = False, b""
 
     def __call__(self, stream: int, chunk: bytes) -> None:
         if not self._began and stream == 1:
-            before, found, chunk = (self._before + chunk).partition(self._mark)
-            self._began, self._before = bool(found), before[-_MOST_BEFORE:]
+            before, found, chunk = (self._skipped + chunk).partition(self._mark)
+            self._began, self._skipped = bool(found), before[-_MAX_BEFORE_MARK:]
             if self._began:
                 self._peer.send(wire.frame(wire.BEGAN))
         if self._began and chunk:

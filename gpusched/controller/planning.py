@@ -1,4 +1,4 @@
-"""The cycle's decision: ask the policies, check the plan, write down what is intended and why the others wait."""
+"""The cycle's decision: run the policies, check the plan, record what to start and why other jobs wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimates
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
@@ -29,11 +29,11 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
 T = TypeVar("T")
-MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
+MESSAGE_REFRESH_S = 30.0  # messages contain durations; rewriting all of them in every cycle is not worth it
 
 
 class CycleDecision(NamedTuple):
-    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
+    """The outcome of a decision: launches, its snapshot and plan, and the nodes to observe before it can be used."""
 
     operations: list[Operation]
     snapshot: Snapshot
@@ -41,27 +41,27 @@ class CycleDecision(NamedTuple):
     unread: Set[str] = frozenset()
 
 
-class Reasons:
-    """Writes into the store why jobs wait."""
+class PendingReasonWriter:
+    """Records in the store why jobs are pending."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._messages_at: dict[str, float] = {}
 
     def forget(self, job_id: str) -> None:
-        """It waits no more."""
+        """Drop a job that is no longer pending."""
         self._messages_at.pop(job_id, None)
 
     def write(self, waiting: Iterable[JobRecord], reasons: Mapping[str, Reason], now: float) -> None:
-        """Write down what has changed, inside the caller's transaction; tasks that share a row share the first's."""
+        """Record changed reasons, inside the caller's transaction; array tasks in one row share the first one's."""
         changed = []
         by_array = _by_array(reasons)
         for job in waiting:
-            reason = _of_row(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
+            reason = _row_reason(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):
                 continue
             if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
-                # Why it is tried again says more than that it waits.
+                # Keep the message of the failed attempt, which says more than BeginTime.
                 changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
                 continue
             if job.reason == reason.code and now - self._messages_at.get(event_log_id(job), 0.0) < MESSAGE_REFRESH_S:
@@ -72,102 +72,106 @@ class Reasons:
 
 
 def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason]]]:
-    """Array -> index and reason of its tasks that have one, ascending."""
+    """Return array -> (index, reason) of its tasks that have a reason, ascending."""
     found: dict[str, list[tuple[int, Reason]]] = {}
     for job_id, reason in reasons.items():
         array_id, spans = wanted(job_id)
         if spans:
             found.setdefault(array_id, []).append((spans[0][0], reason))
-    return {array_id: sorted(some, key=lambda one: one[0]) for array_id, some in found.items()}
+    return {array_id: sorted(pairs, key=lambda pair: pair[0]) for array_id, pairs in found.items()}
 
 
-def _of_row(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
-    """Of its tasks that a decision looked at, the first one's."""
+def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
+    """Return the reason of the first of the row's tasks that the decision considered."""
     return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
 
 
 class Planner:
-    """Decides for one controller."""
+    """Makes the decisions of one controller."""
 
     def __init__(
-        self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimates, say: Callable[[str], None]
+        self, store: Store, launcher: Launcher, decider: Decider, estimator: EstimateWriter, say: Callable[[str], None]
     ) -> None:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say
-        self._undecided = ""
-        self._reasons = Reasons(store)
+        self._reported_error = ""
+        self._reasons = PendingReasonWriter(store)
 
-    def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
-        """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
+    def plan(self, inventory: Inventory, live: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
+        """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
         pending, active = self._store.pending_rows(), self._store.active()
         if not pending and not any(job.spec.elastic for job in active):
             return None
         try:
-            decided = self._decide_on(inventory, pending, active, charge, unread, now)
+            decided = self._decide_on(inventory, pending, active, live, unread, now)
         except STORE_FAULTS:
             raise
         except Exception as error:
-            self._set_aside([*active, *pending], inventory, charge, error, now)
+            self._set_aside([*active, *pending], inventory, live, error, now)
             return None
-        self._undecided = ""
+        self._reported_error = ""
         return decided
 
     def _set_aside(
-        self, jobs: Sequence[JobRecord], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
+        self,
+        jobs: Sequence[JobRecord],
+        inventory: Inventory,
+        live: LivePolicies,
+        error: Exception,
+        now: float,
     ) -> None:
-        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED, and say why."""
-        why: dict[str, Exception] = {}
+        """After a decision raised, mark as FAILED each job that by itself makes it raise."""
+        errors: dict[str, Exception] = {}
 
         def fails(some: Sequence[JobRecord]) -> bool:
             active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
             try:
-                snapshot = snapshot_of_store(
-                    self._store, inventory, charge.policies, now, active=active, pending=pending
-                )
-                # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
+                snapshot = snapshot_of_store(self._store, inventory, live.policies, now, active=active, pending=pending)
+                # No weights needed: fallbacks examine pending jobs, and every policy examines running ones.
                 check(decide(snapshot), snapshot)
             except STORE_FAULTS:
                 raise
             except Exception as error:
-                why[some[0].id] = error
+                errors[some[0].id] = error
                 return True
             return False
 
-        found = [set_aside(job, why[job.id], now) for job in isolated(jobs, fails)]
+        failed = [set_aside(job, errors[job.id], now) for job in failing_alone(jobs, fails)]
         with self._store.transaction():
-            self._store.put_jobs(job for job, _ in found)
-            self._store.append(event for _, event in found)
-            for job, _ in found:
+            self._store.put_jobs(job for job, _ in failed)
+            self._store.append(event for _, event in failed)
+            for job, _ in failed:
                 self._store.close_run(job.id, job.attempt, now, job.state)
-        what = f"{type(error).__name__}: {error}"[:500]
-        if not found and what != self._undecided:
-            self._say(f"no decision was made, and no single job is the cause: {what}")
-        self._undecided = "" if found else what
+        description = f"{type(error).__name__}: {error}"[:500]
+        if not failed and description != self._reported_error:
+            self._say(f"no decision was made, and no single job is the cause: {description}")
+        self._reported_error = "" if failed else description
 
     def _decide_on(
         self,
         inventory: Inventory,
         pending: list[JobRecord],
         active: list[JobRecord],
-        charge: LivePolicies,
+        live: LivePolicies,
         unread: Set[str],
         now: float,
     ) -> CycleDecision:
-        """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
+        """Run the policies, check their plan and record the intent; record nothing if it needs an unobserved node."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
-        self._estimator.run([*charge.policies.values(), *shadows])
+        self._estimator.run([*live.policies.values(), *shadows])
         ports = {job.master_port for job in active}
         snapshot = snapshot_of_store(
-            self._store, inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
+            self._store, inventory, live.policies, now, active=active, pending=pending, seed=int(now * 1000)
         )
-        wanted, deciders = self._decider.decide(snapshot, charge.digests)
-        plan, rejections = check(wanted, snapshot)
+        proposed, deciders = self._decider.decide(snapshot, live.digests)
+        plan, rejections = check(proposed, snapshot)
         starts = [action for action in plan.actions if isinstance(action, Start)]
+        # Nothing is recorded yet, so the caller can observe these nodes and decide again.
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
             return CycleDecision([], snapshot, plan, needed)
         launches: list[tuple[JobRecord, list[RankRecord]]] = []
-        arrays: set[str] = set()  # of which tasks were taken out of a row
+        arrays: set[str] = set()  # arrays of which a task got a row of its own
         with self._store.transaction():
             for rejection in rejections:
                 data = {"action": repr(rejection.action)[:500], "why": rejection.why}
@@ -177,7 +181,7 @@ class Planner:
                     job = waiting.pop(action.job_id) if action.job_id in waiting else self._task(action.job_id, arrays)
                     job = _at_size(job, action)
                     policy = deciders[job.spec.partition]
-                    launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
+                    launches.append(self._launcher.record_intent(inventory, job, action.allocation, policy, ports, now))
                     self._reasons.forget(job.id)
                 elif isinstance(action, Resize):
                     self._resize(action, deciders, inventory, now)
@@ -187,29 +191,31 @@ class Planner:
                     elif isinstance(action, CancelJob):
                         self._task(action.job_id, arrays)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
-            self._note_partners(active, [job for job, _ in launches], now)
+            self._record_sharing(active, [job for job, _ in launches], now)
+            # A task that started or was cancelled has left its array's row, so that row is read again.
             left = [job for job in waiting.values() if job.array_id not in arrays]
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
-        operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
+        # After the commit: nothing is sent whose intent is not in the store.
+        operations = [o for job, ranks in launches for o in self._launcher.launch_operations(inventory, job, ranks)]
         return CycleDecision(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> JobRecord:
-        """A task that shares a row with others as a job of its own; its array is noted."""
+        """Return an array task as a job of its own, and add its array to ``arrays``."""
         job = self._store.job(job_id)
         assert job is not None
         if job.array_id is not None:
             arrays.add(job.array_id)
         return job
 
-    def _note_partners(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
-        """Into the stories of both: who shares GPUs with whom from now on."""
+    def _record_sharing(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
+        """Record in the events of both jobs who shares GPUs with whom from now on."""
         if not any(job.spec.share for job in started):
             return
         partners = partners_of([*active, *started])
-        told = {job.id: partners[job.id] for job in started if job.id in partners}
-        told |= {partner: job for job, partner in told.items()}
-        self._store.append(Event(time=now, kind="sharing", job_id=a, data={"with": b}) for a, b in told.items())
+        pairs = {job.id: partners[job.id] for job in started if job.id in partners}
+        pairs |= {partner: job for job, partner in pairs.items()}
+        self._store.append(Event(time=now, kind="sharing", job_id=a, data={"with": b}) for a, b in pairs.items())
 
     def _end_by_policy(
         self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float
@@ -243,18 +249,18 @@ class Planner:
 
 
 def _at_size(job: JobRecord, start: Start) -> JobRecord:
-    """A job that may be given several sizes with the request of the one at which it starts."""
+    """Return a job of variable size with the request of the size at which it starts."""
     if job.spec.elastic is None and job.spec.max_nodes is None:
         return job
     resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
     return msgspec.structs.replace(job, spec=job.spec.as_allocated(start.allocation), resizes=resizes)
 
 
-def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """The items with which alone ``fails`` says yes, in their order: about log2(items) questions for each."""
+def failing_alone(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Return the items for which ``fails`` is true alone, in order, by bisection: about log2(items) calls for each."""
     if not items or not fails(items):
         return []
     if len(items) == 1:
         return list(items)
     half = len(items) // 2
-    return isolated(items[:half], fails) + isolated(items[half:], fails)
+    return failing_alone(items[:half], fails) + failing_alone(items[half:], fails)

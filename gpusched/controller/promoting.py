@@ -1,4 +1,4 @@
-"""What admins ask of policies, done: promotion, rollback, shadows."""
+"""Carries out admins' commands on policies: promote, roll back, shadow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpusched.sched.agent import prepared
 
 
 class LivePolicies(NamedTuple):
-    """Partition -> the policy in charge, and the digest that its weights must have ("": any)."""
+    """The active policy of each partition, and the required digest of its weights ("": any)."""
 
     policies: dict[str, PolicySpec]
     digests: dict[str, str]
@@ -34,14 +34,14 @@ class LivePolicies(NamedTuple):
 def load_active_policies(
     store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float
 ) -> LivePolicies:
-    """Who is in charge now; what inventory.yaml and the policies' files have changed is recorded.
+    """Return the active policies; record changes that inventory.yaml and the policies' files have made.
 
     ``declared``: partition -> the policy that inventory.yaml names.
     """
     changes = store.live_changes()
-    if news := file_changes(inventory, declared, changes, now):
+    if file_change_list := file_changes(inventory, declared, changes, now):
         with store.transaction():
-            for change in news:
+            for change in file_change_list:
                 record_change(store, change)
         changes = store.live_changes()
     policies = {p.name: in_charge(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
@@ -50,16 +50,16 @@ def load_active_policies(
 
 
 class PolicyCommandHandler:
-    """Carries out the commands on policies, inside the caller's transaction.
+    """Carries out commands on policies, inside the caller's transaction.
 
-    Every method raises `GpuschedError` for what cannot be done; then nothing has changed.
+    Every method raises `GpuschedError` if a command cannot be carried out; then nothing has changed.
     """
 
     def __init__(self, store: Store, state: Path, inventory: Inventory) -> None:
         self._store, self._state, self._inventory = store, state, inventory
 
     def promote(self, command: Promote, user: str, now: float) -> None:
-        """Freeze the policy and put it in charge."""
+        """Freeze the policy and make it the active one."""
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         last = self._last(partition, now)
@@ -83,10 +83,10 @@ class PolicyCommandHandler:
             self._put_shadow(msgspec.structs.replace(shadow, until=now), "shadow_ended", user, now)
 
     def rollback(self, command: Rollback, user: str, now: float) -> None:
-        """Put the policy in charge that was before; one whose weights cannot be used any more is passed over."""
+        """Restore the previous policy, skipping those whose weights can no longer be used."""
         partition = known_partition(self._inventory, command.partition)
         last = self._last(partition, now)
-        target, digest = self._usable(partition, last)
+        target, digest = self._rollback_target(partition, last)
         files = self._declared()
         declared = files is not None and not target.override and target.spec.name == partition.policy
         spec = files[partition.name] if files is not None and declared else target.spec
@@ -101,7 +101,7 @@ class PolicyCommandHandler:
         )  # fmt: skip
 
     def shadow_on(self, command: ShadowOn, user: str, now: float) -> None:
-        """Freeze the policy and have it asked from now on."""
+        """Freeze the policy and run it as a shadow from now on."""
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         self._store.forget_differences(partition.name)
@@ -109,7 +109,7 @@ class PolicyCommandHandler:
         self._put_shadow(shadow, "shadow_began", user, now)
 
     def shadow_off(self, command: ShadowOff, user: str, now: float) -> None:
-        """Have it asked no more; what it would have done stays on record."""
+        """Stop the shadow; its record remains."""
         shadow = self._store.shadows().get(command.partition)
         if shadow is None or shadow.until is not None:
             raise GpuschedError(f"no shadow policy in {command.partition}")
@@ -121,11 +121,11 @@ class PolicyCommandHandler:
         self._store.append([Event(time=now, kind=kind, user=user, data=data)])
 
     def _frozen(self, command: Promote | ShadowOn, partition: Partition) -> tuple[PolicySpec, str]:
-        """The policy, copied into the state folder, and the digest of its weights for the partition."""
+        """Return the policy, copied into the state folder, and the digest of its weights for the partition."""
         path, folders = Path(command.path), policy_folders(self._inventory.path)
         try:
             spec = load_policy(path, folders)
-        except OSError as error:  # of another user, say
+        except OSError as error:  # such as another user's
             raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
         if spec.version != command.version:
             raise GpuschedError(f"{path} is {spec.version} now, but was {command.version}: it has changed")
@@ -133,7 +133,7 @@ class PolicyCommandHandler:
         return freeze(path, spec, self._state, folders), digest
 
     def _mode(self, asked: SlurmMode | None, partition: Partition, last: PolicyChange) -> SlurmMode | None:
-        """What is done for the partition of Slurm from now on; without a word about it, what was done before."""
+        """Return the Slurm mode of the partition; by default it does not change."""
         if self._inventory.engine == "slurm":
             return asked or mode_of(partition, last)
         if asked is not None:
@@ -141,7 +141,7 @@ class PolicyCommandHandler:
         return None
 
     def _last(self, partition: Partition, now: float) -> PolicyChange:
-        """The partition's last change; what files have changed is recorded first."""
+        """Return the partition's last change, after recording changes made in files."""
         changes = self._store.live_changes()
         declared = self._declared()
         if declared is not None:
@@ -149,18 +149,18 @@ class PolicyCommandHandler:
                 record_change(self._store, change)
             changes = self._store.live_changes()
         if partition.name not in changes:
-            load_policies(self._inventory)  # says what is wrong
+            load_policies(self._inventory)  # raises the reason
         return changes[partition.name]
 
     def _declared(self) -> dict[str, PolicySpec] | None:
-        """What inventory.yaml names; None while files of it are gone, which must keep nobody from a rollback."""
+        """Return the policies of inventory.yaml; None if their files are missing, which must not prevent a rollback."""
         try:
             return load_policies(self._inventory)
         except GpuschedError:
             return None
 
-    def _usable(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
-        """The nearest earlier change whose policy can decide, and the digest of its weights."""
+    def _rollback_target(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
+        """Return the latest earlier change whose policy can decide, and the digest of its weights."""
         back = last.back_to
         while back is not None and (target := self._store.policy_change(back)) is not None:
             try:
@@ -172,10 +172,10 @@ class PolicyCommandHandler:
 
 
 def record_change(store: Store, change: PolicyChange) -> None:
-    """Write a change down, and tell of it."""
+    """Store a policy change, and record its event."""
     store.add_policy_change(change)
     if not change.from_name:
-        return  # nothing has changed: this is where the record begins
+        return  # the first record is not a change
     data = {
         "partition": change.partition, "act": change.act, "reason": change.reason, "from": change.from_name,
         "from_version": change.from_version, "to": change.spec.name, "to_version": change.spec.version,
@@ -187,10 +187,10 @@ def record_change(store: Store, change: PolicyChange) -> None:
 
 
 def usable_digest(spec: PolicySpec, partition: str) -> str:
-    """The digest of an agent's weights for a partition; "" for a staged policy.
+    """Return the digest of an agent's weights for a partition; "" for a staged policy.
 
     Raises:
-        GpuschedError: There are none, or they cannot be used.
+        GpuschedError: There are no weights, or they cannot be used.
     """
     if spec.agent is None:
         return ""

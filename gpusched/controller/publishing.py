@@ -1,7 +1,6 @@
-"""The copy of the store that users of a shared installation read; why a copy: docs/decisions/0049.
+"""Publishes a copy of the store for the users of a shared installation; docs/decisions/0049 explains why a copy.
 
-Each copy is a file of its own that nobody changes any more, and `CURRENT` leads to the latest. A lock on it is waited
-for by nobody.
+Each copy is a file that never changes, and `CURRENT` links to the latest. So a reader's lock delays nobody.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
 from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
 
-LOOK_S = 0.1
-REST = 5.0  # so many times as long as copying took passes before the next copy
+POLL_S = 0.1
+PAUSE_FACTOR = 5.0  # pause before the next copy, as a multiple of the time that copying took
 RETRY_S = 5.0
-ROOM_BYTES = 16 << 20  # left to the writer of the store
-MOST_HELD = 64  # old copies that readers still have open
+RESERVED_BYTES = 16 << 20  # disk space left to the writer of the store
+MAX_HELD = 64  # old copies that readers still have open
 
 
 class Publisher:
-    """Publishes a copy whenever the store has changed, from `start` to `stop`, in a thread of its own."""
+    """Publishes a copy whenever the store has changed, from `start` to `stop`, in its own thread."""
 
     def __init__(self, state: Path, say: Callable[[str], None]) -> None:
         self._state, self._folder, self._say = state, state / PUBLISHED, say
         self._source: sqlite3.Connection | None = None
-        self._seen = -1
-        self._every_s = LOOK_S
-        self._held: list[int] = []  # descriptors of old copies that others have open
-        self._trouble = ""
+        self._published_version = -1
+        self._every_s = POLL_S
+        self._held: list[int] = []  # descriptors of old copies that readers have open
+        self._reported_error = ""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Publish at once, and go on doing so; calling it twice is fine."""
+        """Publish now, and whenever the store changes; idempotent."""
         if self._thread is not None:
             return
         self._stopping.clear()
@@ -51,24 +50,24 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish the last changes, and end; what is published stays."""
+        """Publish the last changes and stop; the published copy remains."""
         if self._thread is None:
             return
         self._stopping.set()
         self._thread.join(5.0)
-        if self._thread.is_alive():  # a disk that hangs: it ends with the process
+        if self._thread.is_alive():  # the disk hangs: the thread ends with the process
             return
         self._thread = None
         with self._reporting():
             self.publish()
         if self._source is not None:
             self._source.close()
-        self._source, self._seen = None, -1
+        self._source, self._published_version = None, -1
         while self._held:
             os.close(self._held.pop())
 
     def withdraw(self) -> None:
-        """End, and take away what is published."""
+        """Stop, and remove the published copy."""
         self.stop()
         with contextlib.suppress(OSError):
             (self._folder / CURRENT).unlink(missing_ok=True)
@@ -81,26 +80,26 @@ class Publisher:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Say what is wrong once; the old copy stays, and it is tried again."""
+        """Log an error once; the old copy remains, and publishing is retried."""
         try:
             yield
-            self._trouble = ""
+            self._reported_error = ""
         except (OSError, sqlite3.Error, GpuschedError) as error:
             self._every_s = max(RETRY_S, self._every_s)
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if str(error) != self._reported_error:
+                self._reported_error = str(error)
                 self._say(f"other users go on reading the old copy of the store, as a new one cannot be made: {error}")
 
     def publish(self) -> None:
-        """Publish a copy where the store has changed since the last.
+        """Publish a copy if the store has changed since the last one.
 
         Raises:
-            OSError, sqlite3.Error, GpuschedError: It cannot be made; the old one stays.
+            OSError, sqlite3.Error, GpuschedError: No copy can be made; the old one remains.
         """
         if self._source is None:
-            self._source = self._begin()
+            self._source = self._open_source()
         (version,) = self._source.execute("PRAGMA data_version").fetchone()
-        if version == self._seen and (self._folder / CURRENT).exists():
+        if version == self._published_version and (self._folder / CURRENT).exists():
             return
         self._make_room(self._source)
         names = self._names()
@@ -109,54 +108,54 @@ class Publisher:
         try:
             self._copy(self._source, part)
             part.chmod(0o644)
-            # A name of its own: to replace a file by another has ext4 write that to the disk at once.
+            # A new name: when a rename replaces a file, ext4 flushes the new one to the disk at once.
             part.rename(self._folder / f"{number}.db")
-            self._lead_to(f"{number}.db")
+            self._link_current(f"{number}.db")
         except BaseException:
-            self._tidy()
+            self._clean_up()
             raise
-        self._seen = version
+        self._published_version = version
         self._retire(names)
 
-    def _begin(self) -> sqlite3.Connection:
+    def _open_source(self) -> sqlite3.Connection:
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o755)
-        self._tidy()
+        self._clean_up()
         uri = f"{(self._state / DATABASE).absolute().as_uri()}?mode=ro"
-        # One thread at a time: this one until `_run` begins and once it has ended.
+        # Used by one thread at a time: the caller's before `_run` starts and after it has ended.
         return sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False)
 
     def _copy(self, source: sqlite3.Connection, part: Path) -> None:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
-            # A copy is lost with this machine's power, and made anew by the next start.
+            # No need to survive a power cut: the next start makes a new copy.
             copy.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE;")
             begin = time.perf_counter()
             source.backup(copy)
-            self._every_s = max(LOOK_S, REST * (time.perf_counter() - begin))
+            self._every_s = max(POLL_S, PAUSE_FACTOR * (time.perf_counter() - begin))
             copy.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
             copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPY_EVERY, str(1.2 * self._every_s)))
 
-    def _lead_to(self, name: str) -> None:
+    def _link_current(self, name: str) -> None:
         link = self._folder / "link.part"
         link.unlink(missing_ok=True)
         link.symlink_to(name)
         link.replace(self._folder / CURRENT)
 
     def _names(self) -> list[str]:
-        """Copies, oldest first."""
+        """Return the copies' names, oldest first."""
         names = [name for name in os.listdir(self._folder) if name.removesuffix(".db").isdecimal()]
         return sorted(names, key=lambda name: int(name.removesuffix(".db")))
 
-    def _tidy(self) -> None:
-        """Remove what a killed controller, or a full disk, left half done."""
+    def _clean_up(self) -> None:
+        """Remove unfinished copies of a killed controller or a full disk."""
         for path in self._folder.iterdir():
             if ".part" in path.name:
                 path.unlink(missing_ok=True)
         self._retire(self._names())
 
     def _retire(self, names: list[str]) -> None:
-        """Remove copies but the latest of these, which somebody may be about to open."""
+        """Remove old copies, except the latest of ``names``, which a reader may be about to open."""
         current = os.path.basename(os.path.realpath(self._folder / CURRENT))
         for name in names[:-1]:
             if name != current:
@@ -167,10 +166,10 @@ class Publisher:
         for descriptor in [d for d in self._held if not _open_elsewhere(d)]:
             self._held.remove(descriptor)
             os.close(descriptor)
-        self._give_up(self._held[:-MOST_HELD])
+        self._truncate(self._held[:-MAX_HELD])
 
-    def _give_up(self, descriptors: list[int]) -> None:
-        """Empty old copies, so that nobody fills the disk by holding them; who still reads one gets an error."""
+    def _truncate(self, descriptors: list[int]) -> None:
+        """Truncate old copies, so that readers cannot fill the disk by holding them; such a reader gets an error."""
         for descriptor in descriptors:
             os.ftruncate(descriptor, 0)
             os.close(descriptor)
@@ -178,9 +177,9 @@ class Publisher:
 
     def _make_room(self, source: sqlite3.Connection) -> None:
         (pages,), (size,) = (source.execute(f"PRAGMA {p}").fetchone() for p in ("page_count", "page_size"))
-        needed = pages * size + ROOM_BYTES
+        needed = pages * size + RESERVED_BYTES
         if _free(self._folder) < needed:
-            self._give_up([*self._held])
+            self._truncate([*self._held])
         if (free := _free(self._folder)) < needed:
             has, wants = format_memory(free >> 20), format_memory(needed >> 20)
             raise GpuschedError(f"{self._state} has {has} free, {wants} are needed")
@@ -192,9 +191,9 @@ def _free(folder: Path) -> int:
 
 
 def _open_elsewhere(descriptor: int) -> bool:
-    """Whether another process, or another descriptor of this one, has an unlinked file open."""
+    """Return whether an unlinked file is open in another process, or by another descriptor."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted where nobody else has
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted only if no other descriptor is open
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:
         return True

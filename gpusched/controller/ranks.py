@@ -1,4 +1,4 @@
-"""One rank of a job, with what its node says of it; what a step is given, and what it answers. Pure."""
+"""A rank of a job with its node's report; the input and result of a reconcile step. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpusched.queue.store import NodeRecord, RankRecord
 
 
 class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step may know besides the job.
+    """The input of a step, besides the job.
 
     Attributes:
-        observations: News of this cycle by node; a node without any is not known better than before.
-        dead: Nodes that have been down for so long that their jobs are given up.
-        busy: Ranks with an operation under way.
-        launch_errors: Launches that the node or we refused, with the reason.
-        earlier: Nodes' records before this cycle, with their last readings.
-        failed_launches: Of each node, those of late (see `launchfaults`).
+        observations: Of this cycle, by node; nothing new is known of a node without one.
+        dead: Nodes that have been down so long that their jobs are given up.
+        busy: Ranks with an operation in progress.
+        launch_errors: Reasons of launches that the node or we rejected.
+        earlier: Node records before this cycle, with their last readings.
+        failed_launches: Recent ones of each node (see `launchfaults`).
     """
 
     now: float
@@ -39,19 +39,18 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReconcileResult(msgspec.Struct, kw_only=True):
-    """What follows for one job.
+    """The result of a step for one job.
 
     Attributes:
-        job: Its new self.
-        events: Facts to record.
-        ranks: Rank records that changed, by rank.
-        operations: Things to do on nodes.
-        to_launch: Ranks whose launch has not arrived and is to be sent (again).
-        launch_failed: (node, error, what it says by itself) where it could not be launched, not plainly by its own
-            fault.
-        began: The job as it began to run, where it did in this step; it may have ended in the same one.
-        ended_attempt: (when, outcome) when the attempt is over and had begun to run.
-        worked_until: Of one that was stopped to be resized, up to when what it did counts; None: to its end.
+        job: With its changes.
+        events: To record.
+        ranks: Changed rank records, by rank.
+        operations: To perform on nodes.
+        to_launch: Ranks whose launch has not arrived, to be launched (again).
+        launch_failed: (node, error, suggested cause) of a failed launch that is not clearly the job's fault.
+        began: The job as it started to run, if it did so in this step; it may have ended in the same step.
+        ended_attempt: (time, outcome) of an attempt that ended after it had started to run.
+        worked_until: The time up to which an attempt stopped for a resize counts; None: to its end.
     """
 
     job: JobRecord
@@ -66,9 +65,9 @@ class ReconcileResult(msgspec.Struct, kw_only=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """One rank with what its node says of it.
+    """A rank with its node's report.
 
-    ``phase`` is a `ContainerReading` phase, ``absent`` (the node answered after the launch and has nothing),
+    ``phase`` is a `ContainerReading` phase, ``absent`` (not on the node, which answered after the launch),
     ``unlaunched``, ``gone`` (ended, or its node is given up) or ``unknown``.
     """
 
@@ -79,32 +78,33 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 def rank_key(rank: RankRecord) -> RankKey:
-    """The key operations are known by."""
+    """Return the key of the rank's operations."""
     return rank.job_id, rank.attempt, rank.rank
 
 
 def container_of(rank: RankRecord, reading: NodeReading) -> ContainerReading | None:
-    """What a reading says of a rank's container."""
+    """Return the rank's container in a reading."""
     name = container_name(rank.job_id, rank.attempt, rank.rank)
     return next((c for c in reading.containers or () if c.name == name), None)
 
 
-def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) -> RankStatus:
-    """What is known of a rank; what is new of it goes to the step."""
+def rank_status(rank: RankRecord, step: ReconcileResult, inputs: ReconcileInput) -> RankStatus:
+    """Return a rank's status; its changes are added to ``step``."""
     if rank.gone:
         return RankStatus(rank, "gone")
-    if error := world.launch_errors.get(rank_key(rank)):
+    # A rejected launch has no container to read: its error stands in for one.
+    if error := inputs.launch_errors.get(rank_key(rank)):
         name = container_name(rank.job_id, rank.attempt, rank.rank)
         return RankStatus(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
-    observation = world.observations.get(rank.node)
-    reading = observation.whole if observation is not None else None
+    observation = inputs.observations.get(rank.node)
+    reading = observation.complete_reading if observation is not None else None
     if reading is None:
-        if rank.node in world.dead:
+        if rank.node in inputs.dead:
             return RankStatus(update(step, rank, gone=True), "gone")
         return RankStatus(rank, "unknown")
     container = container_of(rank, reading)
     if container is None:
-        return RankStatus(rank, _absence(rank, observation, world))
+        return RankStatus(rank, _absence(rank, observation, inputs))
     rebooted = rank.boot_id is not None and reading.boot_id is not None and rank.boot_id != reading.boot_id
     changes: dict[str, Any] = {}
     if rank.boot_id is None:
@@ -112,25 +112,25 @@ def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) 
     if rank.launched_at is None:
         changes["launched_at"] = reading.time
     if container.phase == "exited" and rank.finished_at is None:
-        finished = _finished(rank, container, reading, world)
+        finished = _finished_at(rank, container, reading, inputs)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
     return RankStatus(update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
 
 
-def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
-    """When a rank ended: by its node's clock, but not before it was last seen to run, for that clock may be set."""
+def _finished_at(rank: RankRecord, container: ContainerReading, reading: NodeReading, inputs: ReconcileInput) -> float:
+    """Return when a rank ended, by its node's clock, which may be set; at least when it was last seen running."""
     if container.finished_at is None:
-        return world.now
-    record = world.earlier.get(rank.node)
+        return inputs.now
+    record = inputs.earlier.get(rank.node)
     last = record.reading if record is not None else None
     before = container_of(rank, last) if last is not None else None
     ran_until = last.time if last is not None and before is not None and before.phase == "running" else 0.0
-    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
+    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), inputs.now)
 
 
-def _absence(rank: RankRecord, observation: NodeObservation | None, world: ReconcileInput) -> str:
+def _absence(rank: RankRecord, observation: NodeObservation | None, inputs: ReconcileInput) -> str:
     assert observation is not None
-    if rank_key(rank) in world.busy:
+    if rank_key(rank) in inputs.busy:
         return "unknown"  # the launch is on its way
     if rank.launched_at is None:
         return "unlaunched"
@@ -138,18 +138,18 @@ def _absence(rank: RankRecord, observation: NodeObservation | None, world: Recon
 
 
 def update(step: ReconcileResult, rank: RankRecord, **changes: Any) -> RankRecord:
-    """The record, as the step knows it by now, with these changes, which the step then names."""
+    """Change a rank's record in ``step``, and return it."""
     changed = step.ranks[rank.rank] = msgspec.structs.replace(step.ranks.get(rank.rank, rank), **changes)
     return changed
 
 
-def is_idle(s: RankStatus, world: ReconcileInput) -> bool:
-    """Whether no operation is under way for it."""
-    return rank_key(s.rank) not in world.busy
+def is_idle(s: RankStatus, inputs: ReconcileInput) -> bool:
+    """Return whether the rank has no operation in progress."""
+    return rank_key(s.rank) not in inputs.busy
 
 
 def operation_on(
     verb: Literal["start", "signal", "remove"], s: RankStatus, signal: str | None = None, note: str | None = None
 ) -> Operation:
-    """Something to do with a rank on its node."""
+    """Return an operation on a rank."""
     return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note)

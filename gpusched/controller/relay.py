@@ -1,8 +1,8 @@
-"""Running jobs for users who have no account on the nodes: a process beside the controller, at a socket.
+"""Access to running jobs for users without an account on the nodes: a process beside the controller, on a socket.
 
-It reads the store, asks the nodes over connections of its own, and writes nothing. What it does for whom is decided by
-the user id that the kernel gives for the other end of the socket. It is no part of the controller's process, so that
-neither a flood of output nor what a hostile client sends can slow a cycle down.
+It reads the store, connects to the nodes itself, and writes nothing. Permissions follow the user id that the kernel
+reports for the other end of the socket. It is a separate process, so that neither a flood of output nor a hostile
+client can slow down a cycle.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 
 from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
-from gpusched.controller.joining import Tunnels, join
+from gpusched.controller.attaching import Tunnels, attach
 from gpusched.controller.outputs import may_see
-from gpusched.controller.peers import RelayPeer, talk
+from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
 from gpusched.model.jobs import JobRecord, JobState, container_name
@@ -39,11 +39,11 @@ from gpusched.queue.store import Reader
 
 NO_SESSION = "cannot attach to job {}: it was not started with 'gpusched run'"
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
-IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
+IDLE_S = 12 * 3600.0  # a command without input and output for so long is disconnected
 
 
 class RelayContext:
-    """What sessions share: the state folder, and the inventory as it is now."""
+    """The state shared by sessions: the state folder, and the current inventory."""
 
     def __init__(self, state: Path, inventory_path: Path) -> None:
         self.state, self._path, self._lock = state, inventory_path, threading.Lock()
@@ -52,10 +52,10 @@ class RelayContext:
         self.tunnels = Tunnels()
 
     def inventory(self) -> Inventory:
-        """The inventory; while it is broken, the last good one.
+        """Return the inventory; while it is invalid, the last valid one.
 
         Raises:
-            GpuschedError: There never was a good one.
+            GpuschedError: There never was a valid one.
         """
         with self._lock:
             try:
@@ -69,18 +69,18 @@ class RelayContext:
             return self._inventory
 
 
-def serve(sock: socket.socket, uid: int, site: RelayContext, say: Callable[[str], None]) -> None:
-    """One connection, from the request to its end. Raises nothing."""
+def serve(sock: socket.socket, uid: int, context: RelayContext, say: Callable[[str], None]) -> None:
+    """Serve one connection, from the request to its end. Raises nothing."""
     peer = RelayPeer(sock)
     try:
-        peer.send(_answer(peer, peer.request(), uid, site))
+        peer.send(_answer(peer, peer.request(), uid, context))
     except OSError:
-        return  # the client is gone
+        return  # the client has disconnected
     except (wire.Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _fail(peer, wire.Failure(f"not a request: {error}"[:500]))
     except GpuschedError as error:
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
-    except Exception as error:  # one client's trouble stays its own
+    except Exception as error:  # must not affect other clients
         say(f"relay: a request of {user_name(uid)} failed: {error!r}")
         _fail(peer, wire.Failure("internal error of the controller; see its output"))
     finally:
@@ -92,10 +92,10 @@ def _fail(peer: RelayPeer, failure: wire.Failure) -> None:
         peer.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
 
-def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext) -> bytes:
-    """Do it; returns the last frame."""
-    inventory = site.inventory()
-    reader = Reader.open(site.state)
+def _answer(peer: RelayPeer, request: wire.Request, uid: int, context: RelayContext) -> bytes:
+    """Carry out the request; return the last frame."""
+    inventory = context.inventory()
+    reader = Reader.open(context.state)
     if reader is None:
         raise GpuschedError("there is no store")
     try:
@@ -105,25 +105,25 @@ def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext
         if not may_see(uid, job, inventory):
             raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
         if isinstance(request, wire.KeptLog):
-            return _kept(peer, site.state, job, request)
-        node, runtime, ref = _place(reader, inventory, job, request)
+            return _send_kept_log(peer, context.state, job, request)
+        node, runtime, ref = _locate(reader, inventory, job, request)
     finally:
         reader.close()
     if isinstance(request, wire.Attach):
-        return join(peer, node, inventory.settings, ref, request, job.spec.session or 0)
+        return attach(peer, node, inventory.settings, ref, request, job.spec.session or 0)
     if isinstance(request, wire.Forward):
-        return site.tunnels.forward(peer, node, inventory.settings, ref, request.port)
+        return context.tunnels.forward(peer, node, inventory.settings, ref, request.port)
     transport = open_transport(node, inventory.settings)
     try:
         if isinstance(request, wire.Exec):
             return _exec(peer, transport, request, runtime.exec_argv(ref, request.argv, request.terminal is not None))
         log = runtime.log(ref, request.follow, request.tail_bytes)
-        return talk(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
+        return forward_streams(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
     finally:
         transport.close()
 
 
-def _place(
+def _locate(
     reader: Reader, inventory: Inventory, job: JobRecord, request: wire.NodeLog | wire.Exec | wire.Attach | wire.Forward
 ) -> tuple[Node, Runtime, AttemptRef]:
     attempt = job.attempt if isinstance(request, wire.Exec) else request.attempt
@@ -134,25 +134,25 @@ def _place(
             raise UsageError(NO_SESSION.format(job.id), "'gpusched exec' runs a command beside it")
         if job.state not in (JobState.STARTING, JobState.RUNNING):
             raise GpuschedError(f"job {job.id} is {job.state}")
-    record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
-    if record is None:
+    rank = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
+    if rank is None:
         raise GpuschedError(f"job {job.id}, attempt {attempt}, rank {request.rank} is not on a node")
-    node = inventory.node(record.node)
+    node = inventory.node(rank.node)
     if node is None:
-        raise GpuschedError(f"job {job.id} is on {record.node}, which is no longer in the inventory")
+        raise GpuschedError(f"job {job.id} is on {rank.node}, which is no longer in the inventory")
     ref = AttemptRef(reader.meta("cluster_id") or "", node.name, container_name(job.id, attempt, request.rank))
-    return node, runtime_for(record.runtime), ref
+    return node, runtime_for(rank.runtime), ref
 
 
 def _exec(peer: RelayPeer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
     if any("\0" in word for word in request.argv):
         raise UsageError("a word of the command contains a null character")
     if request.stdin or request.terminal is not None:
-        return talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
-    return talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
+        return forward_streams(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
+    return forward_streams(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
 
 
-def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -> bytes:
+def _send_kept_log(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -> bytes:
     path = (result_path if request.result else log_path)(state, job.id, request.attempt, request.rank)
     try:
         with path.open("rb") as file:
@@ -163,20 +163,20 @@ def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -
     return wire.exit_frame(0)
 
 
-class Door:
-    """Lets clients in, so many of each user."""
+class ConnectionLimiter:
+    """Accepts connections, up to a limit per user and in all."""
 
-    def __init__(self, site: RelayContext, say: Callable[[str], None]) -> None:
-        self._site, self._say = site, say
-        self._inside: Counter[int] = Counter()
+    def __init__(self, context: RelayContext, say: Callable[[str], None]) -> None:
+        self._context, self._say = context, say
+        self._open: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def enter(self, sock: socket.socket) -> None:
-        """Serve a connection in a thread of its own, or turn it away."""
+    def accept(self, sock: socket.socket) -> None:
+        """Serve a connection in a thread of its own, or reject it."""
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         with self._lock:
-            full = self._inside.total() >= MAX_SESSIONS or self._inside[uid] >= MAX_SESSIONS_PER_USER
-            self._inside[uid] += not full
+            full = self._open.total() >= MAX_SESSIONS or self._open[uid] >= MAX_SESSIONS_PER_USER
+            self._open[uid] += not full
         try:
             if full:
                 raise GpuschedError(
@@ -185,7 +185,7 @@ class Door:
             threading.Thread(target=self._serve, args=(sock, uid), daemon=True).start()
         except (GpuschedError, RuntimeError) as error:  # RuntimeError: no more threads
             if not full:
-                self._leave(uid)
+                self._release(uid)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
                 failure = wire.Failure(str(error), "close some of them", transient=True)
@@ -194,22 +194,22 @@ class Door:
     def _serve(self, sock: socket.socket, uid: int) -> None:
         try:
             with sock:
-                serve(sock, uid, self._site, self._say)
+                serve(sock, uid, self._context, self._say)
         finally:
-            self._leave(uid)
+            self._release(uid)
 
-    def _leave(self, uid: int) -> None:
+    def _release(self, uid: int) -> None:
         with self._lock:
-            self._inside[uid] -= 1
-            if not self._inside[uid]:
-                del self._inside[uid]
+            self._open[uid] -= 1
+            if not self._open[uid]:
+                del self._open[uid]
 
 
 def listen(state: Path) -> socket.socket:
-    """The socket in the state folder; everybody may connect, the kernel says who did."""
+    """Return a listening socket in the state folder; all users may connect, and the kernel tells who did."""
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path may be no longer than 107 bytes
+        path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path is limited to 107 bytes
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
@@ -222,29 +222,29 @@ def listen(state: Path) -> socket.socket:
 
 
 def main() -> None:
-    """``python -m gpusched.controller.relay STATE INVENTORY``: until stdin ends, which is when the controller does."""
+    """Run ``python -m gpusched.controller.relay STATE INVENTORY`` until stdin, a pipe from the controller, ends."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     os.nice(5)
-    # Where the controller was told to ignore Ctrl-C (nohup, &), what runs in the terminals made here must not.
+    # Restore Ctrl-C, which the controller may ignore (nohup, &), for commands in the terminals opened here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, 65536) if hard_limit > 0 else 65536, hard_limit))
     state = Path(sys.argv[1])
     listener = listen(state)
-    door = Door(RelayContext(state, Path(sys.argv[2])), say)
-    threading.Thread(target=_accept, args=(listener, door), daemon=True).start()
+    limiter = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])), say)
+    threading.Thread(target=_accept, args=(listener, limiter), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.buffer.read()
     os._exit(0)  # sessions may hang in calls without a time limit
 
 
-def _accept(listener: socket.socket, door: Door) -> None:
+def _accept(listener: socket.socket, limiter: ConnectionLimiter) -> None:
     while True:
         try:
-            door.enter(listener.accept()[0])
+            limiter.accept(listener.accept()[0])
         except OSError:  # no descriptor is free
             time.sleep(0.1)
 

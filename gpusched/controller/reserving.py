@@ -1,4 +1,4 @@
-"""What admins ask of reservations, done."""
+"""Carries out admins' commands on reservations."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from gpusched.queue.store import Store
 
 
 class ReservationCommandHandler:
-    """Carries out the commands on reservations, inside the caller's transaction.
+    """Carries out commands on reservations, inside the caller's transaction.
 
-    Every method raises `GpuschedError` for what cannot be done; then nothing has changed.
+    Every method raises `GpuschedError` if a command cannot be carried out; then nothing has changed.
     """
 
     def __init__(self, store: Store, inventory: Inventory) -> None:
         self._store, self._inventory = store, inventory
 
     def reserve(self, command: Reserve, user: str, now: float) -> None:
-        """Make a reservation."""
-        wanted = msgspec.structs.replace(command.reservation, by=user, made=now)
-        there = self._store.reservations(now)
-        if any(one.name == wanted.name for one in there):
-            raise GpuschedError(f"reservation {wanted.name} already exists")
-        self._put(wanted, there, "reserved", user, now)
+        """Create a reservation."""
+        reservation = msgspec.structs.replace(command.reservation, by=user, made=now)
+        existing = self._store.reservations(now)
+        if any(r.name == reservation.name for r in existing):
+            raise GpuschedError(f"reservation {reservation.name} already exists")
+        self._put(reservation, existing, "reserved", user, now)
 
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
-        """Change what the command names."""
-        there = self._store.reservations(now)
-        before = named(command.name, there)
+        """Change the fields that the command names."""
+        existing = self._store.reservations(now)
+        before = named(command.name, existing)
         changed = changed_by(command, before, now)
-        self._put(changed, there, "reservation_changed", user, now)
+        self._put(changed, existing, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
-        """As if it had not been made; of one that has begun stays what was."""
-        one = named(command.name, self._store.reservations(now))
-        if one.begin < now:
-            self._store.put_reservation(msgspec.structs.replace(one, end=now), now)
+        """Delete a reservation; if it has begun, end it now."""
+        reservation = named(command.name, self._store.reservations(now))
+        if reservation.begin < now:
+            self._store.put_reservation(msgspec.structs.replace(reservation, end=now), now)
         else:
-            self._store.drop_reservation(one.name, now)
-        self._note("reservation_cancelled", one, user, now)
+            self._store.drop_reservation(reservation.name, now)
+        self._append_event("reservation_cancelled", reservation, user, now)
 
-    def _put(self, wanted: Reservation, there: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
-        check_reservation(wanted, self._inventory, there, now)
-        self._store.put_reservation(wanted, now)
-        self._note(kind, wanted, user, now)
+    def _put(self, r: Reservation, existing: tuple[Reservation, ...], kind: str, user: str, now: float) -> None:
+        check_reservation(r, self._inventory, existing, now)
+        self._store.put_reservation(r, now)
+        self._append_event(kind, r, user, now)
 
-    def _note(self, kind: str, one: Reservation, user: str, now: float) -> None:
-        data = {"name": one.name, "nodes": list(one.nodes), "from": one.begin, "to": one.end}
+    def _append_event(self, kind: str, r: Reservation, user: str, now: float) -> None:
+        data = {"name": r.name, "nodes": list(r.nodes), "from": r.begin, "to": r.end}
         self._store.append([Event(time=now, kind=kind, user=user, data=data)])

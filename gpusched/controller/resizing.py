@@ -1,8 +1,9 @@
-"""A job that is stopped to go on at another size: how that begins, and what becomes of it. Pure.
+"""Resizing: stops a job so that it continues at another size. Pure.
 
-resize.json is written, then every rank signalled; the job saves, says so in saved.json and ends, or is ended when it
-has said so, or when the grace is over. It waits in the queue's first place, and starts at the new size, or a smaller
-one where others took the room. Where it does not come up there, it goes back, and that size is not tried again.
+resize.json is written, then every rank is signalled. The job saves its work, reports that in saved.json and ends; it is
+killed when it has reported, or when the grace period is over. It waits first in the queue, and starts at the new size,
+or at a smaller one if others took the space. If it fails to start there, it goes back, and that size is not tried
+again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.fold import back_in_queue
+from gpusched.controller.commandfiles import requeue_fields
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Resizes, ResizeTo
@@ -22,13 +23,13 @@ from gpusched.model.units import count_of
 from gpusched.queue.lifecycle import move
 
 NOT_SAVED = "it did not save its work when asked"
-_COMES_UP_S = 30.0  # a job that tells nothing has come up if it runs for that long
+_STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started after so long
 
 
 def begin_resize(
     job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
 ) -> tuple[JobRecord, Event]:
-    """Ask a running job to save and end, to go on with other GPUs."""
+    """Tell a running job to save and end, so that it continues with another number of GPUs."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
         now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s
@@ -47,54 +48,54 @@ def _stop(
     )  # fmt: skip
 
 
-def note_of(job: JobRecord, ending: Ending) -> str | None:
-    """The text of resize.json; None where the job is not resized."""
+def resize_file(job: JobRecord, ending: Ending) -> str | None:
+    """Return the text of resize.json; None if the job is not resized."""
     if ending.resize is None:
         return None
     facts = {"from": job.spec.gpus, "to": ending.resize.gpus, "deadline": ending.kill_at}
     return msgspec.json.encode(facts).decode()
 
 
-def update_save_status(step: ReconcileResult, ending: Ending, seen: list[RankStatus], world: ReconcileInput) -> Ending:
-    """The ending with what the job has said since it was asked to save; it is heard while its container is there."""
+def record_saved(step: ReconcileResult, ending: Ending, ranks: list[RankStatus], inputs: ReconcileInput) -> Ending:
+    """Return the ending with what the job reported since it was asked to save, as long as its container exists."""
     to = ending.resize
     if to is None:
         return ending
-    saved = to.saved or any(at is not None and at >= to.asked_at for at in (_saved_at(s, world) for s in seen))
-    done = to.done or _is_done(seen)
+    saved = to.saved or any(at is not None and at >= to.asked_at for at in (_saved_at(s, inputs) for s in ranks))
+    done = to.done or _is_done(ranks)
     if (saved, done) == (to.saved, to.done):
         return ending
     changed = msgspec.structs.replace(ending, resize=msgspec.structs.replace(to, saved=saved, done=done))
     step.job = msgspec.structs.replace(step.job, ending=changed)
     kind = "finished" if done else "saved"
-    step.events.append(Event(time=world.now, kind=kind, job_id=step.job.id, user=step.job.user, data={}))
+    step.events.append(Event(time=inputs.now, kind=kind, job_id=step.job.id, user=step.job.user, data={}))
     return changed
 
 
-def _saved_at(s: RankStatus, world: ReconcileInput) -> float | None:
+def _saved_at(s: RankStatus, inputs: ReconcileInput) -> float | None:
     if s.container is None or s.container.saved is None:
         return None
-    return _reading(s, world).time - s.container.saved.age_s
+    return _reading(s, inputs).time - s.container.saved.age_s
 
 
-def _reading(s: RankStatus, world: ReconcileInput) -> NodeReading:
-    found = world.observations[s.rank.node].result
+def _reading(s: RankStatus, inputs: ReconcileInput) -> NodeReading:
+    found = inputs.observations[s.rank.node].result
     assert isinstance(found, NodeReading)
     return found
 
 
-def _is_done(seen: list[RankStatus]) -> bool:
-    for s in seen:
-        told = s.container.progress if s.container is not None else None
-        if s.rank.rank == 0 and s.rank.exit_code == 0 and told is not None and told.of and told.step >= told.of:
+def _is_done(ranks: list[RankStatus]) -> bool:
+    for s in ranks:
+        steps = s.container.progress if s.container is not None else None
+        if s.rank.rank == 0 and s.rank.exit_code == 0 and steps is not None and steps.of and steps.step >= steps.of:
             return True
     return False
 
 
 def requeue_resized(
-    step: ReconcileResult, seen: list[RankStatus], ending: Ending, end: float, world: ReconcileInput
+    step: ReconcileResult, ranks: list[RankStatus], ending: Ending, end: float, inputs: ReconcileInput
 ) -> None:
-    """All ranks are gone: the job waits for its start at the other size."""
+    """Requeue a job whose ranks are all gone, to start at the other size."""
     job, to = step.job, ending.resize
     assert to is not None
     data: dict[str, Any] = {"outcome": "RESIZED"}
@@ -103,33 +104,34 @@ def requeue_resized(
     resizes = msgspec.structs.replace(resizes, resume_at=to.gpus, had_s=resizes.had_s + end - began)
     step.worked_until = began if to.back else to.asked_at
     if not to.back and not to.saved:
-        kept = max((at for s in seen if (at := _saved_at(s, world)) is not None), default=began)
-        step.worked_until = min(max(kept, began), end)
+        saved_at = max((at for s in ranks if (at := _saved_at(s, inputs)) is not None), default=began)
+        step.worked_until = min(max(saved_at, began), end)
         lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work lost"
-        if all(s.rank.finished_at is not None for s in seen):  # else its node is to blame
+        if all(s.rank.finished_at is not None for s in ranks):  # otherwise its node failed
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
-    fields = back_in_queue(ending.message) | {"resizes": resizes}
-    step.job, event = move(job, JobState.PENDING, world.now, event="requeued", data=data, **fields)
+    fields = requeue_fields(ending.message) | {"resizes": resizes}
+    step.job, event = move(job, JobState.PENDING, inputs.now, event="requeued", data=data, **fields)
     step.events.append(event)
 
 
-def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
-    """Of a running job that was resized: note that it came up, or that it does not; whether it goes back.
+def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, inputs: ReconcileInput) -> bool:
+    """Note that a resized job has started, or send it back if it failed to; return whether it goes back.
 
     Args:
-        step: Of the job.
-        seen: Its ranks.
-        failure: How one of them failed; "": none did.
-        world: What is known.
+        step: Of a running job.
+        ranks: Its ranks.
+        failure: Why one of them failed, or "".
+        inputs: The step's input.
     """
     job, resizes = step.job, step.job.resizes
     if resizes is None or resizes.before is None or job.start_time is None or job.spec.elastic is None:
         return False
-    ran_s = world.now - job.start_time
-    if _has_stepped(seen, job.start_time, ran_s, world):
+    ran_s = inputs.now - job.start_time
+    # ``before`` is set from the resize until the job has proved that it runs at the new size.
+    if _has_stepped(ranks, job.start_time, ran_s, inputs):
         asked = resizes.times[-1] if resizes.times else job.start_time
         changed = msgspec.structs.replace(
             resizes,
@@ -139,25 +141,25 @@ def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: st
         )
         step.job = msgspec.structs.replace(job, resizes=changed)
         data = {"gpus_from": resizes.before, "gpus_to": job.spec.gpus, "cost_s": changed.cost_s}
-        step.events.append(Event(time=world.now, kind="resized", job_id=job.id, user=job.user, data=data))
+        step.events.append(Event(time=inputs.now, kind="resized", job_id=job.id, user=job.user, data=data))
         return False
     if not failure and ran_s < resizes.start_timeout_s:
         return False
-    what = failure or f"no step within {resizes.start_timeout_s:.0f} s"
-    why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {what}"
+    cause = failure or f"no step within {resizes.start_timeout_s:.0f} s"
+    why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {cause}"
     changed = msgspec.structs.replace(
         resizes, before=None, unusable=(*resizes.unusable, job.spec.gpus), count=resizes.count + 1, why=why
     )
-    to = ResizeTo(gpus=resizes.before, asked_at=world.now, back=True)
-    kill_at = world.now + (0.0 if failure else world.settings.grace_s)
-    step.job, event = _stop(job, to, changed, why, kill_at, world.now)
+    to = ResizeTo(gpus=resizes.before, asked_at=inputs.now, back=True)
+    kill_at = inputs.now + (0.0 if failure else inputs.settings.grace_s)
+    step.job, event = _stop(job, to, changed, why, kill_at, inputs.now)
     step.events.append(event)
     return True
 
 
-def _has_stepped(seen: list[RankStatus], since: float, ran_s: float, world: ReconcileInput) -> bool:
-    """Whether the present attempt made a step; one that tells nothing, whether it runs for a while."""
-    for s in seen:
-        if s.rank.rank == 0 and s.container is not None and (told := s.container.progress) is not None:
-            return _reading(s, world).time - told.age_s > since
-    return ran_s > _COMES_UP_S
+def _has_stepped(ranks: list[RankStatus], since: float, ran_s: float, inputs: ReconcileInput) -> bool:
+    """Return whether the attempt has made a step; without progress reports, whether it has run for a while."""
+    for s in ranks:
+        if s.rank.rank == 0 and s.container is not None and (progress := s.container.progress) is not None:
+            return _reading(s, inputs).time - progress.age_s > since
+    return ran_s > _STARTED_AFTER_S

@@ -1,6 +1,6 @@
 """Secrets and programs of jobs, and the keys of their steps: files that only the controller can read.
 
-They are gone when their job is, and never in the database.
+They are deleted with their job, and never stored in the database.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpusched.model.jobs import JobRecord
 
 
 class SecretFiles:
-    """One file per submission (an array's tasks share it) in a folder of the state folder, mode 0600 in one of 0700.
+    """One file per submission (an array's tasks share it), mode 0600 in a folder of mode 0700 in the state folder.
 
     Args:
         state: The state folder.
         folder: The folder in it.
-        unsynced: Folders whose names may not be on the disk yet, shared with others.
+        unsynced: Folders whose entries may not be on the disk yet, shared with others.
     """
 
     def __init__(self, state: Path, folder: str = "secrets", unsynced: set[Path] | None = None) -> None:
@@ -32,25 +32,25 @@ class SecretFiles:
 
     @cached_property
     def programs(self) -> ProgramFiles:
-        """Those beside them."""
+        """The programs, in a folder beside the secrets."""
         return ProgramFiles(self._state, self._unsynced)
 
     def sync(self) -> None:
-        """Have all that was written on the disk, programs too: the commands that brought it are removed next.
+        """Flush all writes, including programs, to the disk; their command files are removed afterwards.
 
         Raises:
-            OSError: It cannot be done.
+            OSError: It failed.
         """
         for folder in self._unsynced:
             sync_folder(folder)
         self._unsynced.clear()
 
     def write(self, job_id: str, values: dict[str, str]) -> None:
-        """Keep the values of a submission."""
+        """Store the values of a submission."""
         self._write(self._path(job_id), msgspec.json.encode(values))
 
     def steps_key(self, job_id: str) -> str:
-        """The key by which a job's nodes know each other, made where there is none: all its launches have the same."""
+        """Return the key by which a job's nodes authenticate each other; created once, the same for all launches."""
         path = self._path(job_id).with_suffix(".pem")
         try:
             return path.read_text()
@@ -74,7 +74,7 @@ class SecretFiles:
         os.replace(draft, path)
 
     def read(self, job_id: str) -> dict[str, str] | None:
-        """The values for a job or a task of an array; None where they are gone.
+        """Return the values of a job, or of an array task; None if they were deleted.
 
         Raises:
             OSError: They cannot be read now.
@@ -85,20 +85,20 @@ class SecretFiles:
             return None
 
     def has(self, job_id: str) -> bool:
-        """Whether the values are still there."""
+        """Return whether the values exist."""
         return self._path(job_id).exists()
 
-    def kept(self) -> list[str]:
-        """Ids of the submissions whose values are there."""
+    def job_ids(self) -> list[str]:
+        """Return the ids of submissions whose values exist."""
         return [path.name.partition(".")[0] for path in self._folder.glob("*.*")]
 
-    def forget(self, job_id: str) -> None:
-        """Remove the values of a submission, of which nothing is left that may need them."""
+    def delete(self, job_id: str) -> None:
+        """Delete the values of a submission."""
         for suffix in (".json", ".pem", ".tmp"):
             self._path(job_id).with_suffix(suffix).unlink(missing_ok=True)
 
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Return the total size in bytes."""
         found = 0
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -111,18 +111,18 @@ class SecretFiles:
 
 
 class ProgramFiles:
-    """The programs of jobs that run a Python function (`Submit.program`); each user's in a folder of their own."""
+    """The programs of jobs that run a Python function (`Submit.program`), in one folder per user."""
 
     def __init__(self, state: Path, unsynced: set[Path]) -> None:
         self._state, self._unsynced = state, unsynced
-        self._last: tuple[str, dict[str, str] | None] = "", None  # tasks of an array are launched one after the other
+        self._last: tuple[str, dict[str, str] | None] = "", None  # cache: array tasks are launched in a row
 
     def of(self, uid: int) -> SecretFiles:
-        """A user's. Of each submission ``""`` is what all tasks begin with, the others are by their indices."""
+        """Return a user's files: ``""`` is the common beginning of all tasks, the rest is keyed by task index."""
         return SecretFiles(self._state, f"programs/{uid}", self._unsynced)
 
     def read(self, job: JobRecord) -> str | None:
-        """The program of a job; None where it is gone."""
+        """Return the program of a job; None if it was deleted."""
         base = job.array_id or job.id
         if base != self._last[0] or self._last[1] is None:
             self._last = base, self.of(job.uid).read(base)
@@ -130,11 +130,11 @@ class ProgramFiles:
         index = "" if job.array_index is None else str(job.array_index)
         return None if texts is None else texts[""] + (texts.get(index, "") if index else "")
 
-    def forget_unless(self, is_kept: Callable[[str], bool]) -> None:
-        """Remove those of submissions, by their ids, of which nothing is left that may need them."""
+    def delete_unless(self, is_kept: Callable[[str], bool]) -> None:
+        """Delete the programs of submissions for whose id ``is_kept`` is false."""
         with contextlib.suppress(OSError):
             for folder in os.listdir(self._state / "programs"):
                 files = SecretFiles(self._state, f"programs/{folder}")
-                for job_id in files.kept():
+                for job_id in files.job_ids():
                     if not is_kept(job_id):
-                        files.forget(job_id)
+                        files.delete(job_id)

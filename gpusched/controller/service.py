@@ -1,4 +1,4 @@
-"""Running the cycle: for ever (``gpusched controller``) or once (``gpusched tick``), under one lock."""
+"""Runs the cycle under a lock: in a loop (``gpusched controller``) or once (``gpusched tick``)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
-from gpusched.controller.asking import Prepare
+from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.fold import STORAGE_ERRORS
-from gpusched.controller.notices.desk import NotificationService
+from gpusched.controller.injob import Prepare
+from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from gpusched.controller.slurm.deadman import DeadMan
 
 POLL_S = 0.2
-LOCK_NAMED_S = 0.4
-PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
+LOCK_REPORT_S = 0.4
+PATIENCE_S = 3.0  # how long a cycle waits for slow nodes; a later cycle uses their answers
 MAX_TICK_ROUNDS = 4
-CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
-TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
-TICK_TELLING_S = 20.0  # a tick that ends ends its sending; what was not sent is sent by the next
+CRON_S = 60.0  # cron's shortest interval, within which the controller must not count as missing
+TICK_PREDICTING_S = 1.0  # a tick has no pause between cycles
+TICK_NOTICES_S = 20.0  # sending stops when the tick ends; the next tick sends the rest
 RELAY_RESTART_S = 10.0
-MOST_SAID = 20
+MAX_LOGGED_ROWS = 20
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -68,15 +68,15 @@ class AlreadyRunning(GpuschedError):
 
 @contextlib.contextmanager
 def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
-    """The right to be the one writer. The kernel gives it up when the process dies, however it dies.
+    """Hold the lock of the single writer. The kernel releases it when the process dies.
 
     Yields:
-        What raises `GpuschedError` where the state folder is not the one that was locked any more: it was removed, or
-        put back from a copy. A controller that went on would take commands that are meant for another one.
+        A function that raises `GpuschedError` if the state folder is no longer the locked one: it was removed, or
+            restored from a copy. A controller that went on would take commands meant for another one.
 
     Raises:
-        AlreadyRunning: Another process has it.
-        GpuschedError: The lock's file cannot be opened.
+        AlreadyRunning: Another process holds the lock.
+        GpuschedError: The lock file cannot be opened.
     """
     state.mkdir(parents=True, exist_ok=True)
     path = state / "controller.lock"
@@ -88,7 +88,7 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         ) from None
     with open(descriptor, "r+") as file:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
-            os.fchmod(descriptor, 0o600)  # whoever can open it can lock it; earlier versions let all users read it
+            os.fchmod(descriptor, 0o600)  # anyone who can open it can lock it; earlier versions let all read it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -98,18 +98,18 @@ def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        own = os.fstat(descriptor)
+        locked = os.fstat(descriptor)
 
-        def still_held() -> None:
+        def check() -> None:
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), own):
+                if os.path.samestat(os.stat(path), locked):
                     return
             raise GpuschedError(
                 f"{state} was removed or replaced while this controller used it; it stops, jobs keep running",
                 "start a controller on the new folder, and run 'gpusched check'",
             )
 
-        yield still_held
+        yield check
 
 
 class Service:
@@ -131,7 +131,7 @@ class Service:
         self.store = Store.create_or_open(state, lock_wait or LockWait(state, say))
         self._publisher = Publisher(state, say)
         self.is_shared = False
-        self._share(inventory)  # before anything that takes long: readers have what was last recorded
+        self._apply_sharing(inventory)  # first, so that readers have a copy during a slow start
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
         self.clock = clock or Clock()
@@ -142,13 +142,13 @@ class Service:
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices = NotificationService(self.store, say)
         self._files = self._stamp()
-        self._housekept = -HOUSEKEEPING_S
-        self._ran_s = 0.0  # how long the last cycle took
+        self._housekept_at = -HOUSEKEEPING_S
+        self._last_cycle_s = 0.0  # duration of the last cycle
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
-        self._take_note(declared)
+        self._record_inventory(declared)
         try:
             secure_logs(state, self.store, inventory)
         except OSError as error:
@@ -156,7 +156,7 @@ class Service:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
+        """Compile or load the scheduling passes before the first cycle: slow once, and later cycles do not wait."""
         from gpusched.compiled import kept_on_disk
         from gpusched.sched.kernel.by_rule import pass_for
         from gpusched.sched.state import EASY
@@ -168,9 +168,9 @@ class Service:
         self.cycle.warm_up()
         announce(self._state)
 
-    def _share(self, inventory: Inventory) -> None:
+    def _apply_sharing(self, inventory: Inventory) -> None:
         """Open the state folder to the machine's other users, or close it, as the inventory says."""
-        before, self.is_shared = self.is_shared, inventory.settings.shared or self._state == SHARED_STATE
+        was_shared, self.is_shared = self.is_shared, inventory.settings.shared or self._state == SHARED_STATE
         inbox = Inbox(self._state)
         if not self.is_shared:
             inbox.make_private()
@@ -178,37 +178,37 @@ class Service:
             return
         inbox.create(shared=True)
         self._publisher.start()
-        if not before and not self._state.stat().st_mode & stat.S_IXOTH:
+        if not was_shared and not self._state.stat().st_mode & stat.S_IXOTH:
             self._say(f"settings.shared: other users cannot enter {self._state}; as its owner: chmod 755 {self._state}")
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
 
     def run(self, patience_s: float) -> None:
-        """One cycle with a fresh look at the files."""
-        begun = time.monotonic()
+        """Run one cycle, after reloading changed files."""
+        started = time.monotonic()
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
-            self._begin_anew()
+            self._replace_cycle()
             self._say(
                 f"this machine's clock was set by {step:+.0f} s; limits, retries and grace periods are unaffected"
             )
         self.cycle.run(patience_s)
-        self.tell()
-        if time.monotonic() - self._housekept > HOUSEKEEPING_S:
-            self._housekept = time.monotonic()
+        self.send_notices()
+        if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
+            self._housekept_at = time.monotonic()
             with self.store.transaction():
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
-        self._ran_s = time.monotonic() - begun
+        self._last_cycle_s = time.monotonic() - started
 
-    def tell(self, wait_s: float = 0.0) -> None:
-        """Send notices of what is new, waiting so long for what becomes of them."""
+    def send_notices(self, wait_s: float = 0.0) -> None:
+        """Send due notices, waiting up to ``wait_s`` for the results."""
         self._notices.step(self.cycle.inventory, self.clock(), wait_s)
 
     def predict_starts(self, budget_s: float = BUDGET_S) -> None:
-        """Between two cycles: predict starts for the record. What goes wrong there must not stop the cluster."""
+        """Predict job starts between two cycles; an error turns predictions off, and does not stop the controller."""
         if self._predictor is None:
             return
         try:
@@ -222,18 +222,18 @@ class Service:
             self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
 
     def recover(self, error: Exception) -> None:
-        """Go on after a cycle that could not write: nothing of it is in the store, so the next one begins from there.
+        """Go on after a cycle that could not be written: none of it is in the store, so the next starts from there.
 
-        Jobs run on meanwhile; commands wait in the inbox.
+        Jobs keep running; commands wait in the inbox.
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
-        self._begin_anew()
+        self._replace_cycle()
 
     def set_aside(self, error: Damaged) -> None:
-        """Set aside the rows that cannot be read, and go on without them.
+        """Set aside unreadable rows and go on without them.
 
         Raises:
-            Damaged: There is none: it is more than a row.
+            Damaged: There are none, so the damage is not limited to rows.
         """
         try:
             rows = set_aside_damaged(self.store, self.clock())
@@ -243,16 +243,16 @@ class Service:
         if not rows:
             raise error
         _say_set_aside(rows, self._say)
-        self._begin_anew()
+        self._replace_cycle()
 
-    def _begin_anew(self) -> None:
-        """Forget what the cycle remembers besides the store."""
-        before = self.cycle
-        before.close()
-        self.cycle = self._new_cycle(before.inventory, before.policies)
-        if isinstance(self.cycle, Cycle) and isinstance(before, Cycle):
-            self.cycle.follow(before)
-        self.cycle.inbox = before.inbox  # it knows what was put off
+    def _replace_cycle(self) -> None:
+        """Replace the cycle by a new one, which reads its state from the store."""
+        previous = self.cycle
+        previous.close()
+        self.cycle = self._new_cycle(previous.inventory, previous.policies)
+        if isinstance(self.cycle, Cycle) and isinstance(previous, Cycle):
+            self.cycle.take_over(previous)
+        self.cycle.inbox = previous.inbox  # it knows which files were put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
@@ -276,53 +276,54 @@ class Service:
         return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
 
     def _reload(self) -> None:
-        """Take up a changed inventory.yaml or policy; a broken one is reported and the old one stays in force."""
+        """Apply a changed inventory.yaml or policy; an invalid one is reported and the old one stays active."""
         stamp = self._stamp()
         if stamp == self._files:
             return
         try:
             declared = declared_or_kept(self._path, self._state)
-        except GpuschedError as error:  # nothing is kept of it; what is in force here stays so
+        except GpuschedError as error:  # no stored copy: keep the one in use
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
-        self._take_note(declared)
-        self._files = stamp  # only now: on a full disk it is tried again
+        self._record_inventory(declared)
+        self._files = stamp  # last: on a full disk it is tried again
         if declared.trouble:
             return
         inventory, policies = declared.inventory, declared.policies
         other_engine = inventory.engine != self.cycle.inventory.engine
         self.cycle.inventory, self.cycle.policies = inventory, policies
         if other_engine:
-            self._begin_anew()
+            self._replace_cycle()
         self.cluster.use_inventory(inventory)
-        self._share(inventory)
+        self._apply_sharing(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self._say(f"reloaded {self._path}")
         self._event("inventory_reloaded")
 
-    def _take_note(self, declared: Declared) -> None:
-        """Keep what is in order, for a start beside files that are not; of these, tell everybody."""
+    def _record_inventory(self, declared: Declared) -> None:
+        """Store a valid inventory, to start from if the file is invalid then; report an invalid one."""
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
         keep(self.store, declared)
         if declared.trouble:
             self._say(f"kept the old inventory: {declared.trouble}")
 
-    def pause(self, stop: Stop) -> None:
-        """Wait for the next tick, or for news: a command in the inbox, an operation or a job that ended.
+    def pause(self, stop: StopFlag) -> None:
+        """Wait for the next tick, a command in the inbox, or the end of an operation or job.
 
-        News end it at once, but not before it has lasted as long as the cycle did: many ends in a row leave time.
+        Such news ends the wait, but not before it has lasted as long as the cycle did, so that many ends in a row are
+        handled together.
         """
-        begun = now = time.monotonic()
-        until = begun + self.cycle.inventory.settings.tick_s
-        rested = begun + min(POLL_S, self._ran_s)
-        while now < until and not stop.wait(rested - now if now < rested else POLL_S):
+        started = now = time.monotonic()
+        until = started + self.cycle.inventory.settings.tick_s
+        earliest = started + min(POLL_S, self._last_cycle_s)
+        while now < until and not stop.wait(earliest - now if now < earliest else POLL_S):
             now = time.monotonic()
-            if now >= rested and (self.cluster.has_news() or self.cycle.inbox.has_any()):
+            if now >= earliest and (self.cluster.has_news() or self.cycle.inbox.has_any()):
                 return
 
     def close(self) -> None:
-        """Let go of everything; what runs on the nodes goes on."""
-        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not keep us from ending
+        """Release all resources; what runs on the nodes keeps running."""
+        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
             self._event("controller_stopped")
         if self._predictor is not None:
             self._predictor.close()
@@ -333,75 +334,75 @@ class Service:
         self.store.close()
 
 
-class Stop:
-    """That a signal asks for the end.
+class StopFlag:
+    """A stop request, set by signal handlers.
 
-    No `threading.Event`: that has a lock, for which a handler waits for ever that comes while the main thread holds it.
+    `threading.Event` has a lock: a handler that runs while the main thread holds it would wait forever.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._woken, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._requested = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
 
     def set(self) -> None:
-        """For a signal's handler."""
-        self._asked = True
+        """Request the stop; safe in a signal handler."""
+        self._requested = True
         self.wake()
 
     def wake(self) -> None:
-        """End `wait` at once, from any thread or a signal's handler."""
-        with contextlib.suppress(BlockingIOError):  # there is much that nobody has read: it wakes as well
-            os.write(self._waking, b"\0")
+        """End `wait` at once; safe in any thread and in a signal handler."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so `wait` ends anyway
+            os.write(self._wake_write, b"\0")
 
     def is_set(self) -> bool:
-        """Whether it was asked for."""
-        return self._asked
+        """Return whether a stop was requested."""
+        return self._requested
 
     def wait(self, seconds: float) -> bool:
-        """The same, after so long or when woken."""
-        if not self._asked and self._poll.poll(1000 * seconds):
-            os.read(self._woken, 65536)
-        return self._asked
+        """Wait until woken or timed out; return whether a stop was requested."""
+        if not self._requested and self._poll.poll(1000 * seconds):
+            os.read(self._wake_read, 65536)
+        return self._requested
 
 
 class LockWait:
-    """How long the store's locks are waited for, and what is said meanwhile.
+    """Decides how long to wait for the store's locks, and reports their holders.
 
     Args:
         state: The state folder.
-        say: Told within a second which file is locked, and by whom.
-        stop: Ends the waiting.
+        say: Receives a message within a second: the locked file and the holder.
+        stop: Ends the wait.
         patience_s: The longest wait.
     """
 
     def __init__(
-        self, state: Path, say: Callable[[str], None], stop: Stop | None = None, patience_s: float = LOCK_PATIENCE_S
+        self, state: Path, say: Callable[[str], None], stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S
     ) -> None:
         self._database, self._say, self._stop, self.patience_s = state / DATABASE, say, stop, patience_s
-        self._told = ""
+        self._reported = ""
 
     def __call__(self, waited_s: float) -> bool:
-        """Whether to go on waiting after so long; -1.0: it is over."""
+        """Return whether to wait longer after ``waited_s``; -1.0: the wait is over."""
         if waited_s < 0:
-            if self._told:
+            if self._reported:
                 self._say("the store is free again")
-            self._told = ""
+            self._reported = ""
             return True
-        if waited_s >= LOCK_NAMED_S:
+        if waited_s >= LOCK_REPORT_S:
             unknown = f"an unknown process (try: fuser {self._database}-shm)"
-            who = ", ".join(holders(self._database)) or unknown
-            if who != self._told:
-                self._told = who
-                self._say(f"waiting for a lock on the store, held by {who}")
+            holder = ", ".join(holders(self._database)) or unknown
+            if holder != self._reported:
+                self._reported = holder
+                self._say(f"waiting for a lock on the store, held by {holder}")
         return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
 
 
-class Relaying:
-    """Keeps the relay's process (`gpusched.controller.relay`) running beside the controller of a shared installation.
+class RelayProcess:
+    """Keeps the relay process (`gpusched.controller.relay`) running beside the controller of a shared installation.
 
-    Nothing waits for it: without it users cannot look into running jobs, and all else goes on.
+    Nothing depends on it: without it, users cannot look into running jobs, and all else works.
     """
 
     def __init__(self, state: Path, inventory_path: Path, say: Callable[[str], None]) -> None:
@@ -410,16 +411,16 @@ class Relaying:
         self._started = float("-inf")
 
     def watch(self) -> None:
-        """Start it, or start it again."""
+        """Start the process, or restart it."""
         if self._process is not None:
             if self._process.poll() is None:
                 return
             self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); restarting it")
-            self._forget()
+            self._clear()
         if time.monotonic() - self._started < RELAY_RESTART_S:
             return
         self._started = time.monotonic()
-        # -P: the current folder, perhaps somebody else's, is no place to take code from.
+        # -P: do not import from the current folder, which may be another user's.
         argv = [sys.executable, "-P", "-m", "gpusched.controller.relay", str(self._state), str(self._inventory_path)]
         paths = [str(Path(gpusched.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -429,15 +430,15 @@ class Relaying:
             self._say(f"the relay to running jobs cannot be started: {error}")
 
     def close(self) -> None:
-        """End it, with the sessions that it has."""
+        """Kill the process, with its sessions."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 (self._state / SOCKET).unlink()
             self._process.kill()
             self._process.wait()
-            self._forget()
+            self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._process = None
@@ -450,7 +451,7 @@ def open_service(
     lock_wait: LockWait | None = None,
     prepare: Prepare | None = None,
 ) -> Service:
-    """Return the controller, where need be after rows that cannot be read were set aside."""
+    """Return the controller, after setting aside unreadable rows if necessary."""
     try:
         return Service(inventory_path, state, say, None, lock_wait, prepare)
     except Damaged:
@@ -463,38 +464,39 @@ def open_service(
 
 
 def _say_set_aside(rows: Sequence[UnreadableRow], say: Callable[[str], None]) -> None:
-    for row in rows[:MOST_SAID]:
+    for row in rows[:MAX_LOGGED_ROWS]:
         say(f"the database is damaged: {row.line}; set aside")
-    if len(rows) > MOST_SAID:
-        say(f"and {len(rows) - MOST_SAID} more rows, see the events row_set_aside")
+    if len(rows) > MAX_LOGGED_ROWS:
+        say(f"and {len(rows) - MAX_LOGGED_ROWS} more rows, see the events row_set_aside")
 
 
 def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
-    """``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
+    """Run ``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
 
     Raises:
-        GpuschedError: The lock is taken, inventory, policies or store cannot be read, or the state folder was replaced.
+        GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
-    stop = Stop()
-    with controller_lock(state) as still_held, present(state):
-        lock_wait = LockWait(state, say, stop, math.inf)  # to start again later would find the same lock
+    stop = StopFlag()
+    with controller_lock(state) as check_lock, present(state):
+        lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
-        relaying, relayed = Relaying(state, inventory_path, say), False
-        outliving = _outliving(service, state, say)
+        relay, relay_runs = RelayProcess(state, inventory_path, say), False
+        keep_dead_man = _dead_man_keeper(service, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         say(f"controller {os.getpid()} on {state}: {count_of(len(service.cycle.inventory.nodes), 'node')}")
         try:
             while not stop.is_set():
                 if service.is_shared:
-                    relaying.watch()
-                elif relayed:
-                    relaying.close()
-                relayed = service.is_shared
-                still_held()
-                outliving()
+                    relay.watch()
+                elif relay_runs:
+                    relay.close()
+                relay_runs = service.is_shared
+                # Before anything is written: the folder at this path may be another one since the last cycle.
+                check_lock()
+                keep_dead_man()
                 try:
                     service.run(PATIENCE_S)
                     service.predict_starts()
@@ -504,15 +506,15 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                     service.set_aside(error)
                 service.pause(stop)
         finally:
-            relaying.close()
+            relay.close()
             service.close()
 
 
-def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
-    """What keeps running beside a controller that decides for Slurm, to let go of its jobs there when it has died."""
+def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that keeps the dead man's switch, which outlives the controller, running beside Slurm."""
     dead_man: DeadMan | None = None
 
-    def watch() -> None:
+    def keep() -> None:
         nonlocal dead_man
         if service.cycle.inventory.engine == "slurm":
             from gpusched.controller.slurm.deadman import DeadMan
@@ -521,11 +523,11 @@ def _outliving(service: Service, state: Path, say: Callable[[str], None]) -> Cal
             dead_man = dead_man or DeadMan(state, say)
             dead_man.watch(live_modes(service.cycle.inventory, service.store))
 
-    return watch
+    return keep
 
 
 def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
-    """``gpusched tick``: the same cycle once, waiting for every node; again while its own operations bring news.
+    """Run ``gpusched tick``: one cycle that waits for every node, repeated while its own operations end.
 
     Raises:
         GpuschedError: As for `run_forever`.
@@ -544,6 +546,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], pre
                     break
                 service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
-            service.tell(TICK_TELLING_S)
+            service.send_notices(TICK_NOTICES_S)
         finally:
             service.close()

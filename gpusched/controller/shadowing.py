@@ -1,10 +1,10 @@
-"""Shadows: policies that are asked what they would do, after the live one has decided, and never obeyed."""
+"""Shadows: policies that are run after the live one has decided, for comparison only."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.deciding import AgentDecision, Weights, late_line, only
+from gpusched.controller.deciding import AgentDecision, Weights, partition_snapshot, timeout_message
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -13,89 +13,89 @@ from gpusched.queue.snapshots import beliefs_for, finished_lately, recent_usage
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 
-MAX_NAMED = 50  # jobs of one difference that are written down
+MAX_RECORDED = 50  # jobs recorded per difference
 
-Deeds = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped ones: none
+JobActions = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped jobs: ()
 
 
 class Shadowing:
-    """Asks the shadows and keeps count. A decision takes no longer than the slowest shadow's budget."""
+    """Runs the shadows and counts differences. A cycle waits no longer than the slowest shadow's budget."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._weights = Weights()
-        self._asked: dict[str, AgentDecision] = {}
+        self._decisions: dict[str, AgentDecision] = {}
 
     def ask(self, inventory: Inventory, snapshot: Snapshot, plan: Plan) -> None:
-        """Ask every shadow in whose partition somebody waits; ``plan``: what was done by the live policies."""
+        """Run the shadows of partitions with pending jobs; ``plan``: of the live policies."""
         waiting = {job.spec.partition: job for job in snapshot.pending}
         shadows = [s for s in self._store.shadows().values() if s.until is None and s.partition in waiting]
         if not shadows:
             return
-        asked = [(shadow, self._ask(shadow, self._seen_by(shadow, inventory, snapshot))) for shadow in shadows]
-        answers = [(shadow, self._heard(shadow, question, snapshot)) for shadow, question in asked]
+        started = [(shadow, self._start(shadow, self._snapshot_for(shadow, inventory, snapshot))) for shadow in shadows]
+        answers = [(shadow, self._checked_answer(shadow, decision, snapshot)) for shadow, decision in started]
         with self._store.transaction():
-            for shadow, deeds in answers:
-                self._record(shadow, deeds, plan, snapshot)
+            for shadow, actions in answers:
+                self._record(shadow, actions, plan, snapshot)
 
-    def _seen_by(self, shadow: Shadow, inventory: Inventory, snapshot: Snapshot) -> Snapshot:
-        """With what the shadow wants to know and no live policy asked for."""
+    def _snapshot_for(self, shadow: Shadow, inventory: Inventory, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with what the shadow needs and no live policy requested."""
         policies = {shadow.partition: shadow.spec}
         usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
         finished = snapshot.finished or finished_lately(self._store, policies)
         beliefs = snapshot.beliefs or beliefs_for(self._store, policies, snapshot)
         return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
-    def _ask(self, shadow: Shadow, snapshot: Snapshot) -> AgentDecision | str:
-        """Begin to ask, or why that is of no use."""
+    def _start(self, shadow: Shadow, snapshot: Snapshot) -> AgentDecision | str:
+        """Start the shadow's decision, or return why there is no point in it."""
         name, spec, model = shadow.partition, shadow.spec, None
         if spec.agent is not None:
-            weights = self._weights.of(name, spec, shadow.digest)
+            weights = self._weights.get(name, spec, shadow.digest)
             if isinstance(weights, str):
                 return weights
             model = weights
-        before = self._asked.get(name)
-        if before is not None and before.thinking:
-            return late_line(spec.budget_s)
-        self._asked[name] = AgentDecision(name, spec, model, snapshot)
-        return self._asked[name]
+        previous = self._decisions.get(name)
+        if previous is not None and previous.is_running:
+            return timeout_message(spec.budget_s)
+        self._decisions[name] = AgentDecision(name, spec, model, snapshot)
+        return self._decisions[name]
 
-    def _heard(self, shadow: Shadow, asked: AgentDecision | str, snapshot: Snapshot) -> Deeds | str:
-        """What the shadow would start and stop, by the check of the live plan; or why it has no answer."""
-        if isinstance(asked, str):
-            return asked
-        plan, trouble = asked.answer()
+    def _checked_answer(self, shadow: Shadow, decision: AgentDecision | str, snapshot: Snapshot) -> JobActions | str:
+        """Return what the shadow would start and stop, checked like a live plan; or why it has no answer."""
+        if isinstance(decision, str):
+            return decision
+        plan, trouble = decision.answer()
         if plan is None or trouble:
             return trouble
-        sound, _ = check(plan, only(snapshot, shadow.partition, shadow.spec))
-        return _deeds(sound, shadow.partition, snapshot)
+        sound, _ = check(plan, partition_snapshot(snapshot, shadow.partition, shadow.spec))
+        return _actions_of(sound, shadow.partition, snapshot)
 
-    def _record(self, shadow: Shadow, deeds: Deeds | str, plan: Plan, snapshot: Snapshot) -> None:
-        if isinstance(deeds, str):
-            late = deeds == late_line(shadow.spec.budget_s)
+    def _record(self, shadow: Shadow, actions: JobActions | str, plan: Plan, snapshot: Snapshot) -> None:
+        if isinstance(actions, str):
+            late = actions == timeout_message(shadow.spec.budget_s)
             counted = {"late": shadow.late + late, "unusable": shadow.unusable + (not late)}
-            self._store.put_shadow(msgspec.structs.replace(shadow, **counted, trouble=deeds))
+            self._store.put_shadow(msgspec.structs.replace(shadow, **counted, trouble=actions))
             return
-        live = _deeds(plan, shadow.partition, snapshot)
-        same = live == deeds
+        live = _actions_of(plan, shadow.partition, snapshot)
+        same = live == actions
         self._store.put_shadow(
             msgspec.structs.replace(
                 shadow, decisions=shadow.decisions + 1, same=shadow.same + same, trouble="",
-                live_starts=shadow.live_starts + _started(live), shadow_starts=shadow.shadow_starts + _started(deeds),
+                live_starts=shadow.live_starts + _started(live), shadow_starts=shadow.shadow_starts + _started(actions),
             )
         )  # fmt: skip
         if not same:
-            only_live, only_shadow = _less(live, deeds), _less(deeds, live)
+            only_live, only_shadow = _differing(live, actions), _differing(actions, live)
             found = Difference(partition=shadow.partition, time=snapshot.now, live=only_live, shadow=only_shadow)
             self._store.add_difference(found)
 
 
-def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
-    """Started jobs with their nodes, sorted: which rank is where makes no difference; stopped ones without any."""
+def _actions_of(plan: Plan, partition: str, snapshot: Snapshot) -> JobActions:
+    """Return started jobs with their nodes, sorted since the order of ranks does not matter; stopped ones with none."""
     waiting = {j.id for j in snapshot.pending if j.spec.partition == partition}
     nodes = {node.name for node in snapshot.nodes if node.partition == partition}
     runs = {j.id for j in snapshot.running if any(part.node in nodes for part in j.allocation.parts)}
-    found: Deeds = {}
+    found: JobActions = {}
     for action in plan.actions:
         if isinstance(action, Start) and action.job_id in waiting:
             found[action.job_id] = tuple(sorted(part.node for part in action.allocation.parts))
@@ -104,11 +104,11 @@ def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
     return found
 
 
-def _started(deeds: Deeds) -> int:
-    return sum(1 for nodes in deeds.values() if nodes)
+def _started(actions: JobActions) -> int:
+    return sum(1 for nodes in actions.values() if nodes)
 
 
-def _less(deeds: Deeds, others: Deeds) -> Deeds:
-    """What the others do not do likewise; the first `MAX_NAMED`."""
-    found = {job: nodes for job, nodes in deeds.items() if others.get(job) != nodes}
-    return dict(list(found.items())[:MAX_NAMED])
+def _differing(actions: JobActions, others: JobActions) -> JobActions:
+    """Return the first `MAX_RECORDED` actions that the others do not have."""
+    found = {job: nodes for job, nodes in actions.items() if others.get(job) != nodes}
+    return dict(list(found.items())[:MAX_RECORDED])

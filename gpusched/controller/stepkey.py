@@ -1,4 +1,4 @@
-"""The key of a job's steps: a private key and the one certificate that its nodes take from each other."""
+"""The key of a job's steps: a private key, and the only certificate that its nodes accept from each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(2999, 1, 1)
 
 
 def new_key() -> bytes:
-    """Certificate and key in PEM. It is good for ever: a node's clock may be wrong, and the key goes with its job."""
+    """Return certificate and key in PEM. They never expire: a node's clock may be wrong, and both end with the job."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "steps of a job of gpusched")])
     certificate = (

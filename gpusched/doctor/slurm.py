@@ -18,7 +18,7 @@ from gpusched.model.resources import Inventory
 from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
 from gpusched.model.units import amounts_of, count_of
 from gpusched.slurm import records
-from gpusched.slurm.accounts import admin_levels, has_account, may_act
+from gpusched.slurm.accounts import admin_levels, has_account, may_manage
 from gpusched.slurm.commands import Slurm
 from gpusched.slurm.lease import enforces_associations
 from gpusched.views.common import compress_names
@@ -92,7 +92,7 @@ def examine_slurm(
 
 
 def _ask(slurm: Slurm, now: float) -> SlurmFindings:
-    told = slurm.ask("scontrol", "show", "config")
+    told = slurm.run_command("scontrol", "show", "config")
     clock = re.search(r"^Configuration data as of (\d+)", told)
     config = records.config(told)
     named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
@@ -258,7 +258,7 @@ def _accounting(seen: SlurmFindings) -> Iterator[Finding]:
 def _rights(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]:
     name = user_name(uid)
     master = re.match(r"[^(]*\((\d+)\)", seen.config.get("SlurmUser", ""))
-    if uid == 0 or (master and int(master[1]) == uid) or may_act((seen.levels or {}).get(name, "")):
+    if uid == 0 or (master and int(master[1]) == uid) or may_manage((seen.levels or {}).get(name, "")):
         yield _finding("rights", "ok", f"{name} may change jobs and reservations")
     elif seen.levels is not None:
         hint = f"sacctmgr modify user {name} set adminlevel=Operator"

@@ -1,5 +1,5 @@
-"""Slurm's commands: what they say of jobs, nodes and partitions, and what is asked of them.
+"""Adapter to Slurm's commands: reads jobs, nodes and partitions, and sends updates.
 
-In: what squeue, scontrol and sacct print on this machine. Out: the words of `gpusched.model.slurm`; `NoAnswer` where
-Slurm does not answer. May import: model. Begin with `commands`.
+In: the output of squeue, scontrol and sacct on this machine. Out: the types of `gpusched.model.slurm`; `NoAnswer` when
+Slurm does not respond. May import: model. Begin with `commands`.
 """

@@ -1,4 +1,4 @@
-"""Who may do what in Slurm, by its accounting database."""
+"""User privileges and accounts, from Slurm's accounting database."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from gpusched.slurm.commands import Slurm
 
 
 def admin_levels(slurm: Slurm) -> dict[str, str]:
-    """Users that the database knows -> ``None``, ``Operator`` or ``Administrator``.
+    """Return each user in the database with its admin level: ``None``, ``Operator`` or ``Administrator``.
 
     Raises:
-        NoAnswer: slurmdbd does not answer, or there is none.
+        NoAnswer: slurmdbd does not respond, or none is configured.
     """
     return dict(line.split("|")[:2] for line in _show(slurm, "user", "format=User,AdminLevel") if "|" in line)
 
 
-def may_act(level: str) -> bool:
-    """Whether with this level one may change the jobs of others, and reservations."""
+def may_manage(level: str) -> bool:
+    """Return whether this admin level may change other users' jobs, and reservations."""
     return level in ("Operator", "Administrator")
 
 
 def has_account(slurm: Slurm, account: str) -> bool:
-    """Whether there is such an account.
+    """Return whether the account exists.
 
     Raises:
         NoAnswer: As above.
@@ -29,4 +29,4 @@ def has_account(slurm: Slurm, account: str) -> bool:
 
 
 def _show(slurm: Slurm, *words: str) -> list[str]:
-    return slurm.ask("sacctmgr", "--noheader", "--parsable2", "show", *words).splitlines()
+    return slurm.run_command("sacctmgr", "--noheader", "--parsable2", "show", *words).splitlines()

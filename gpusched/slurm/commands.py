@@ -1,4 +1,4 @@
-"""Runs Slurm's commands."""
+"""Runs Slurm's commands and parses what they print."""
 
 from __future__ import annotations
 
@@ -15,123 +15,124 @@ from typing import TypeVar
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm import records
-from gpusched.slurm.jobs import WAITING_FORMAT, JobReader
+from gpusched.slurm.jobs import PENDING_FORMAT, JobReader
 
 LIMIT_S = 10.0
-"""A command that takes longer is taken for one that got no answer: slurmctld frozen, gone, or far too busy."""
+"""Time limit of a command. Past it, slurmctld counts as not responding: frozen, gone, or overloaded."""
 
 ENDED_FIELDS = (
     "JobIDRaw,JobID,User,Partition,Submit,Eligible,Start,End,TimelimitRaw,AllocTRES,ReqTRES,State,NNodes,AllocCPUS,"
     "Suspended,NodeList"
 )
-"""What `Slurm.ended` asks sacct for: no field holds a text that a user wrote."""
+"""Fields that `Slurm.ended` requests from sacct; none holds user-supplied text."""
 
-_OWN = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # each user's wishes for these commands
+_USER_DEFAULTS = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # user defaults that change the output
 _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
 _PROMPT = re.compile(r"^(?:scontrol: )+", re.MULTILINE)
-_COST = re.compile(r"^\s*([A-Z_]+)\s+\(\s*\d+\)\s+count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
-_NOBODY = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
+_RPC_STATS = re.compile(r"^\s*([A-Z_]+)\s+\(\s*\d+\)\s+count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
+_NO_CTLD = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
 _DONE = ("Reservation created", "Reservation updated")
 
 
 class NoAnswer(GpuschedError):
-    """Slurm does not answer: nothing is known of it now, and nothing may be decided for it."""
+    """Slurm does not respond: its state is unknown, so nothing may be decided for it."""
 
 
 class Slurm:
-    """Slurm, as its commands on ``PATH`` tell of it, with the configuration that ``SLURM_CONF`` names.
+    """Slurm's commands on ``PATH``, with the configuration that ``SLURM_CONF`` names.
 
-    Every method runs one command or two, has a time limit, and raises `NoAnswer`.
+    Every method runs one or two commands under a time limit and raises `NoAnswer`.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         self._reader = JobReader()
-        self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
-        self._counts_memory: bool | None = None
+        self._mark = secrets.token_urlsafe(9)  # secret, so that no text of a user can imitate it
+        self._schedules_memory: bool | None = None
         self._has_factors = False
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
-        """Jobs that wait and run, and those that ended and Slurm still remembers; each task of an array by itself.
+        """Return pending, running and recently ended jobs; each array task is a job of its own.
 
-        A job whose record is as it was at the last call is the same object as then.
+        A job whose record is unchanged since the last call is returned as the same object.
 
         Args:
-            site_factors: Ask for them too (another command); else they are 0.
+            site_factors: Also read SiteFactor, by another command; otherwise it is 0.
         """
-        if self._counts_memory is None:
+        if self._schedules_memory is None:
             self.config()
-        # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
+        # --array: otherwise pending tasks share one line per array, even those that have become separate jobs
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
         waiting = self._run(
-            (*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"), SQUEUE_ARRAY_UNIQUE="1", SLURM_BITSTR_LEN="0"
+            (*_SQUEUE, "--states=pending", f"--format={PENDING_FORMAT}"), SQUEUE_ARRAY_UNIQUE="1", SLURM_BITSTR_LEN="0"
         )
         factors = self._site_factors() if site_factors and self._has_factors else {}
         try:
-            return self._reader.read(text, waiting, factors, bool(self._counts_memory))
+            return self._reader.read(text, waiting, factors, bool(self._schedules_memory))
         except ValueError as error:
             raise _no_answer(f"squeue says what cannot be read of {error}") from None
 
     def nodes(self) -> list[SlurmNode]:
-        """All nodes."""
+        """Return all nodes."""
         return self._parsed(records.nodes, ("scontrol", "--all", "--details", "--oneliner", "show", "node"))
 
     def partitions(self) -> list[SlurmPartition]:
-        """All partitions."""
+        """Return all partitions."""
         return self._parsed(records.partitions, ("scontrol", "--all", "--oneliner", "show", "partition"))
 
     def reservations(self) -> list[SlurmReservation]:
-        """All reservations that have not ended."""
+        """Return all reservations that have not ended."""
         return self._parsed(records.reservations, ("scontrol", "--all", "--oneliner", "show", "reservation"))
 
     def gpu_positions(self, jobs: Iterable[SlurmJob]) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Job id -> node -> positions in gres.conf (IDX) of the GPUs that it has; they do not change while it runs.
+        """Return job id -> node -> gres.conf positions (IDX) of the job's GPUs; constant while the job runs.
 
         Args:
-            jobs: That run; each costs slurmctld a small call of its own, so ask once for each.
+            jobs: Running jobs. Each costs slurmctld a small RPC, so ask once per job.
         """
-        asked = list(jobs)
-        if not asked:
+        job_list = list(jobs)
+        if not job_list:
             return {}
-        marks = [f"{self._mark}{at}" for at in range(len(asked))]
-        lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
-        limit_s = self._limit_s + 0.02 * len(asked)
+        marks = [f"{self._mark}{index}" for index in range(len(job_list))]
+        lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(job_list, marks, strict=True)]
+        limit_s = self._limit_s + 0.02 * len(job_list)
+        # One scontrol for all jobs; `show hostnames` echoes a mark after each record, which nothing else can print.
         text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), limit_s, merged=True)
         text = "\n" + _PROMPT.sub("", text)
         found: dict[str, dict[str, tuple[int, ...]]] = {}
-        for job, mark in zip(asked, marks, strict=True):
+        for job, mark in zip(job_list, marks, strict=True):
             record, _, text = text.partition(f"\n{mark}\n")
-            if told := records.positions(record, job.name):
-                found[job.id] = told
+            if positions := records.positions(record, job.name):
+                found[job.id] = positions
         return found
 
     def config(self) -> dict[str, str]:
-        """Settings as slurmctld has them, by their names in slurm.conf."""
+        """Return slurmctld's settings by their slurm.conf names."""
         found = records.config(self._run(("scontrol", "show", "config")))
-        self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
+        self._schedules_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
         self._has_factors = found.get("PriorityType") == "priority/multifactor"  # sprio knows no other
         return found
 
     @property
     def has_factors(self) -> bool:
-        """Whether it orders jobs by several factors, as last read (priority/multifactor)."""
+        """Whether jobs are ordered by priority/multifactor, as of the last `config`."""
         return self._has_factors
 
-    def costs(self) -> dict[str, tuple[int, float]]:
-        """What slurmctld has done since it counts: message -> how many of it came, seconds that it took for them all.
+    def rpc_costs(self) -> dict[str, tuple[int, float]]:
+        """Return message type -> RPCs that slurmctld has served, and the seconds spent on them (sdiag).
 
-        Waiting for its own locks is among them.
+        The seconds include waiting for slurmctld's locks.
         """
-        found = _COST.findall(self._run(("sdiag",)))
+        found = _RPC_STATS.findall(self._run(("sdiag",)))
         return {message: (int(count), int(total_us) / 1e6) for message, count, total_us in found}
 
     def ended(self, since: float, until: float) -> str:
-        """Jobs of the accounting database that were there between the two times (Unix seconds): text of sacct.
+        """Return sacct's text about jobs that existed between the two times (Unix seconds).
 
-        Columns `ENDED_FIELDS` under a header, ``|`` between them, times in Unix seconds; a requeued job has a line for
-        each time that it ran.
+        It has the columns `ENDED_FIELDS` under a header, separated by ``|``, with times in Unix seconds. A requeued job
+        has one line per run.
         """
         return self._run(
             ("sacct", "--allusers", "--allocations", "--duplicates", "--parsable2", f"--format={ENDED_FIELDS}",
@@ -139,29 +140,29 @@ class Slurm:
         )  # fmt: skip
 
     def update(self, lines: Sequence[str]) -> dict[int, str]:
-        """Gives scontrol these commands, one after the other; which of them failed, and why (index -> one line).
+        """Run these scontrol commands in order, and return the error of each that failed (index -> one line).
 
         Raises:
-            NoAnswer: Some may have been carried out, some not: read again.
+            NoAnswer: Some updates may have been applied, others not: read Slurm's state again.
         """
         if not lines:
             return {}
         for line in lines:
             if not line.isprintable():
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
-        commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
+        commands = [f"{line}\nshow hostnames {self._mark}{index}\n" for index, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
         errors = _errors(text, lines, self._mark)
-        if any(words in error for error in errors.values() for words in _NOBODY):
+        if any(words in error for error in errors.values() for words in _NO_CTLD):
             raise _no_answer("scontrol found no slurmctld to update")
         return errors
 
-    def ask(self, *argv: str) -> str:
-        """What another of Slurm's commands prints."""
+    def run_command(self, *argv: str) -> str:
+        """Run another of Slurm's commands and return its output."""
         return self._run(argv)
 
     def version(self) -> tuple[int, int]:
-        """Of the commands here: ``(22, 5)``."""
+        """Return the version of the commands on this machine, such as ``(22, 5)``."""
         text = self._run(("scontrol", "--version"))
         found = re.search(r"(\d+)\.(\d+)", text)
         if not found:
@@ -169,7 +170,7 @@ class Slurm:
         return int(found[1]), int(found[2])
 
     def _site_factors(self) -> dict[str, int]:
-        """Of jobs that wait for nodes; held ones and those that wait for others have none said."""
+        """Return SiteFactor of jobs that wait for resources; sprio omits held jobs and those with dependencies."""
         text = self._run(("sprio", "--noheader", "--format=%i %S"))
         pairs = (line.split() for line in text.splitlines())
         return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and re.fullmatch(r"-?\d+", pair[1])}
@@ -184,33 +185,33 @@ class Slurm:
     def _run(
         self, argv: Sequence[str], stdin: str = "", limit_s: float | None = None, *, merged: bool = False, **env: str
     ) -> str:
-        """What the command prints; with ``merged`` its errors too, and its exit status does not count."""
+        """Run a command and return its output; ``merged``: include stderr and ignore the exit status."""
         limit_s = limit_s or self._limit_s
-        own = {key: value for key, value in os.environ.items() if not _OWN.match(key) or key in _KEPT}
-        own |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "COLUMNS": "1000000", **env}
-        errors = subprocess.STDOUT if merged else subprocess.PIPE
+        environ = {key: value for key, value in os.environ.items() if not _USER_DEFAULTS.match(key) or key in _KEPT}
+        environ |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "COLUMNS": "1000000", **env}
+        stderr = subprocess.STDOUT if merged else subprocess.PIPE
         try:
             process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=own, start_new_session=True
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environ, start_new_session=True
             )
         except OSError as error:
-            why = "is not on PATH" if isinstance(error, FileNotFoundError) else f"does not start ({error.strerror})"
-            raise NoAnswer(f"{argv[0]} {why}", "run gpusched where Slurm's commands are installed") from None
-        why = ""
+            trouble = "is not on PATH" if isinstance(error, FileNotFoundError) else f"does not start ({error.strerror})"
+            raise NoAnswer(f"{argv[0]} {trouble}", "run gpusched where Slurm's commands are installed") from None
+        trouble = ""
         try:
             out, err = process.communicate(stdin.encode(), limit_s)
         except subprocess.TimeoutExpired:
-            why = f"got no answer from Slurm in {limit_s:.3g} s"
+            trouble = f"got no answer from Slurm in {limit_s:.3g} s"
         finally:
-            if process.returncode is None:  # it runs, or it has ended while this process stood still
+            if process.returncode is None:  # it still runs, or it ended while this process was stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()
         if process.returncode and not merged:
-            why = why or f"failed (exit {process.returncode})"
-        if why:
-            told = [line.strip() for line in (err or b"").decode(errors="replace").splitlines() if line.strip()]
-            raise _no_answer(": ".join([f"{argv[0]} {why}", *told[-1:]]))
+            trouble = trouble or f"failed (exit {process.returncode})"
+        if trouble:
+            messages = [line.strip() for line in (err or b"").decode(errors="replace").splitlines() if line.strip()]
+            raise _no_answer(": ".join([f"{argv[0]} {trouble}", *messages[-1:]]))
         return out.decode(errors="replace")
 
 
@@ -223,13 +224,13 @@ def _stamp(time_s: float) -> str:
 
 
 def _errors(text: str, lines: Sequence[str], mark: str) -> dict[int, str]:
-    """What scontrol printed between the marks, less prompts and the commands themselves: each command's error."""
-    found: dict[int, str] = {}
-    at = 0
+    """Return each command's error: what scontrol printed between the marks, without prompts and echoed commands."""
+    errors: dict[int, str] = {}
+    index = 0
     for printed in text.splitlines():
         line = _PROMPT.sub("", printed).strip()
-        if line == f"{mark}{at}":
-            at += 1
-        elif line and at < len(lines) and line != lines[at] and mark not in line and not line.startswith(_DONE):
-            found.setdefault(at, line)
-    return found
+        if line == f"{mark}{index}":
+            index += 1
+        elif line and index < len(lines) and line != lines[index] and mark not in line and not line.startswith(_DONE):
+            errors.setdefault(index, line)
+    return errors

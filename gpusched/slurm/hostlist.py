@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes: ``dgx[001-003,7],login,r[1-2]n[1-4]``."""
+"""Slurm's hostlist expressions: ``dgx[001-003,7],login,r[1-2]n[1-4]``."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import itertools
 import math
 import re
 
-MOST = 100_000  # names of one list: a few characters may stand for any number
+MAX_NAMES = 100_000  # names per list: a few characters can expand to any number of them
 _PART = re.compile(r"\[([^\]]*)\]")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The names in Slurm's order; () where Slurm says that there is none.
+    """Return the host names in Slurm's order; () where Slurm reports none.
 
     Raises:
-        ValueError: The text is no such list.
+        ValueError: The text is not a hostlist.
     """
     if text in ("", "(null)", "N/A", "None", "None assigned"):
         return ()
-    found = tuple(itertools.islice(itertools.chain.from_iterable(map(_names, _split(text))), MOST + 1))
-    if len(found) > MOST:
-        raise ValueError(f"more than {MOST} names")
+    found = tuple(itertools.islice(itertools.chain.from_iterable(map(_names, _split(text))), MAX_NAMES + 1))
+    if len(found) > MAX_NAMES:
+        raise ValueError(f"more than {MAX_NAMES} names")
     return found
 
 
-def numbers(text: str, most: int | None = None) -> list[str]:
-    """The numbers of ``1-3,7,10-20:5`` in its order, as wide as they stand there.
+def numbers(text: str, limit: int | None = None) -> list[str]:
+    """Return the numbers of ``1-3,7,10-20:5`` in order, with their leading zeros.
 
     Raises:
-        ValueError: The text is no such list, or has more than ``most``.
+        ValueError: The text is not such a list, or has more than ``limit`` numbers.
     """
     found: list[str] = []
     for item in text.split(","):
@@ -39,23 +39,23 @@ def numbers(text: str, most: int | None = None) -> list[str]:
         if not (first.isdecimal() and last.isdecimal()):
             raise ValueError(f"{item!r} is no range")
         width = len(first)
-        if most is not None and (width > 18 or len(found) + int(last) - int(first) >= most):
-            raise ValueError(f"more than {most} numbers")
+        if limit is not None and (width > 18 or len(found) + int(last) - int(first) >= limit):
+            raise ValueError(f"more than {limit} numbers")
         found += [str(n).zfill(width) for n in range(int(first), int(last) + 1, int(step or 1))]
     return found
 
 
 def _split(text: str) -> list[str]:
-    """The parts between the commas that stand outside brackets."""
+    """Return the comma-separated parts, ignoring commas within brackets."""
     parts, depth, begin = [], 0, 0
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         if character == "[":
             depth += 1
         elif character == "]":
             depth -= 1
         elif character == "," and depth == 0:
-            parts.append(text[begin:at])
-            begin = at + 1
+            parts.append(text[begin:index])
+            begin = index + 1
     if depth:
         raise ValueError(f"{text!r} has a bracket without its other half")
     return [*parts, text[begin:]]
@@ -65,7 +65,7 @@ def _names(part: str) -> list[str]:
     if not part:
         raise ValueError("a name is missing between two commas")
     pieces = _PART.split(part)  # text, numbers, text, numbers, ..., text
-    ways = [numbers(piece, MOST) if at % 2 else [piece] for at, piece in enumerate(pieces)]
-    if math.prod(map(len, ways)) > MOST:
-        raise ValueError(f"more than {MOST} names")
-    return ["".join(way) for way in itertools.product(*ways)]
+    choices = [numbers(piece, MAX_NAMES) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+    if math.prod(map(len, choices)) > MAX_NAMES:
+        raise ValueError(f"more than {MAX_NAMES} names")
+    return ["".join(choice) for choice in itertools.product(*choices)]

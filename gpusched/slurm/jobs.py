@@ -1,4 +1,4 @@
-"""Jobs, as squeue prints them."""
+"""Parser of squeue's job records."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ _FIELDS = (
     "tres-per-task", "Sockets", "ReqNodes", "Feature", "Reservation", "Dependency", "OverSubscribe", "Requeue",
     "RestartCnt", "exit_code", "Name",
 )  # fmt: skip
-_OWN_FIELDS = 3  # so many tell one task of an array from another; the rest they share
+_TASK_FIELDS = 3  # the leading fields that differ between tasks of an array; the others are shared
 _ENDED = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
           "DEADLINE")  # fmt: skip
 
 
 class JobReader:
-    """Reads jobs from what squeue prints, and remembers them: a record that did not change is the same object again.
+    """Parses squeue's output and caches the result: an unchanged record yields the same object.
 
     Attributes:
-        format: For ``squeue --array --Format``. A name may hold any byte: what stands between the fields no user knows.
+        format: For ``squeue --array --Format``. A job name may hold any byte, so a secret string separates the fields.
     """
 
     def __init__(self) -> None:
-        secret = secrets.token_urlsafe(6)
-        self._between, self._behind = f"\x1f{secret}", f"\x1e{secret}"
-        ends = [self._between] * (len(_FIELDS) - 1) + [self._behind]
+        token = secrets.token_urlsafe(6)
+        self._field_end, self._record_end = f"\x1f{token}", f"\x1e{token}"
+        ends = [self._field_end] * (len(_FIELDS) - 1) + [self._record_end]
         self.format = ",".join(f"{field}:{end}" for field, end in zip(_FIELDS, ends, strict=True))
-        self._read: dict[str, SlurmJob] = {}
-        self._waiting: dict[str, PendingDetails] = {}
+        self._cache: dict[str, SlurmJob] = {}
+        self._pending: dict[str, PendingDetails] = {}
 
-    def read(self, text: str, waiting: str, site_factors: Mapping[str, int], memory: bool) -> list[SlurmJob]:
-        """The jobs of one look.
+    def read(self, text: str, pending: str, site_factors: Mapping[str, int], memory: bool) -> list[SlurmJob]:
+        """Return the jobs of one reading.
 
         Args:
-            text: What squeue printed by `format`.
-            waiting: What it printed of waiting jobs by `WAITING_FORMAT`.
+            text: Output of squeue with `format`.
+            pending: Output of squeue for pending jobs with `PENDING_FORMAT`.
             site_factors: By JobId.
-            memory: Slurm counts memory; else none is said of any job, whatever its record holds.
+            memory: Whether Slurm schedules memory; if not, `memory_mib` is None whatever the record holds.
 
         Raises:
-            ValueError: A field is not what Slurm is known to print.
+            ValueError: A field cannot be parsed.
         """
-        beside = self._waiting = waiting_jobs(waiting, self._waiting)
+        details = self._pending = pending_details(pending, self._pending)
         read: dict[str, SlurmJob] = {}
         arrays: dict[str, SlurmJob] = {}
-        for record in text.split(self._behind + "\n")[:-1]:
-            job = self._read.get(record) or self._job(record, arrays, memory)
-            read[record] = _with(job, beside, site_factors.get(job.raw_id, 0))
-        self._read = read
+        for record in text.split(self._record_end + "\n")[:-1]:
+            job = self._cache.get(record) or self._job(record, arrays, memory)
+            read[record] = _with_details(job, details, site_factors.get(job.raw_id, 0))
+        self._cache = read
         jobs = list(read.values())
-        return jobs + _left_out(jobs, beside)
+        return jobs + _omitted_tasks(jobs, details)
 
     def _job(self, record: str, arrays: dict[str, SlurmJob], memory: bool) -> SlurmJob:
-        """A job's record; of an array of 100,000 tasks all but what each has for itself is read once."""
-        *own, rest = record.split(self._between, _OWN_FIELDS)
+        """Parse a job's record; the fields that an array's tasks share are parsed once, even for 100,000 tasks."""
+        *task_fields, rest = record.split(self._field_end, _TASK_FIELDS)
         try:
             if same := arrays.get(rest):
-                return msgspec.structs.replace(same, **_identity(*own))
-            job = _job([*own, *rest.split(self._between)])
+                return msgspec.structs.replace(same, **_identity(*task_fields))
+            job = _job([*task_fields, *rest.split(self._field_end)])
         except ValueError as error:
-            raise ValueError(f"job {own[0]}: {error}") from None
+            raise ValueError(f"job {task_fields[0]}: {error}") from None
         if not memory:
             job = msgspec.structs.replace(job, memory_mib=None)
         if job.array_id:
@@ -80,13 +80,13 @@ class JobReader:
 
 
 def _job(fields: Sequence[str]) -> SlurmJob:
-    """One record of ``squeue --array``: a job, or a task of an array.
+    """Parse one record of ``squeue --array``: a job or an array task.
 
     Args:
-        fields: As `_FIELDS` names them.
+        fields: In the order of `_FIELDS`.
 
     Raises:
-        ValueError: A field is not what Slurm is known to print.
+        ValueError: A field cannot be parsed.
     """
     (
         raw_id, task, shown_id, array_id, user, uid, account, qos, partitions, state,
@@ -95,23 +95,23 @@ def _job(fields: Sequence[str]) -> SlurmJob:
         per_task, sockets, req_nodes, features, reservation, dependency, share, requeue,
         restarts, exit_code, name,
     ) = fields  # fmt: skip
-    in_array = task not in records.NOTHING
+    in_array = task not in records.UNSET
     return SlurmJob(
         **_identity(raw_id, task, shown_id),
         array_id=array_id if in_array else "",
         user=user,
         uid=int(uid),
-        account=records.said(account),
-        qos=records.said(qos),
-        partitions=records.words(partitions),
+        account=records.optional_text(account),
+        qos=records.optional_text(qos),
+        partitions=records.comma_separated(partitions),
         name=name,
         state=state,
         reason=reason,
         priority=int(priority),
         submit_time=float(submit),
-        eligible_time=records.when(eligible),
-        start_time=records.when(start),
-        end_time=records.when(end),
+        eligible_time=records.unix_time(eligible),
+        start_time=records.unix_time(start),
+        end_time=records.unix_time(end),
         time_limit_s=records.duration_s(limit),
         nodes=records.count(nodes),
         node_names=records.hosts(node_list),
@@ -119,9 +119,9 @@ def _job(fields: Sequence[str]) -> SlurmJob:
         memory_mib=_memory_mib(tres),
         gpus=_gpus((tres, per_job, per_node, per_socket, per_task), *map(records.count, (nodes, ntasks, sockets))),
         req_nodes=records.hosts(req_nodes),
-        features=records.said(features),
-        reservation=records.said(reservation),
-        dependency=records.said(dependency),
+        features=records.optional_text(features),
+        reservation=records.optional_text(reservation),
+        dependency=records.optional_text(dependency),
         exclusive=share in ("NO", "EXCLUSIVE", "USER", "MCS"),
         requeue=requeue != "0",
         restarts=records.count(restarts),
@@ -130,7 +130,7 @@ def _job(fields: Sequence[str]) -> SlurmJob:
 
 
 class _Identity(TypedDict):
-    """What a record has for itself alone, beside its array."""
+    """The fields that differ between tasks of an array."""
 
     id: str
     raw_id: str
@@ -138,95 +138,95 @@ class _Identity(TypedDict):
 
 
 def _identity(raw_id: str, task: str, shown_id: str) -> _Identity:
-    """Of the first `_OWN_FIELDS` fields: ``1234``, ``1234_5`` of an array, ``1234+1`` of a heterogeneous job."""
+    """Parse the first `_TASK_FIELDS` fields: id ``1234``, ``1234_5`` of an array, ``1234+1`` of a heterogeneous job."""
     index = int(task) if task.isdecimal() else None
     return {"id": raw_id if index is None and "+" not in shown_id else shown_id, "raw_id": raw_id, "array_index": index}
 
 
 class PendingDetails(msgspec.Struct, frozen=True):
-    """What ``squeue -O`` has no field for: how many tasks of an array may run at once, excluded nodes, the tasks."""
+    """Facts that ``squeue -O`` has no field for: an array's limit of running tasks, excluded nodes, pending tasks."""
 
     array_limit: int | None = None
     exc_nodes: tuple[str, ...] = ()
     tasks: str = ""
 
 
-_UNSAID = PendingDetails()
-WAITING_FORMAT = "%A %F %K %x"
+_NO_DETAILS = PendingDetails()
+PENDING_FORMAT = "%A %F %K %x"
 
 
-def waiting_jobs(text: str, before: Mapping[str, PendingDetails]) -> dict[str, PendingDetails]:
-    """JobId -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
+def pending_details(text: str, previous: Mapping[str, PendingDetails]) -> dict[str, PendingDetails]:
+    """Return JobId -> details, from ``squeue --format`` with `PENDING_FORMAT`.
 
     Args:
-        text: A line for each job; what stands at an array's id is for those of its tasks that have no line.
-        before: What was said last: once a single task of an array is left in its record, the limit is said no more.
+        text: One line per job; the line of an array's id holds for its tasks that have no line of their own.
+        previous: The last result. Once a single task is left in an array's record, squeue omits the limit.
     """
     found: dict[str, PendingDetails] = {}
     for line in text.splitlines():
         raw_id, array_id, tasks, excluded = line.split(" ", 3)
-        limit = before.get(array_id, _UNSAID).array_limit
-        if raw_id == array_id and not tasks.isdecimal() and tasks not in records.NOTHING:
-            tasks, _, said = tasks.partition("%")
-            limit = int(said) if said.isdecimal() else None
+        limit = previous.get(array_id, _NO_DETAILS).array_limit
+        if raw_id == array_id and not tasks.isdecimal() and tasks not in records.UNSET:
+            tasks, _, limit_text = tasks.partition("%")
+            limit = int(limit_text) if limit_text.isdecimal() else None
         else:
             tasks = ""
-        told = PendingDetails(limit, records.hosts(excluded), tasks)
-        if raw_id != array_id or told != _UNSAID:
-            found[raw_id] = told
-            found.setdefault(array_id, told)  # versions that print an array in one line may name any of its tasks
+        details = PendingDetails(limit, records.hosts(excluded), tasks)
+        if raw_id != array_id or details != _NO_DETAILS:
+            found[raw_id] = details
+            found.setdefault(array_id, details)  # versions that print an array in one line may name any of its tasks
     return found
 
 
-def _with(job: SlurmJob, beside: Mapping[str, PendingDetails], site_factor: int) -> SlurmJob:
-    """The job with what other commands say of it; the same object where it has that already."""
-    of_array = beside.get(job.array_id or job.raw_id, _UNSAID)
-    limit, excluded = of_array.array_limit, beside.get(job.raw_id, of_array).exc_nodes
+def _with_details(job: SlurmJob, details: Mapping[str, PendingDetails], site_factor: int) -> SlurmJob:
+    """Return the job with what other commands report about it; the same object if nothing changes."""
+    of_array = details.get(job.array_id or job.raw_id, _NO_DETAILS)
+    limit, excluded = of_array.array_limit, details.get(job.raw_id, of_array).exc_nodes
     if (job.array_limit, job.exc_nodes, job.site_factor) == (limit, excluded, site_factor):
         return job
     return msgspec.structs.replace(job, array_limit=limit, exc_nodes=excluded, site_factor=site_factor)
 
 
-def _left_out(jobs: Sequence[SlurmJob], beside: Mapping[str, PendingDetails]) -> list[SlurmJob]:
-    """Tasks that ``squeue --array`` leaves out: of 1-97:3 the last (22.05)."""
-    arrays = {array for array, told in beside.items() if ":" in told.tasks}
+def _omitted_tasks(jobs: Sequence[SlurmJob], details: Mapping[str, PendingDetails]) -> list[SlurmJob]:
+    """Return the array tasks that ``squeue --array`` omits: with 22.05, the last of 1-97:3."""
+    arrays = {array for array, detail in details.items() if ":" in detail.tasks}
     known: dict[str, dict[int | None, SlurmJob]] = {}
     for job in jobs if arrays else ():
         if job.array_id in arrays:
             known.setdefault(job.array_id, {})[job.array_index] = job
     found: list[SlurmJob] = []
     for array, tasks in known.items():
-        missing = sorted(set(map(int, numbers(beside[array].tasks))).difference(tasks))
-        for like in [job for job in tasks.values() if job.raw_id == array][:1]:
-            found += [msgspec.structs.replace(like, id=f"{array}_{n}", array_index=n) for n in missing]
+        missing = sorted(set(map(int, numbers(details[array].tasks))).difference(tasks))
+        for template in [job for job in tasks.values() if job.raw_id == array][:1]:
+            found += [msgspec.structs.replace(template, id=f"{array}_{n}", array_index=n) for n in missing]
     return found
 
 
 def _exit_code(status: str) -> int:
-    """Of a wait status: 768 is 3; of a signal it is 128 and more."""
+    """Return the exit code of a wait status: 768 is 3; a signal is 128 plus its number."""
     code, signal = divmod(int(status), 256)
     return 128 + (signal & 0x7F) if signal & 0x7F else code
 
 
 @lru_cache(8192)
 def _gpus(texts: tuple[str, str, str, str, str], nodes: int, ntasks: int, sockets: int) -> dict[str, int]:
-    """GPUs of the whole job by type: what Slurm counted where it counts them, else what was asked for."""
+    """Return the whole job's GPUs by type: those that Slurm counted, otherwise those requested."""
     tres, per_job, per_node, per_socket, per_task = texts
-    times = ((per_job, 1), (per_node, nodes), (per_task, ntasks), (per_socket, nodes * max(1, sockets)))
-    asked: dict[str, int] = {}
-    for text, factor in times:
-        if text not in records.NOTHING and (each := records.gres(text)):
-            asked = {kind: count * max(1, factor) for kind, count in each.items()}
+    factors = ((per_job, 1), (per_node, nodes), (per_task, ntasks), (per_socket, nodes * max(1, sockets)))
+    requested: dict[str, int] = {}
+    for text, factor in factors:
+        if text not in records.UNSET and (each := records.gres(text)):
+            requested = {kind: count * max(1, factor) for kind, count in each.items()}
             break  # --gpus with --gpus-per-node says the same thing twice
     counted = dict(records.gres(tres))
     total = counted.pop("", sum(counted.values()))
     if not total:
-        return asked
+        return requested
     if sum(counted.values()) == total:
         return counted
-    if sum(asked.values()) == total:
-        return asked
-    kinds = [kind for kind in {**counted, **asked} if kind]
+    if sum(requested.values()) == total:
+        return requested
+    kinds = [kind for kind in {**counted, **requested} if kind]
     return {kinds[0] if len(kinds) == 1 else "": total}
 
 

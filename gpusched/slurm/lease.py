@@ -1,9 +1,8 @@
-"""What is asked of Slurm, as lines for one scontrol: the lease, starts on decided nodes, orders, requeues.
+"""scontrol commands for the lease, for starts on chosen nodes, for priorities and for requeues.
 
-Nothing gets into a line that is no job id, no node name and no number, so that no text of a user's can become a
-command or a field of one. The lease is a reservation that only jobs which are put into it may use: while it is renewed,
-no job starts on its nodes but those; once it is not, it ends by itself, and Slurm starts what waits. Running jobs do
-not notice.
+A command is built from job ids, node names and numbers only, so no user-supplied text can become a command or one of
+its fields. The lease is a reservation that only jobs placed in it may use. While it is renewed, no other job starts on
+its nodes. Without renewal it ends by itself, and Slurm starts pending jobs again. Running jobs are not affected.
 """
 
 from __future__ import annotations
@@ -15,88 +14,88 @@ from typing import NamedTuple
 from gpusched.model.slurm import LEASE, SlurmJob
 
 LEASE_S = 60
-"""Seconds until the lease ends by itself after its last renewal."""
+"""Seconds from the last renewal until the lease ends by itself."""
 
 MAX_UPDATES = 200
-"""Of jobs, in one cycle: some tenths of a second of slurmctld's time."""
+"""Job updates per cycle: they take slurmctld some tenths of a second."""
 
 _JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
-_MOST_PRIORITY = (1 << 31) - 1
+_MAX_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True, has_own_account: bool = False) -> str:
-    """The lease begins; refused while one lingers that has ended (`renew` it then).
+def create(nodes: Collection[str], duration_s: int = LEASE_S, enforced: bool = True, own_account: bool = False) -> str:
+    """Return the command that creates the lease; Slurm rejects it while an ended one still lingers (`renew` that one).
 
-    Every job can be put into it. That takes another wording where Slurm enforces associations (``enforced``: jobs of
-    all accounts below root) than where it does not: there a job's account has to be the very one that is named.
-    A reservation's idle time is booked on the accounts that it names, so on root; on nobody where it names those that
-    it is not for: of an account `LEASE` (``has_own_account``) there are no jobs.
+    The reservation must admit every job. Where Slurm enforces associations (``enforced``) it names accounts, since
+    those include all accounts below root; elsewhere an account would have to match a job's exactly, so it names users.
+    Slurm charges a reservation's idle time to the accounts it names, that is to root, and to nobody where accounts are
+    excluded instead: ``own_account`` means that there is an account `LEASE`, which no job uses, to exclude.
     """
-    who = f"Accounts={f'-{LEASE}' if has_own_account else 'root'}" if enforced else "Users=-nobody"
+    access = f"Accounts={f'-{LEASE}' if own_account else 'root'}" if enforced else "Users=-nobody"
     return (
-        f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
-        f"{who} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
+        f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(duration_s)} "
+        f"{access} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
     )
 
 
 def enforces_associations(config: Mapping[str, str]) -> bool:
-    """Whether Slurm lets only those submit whom its accounting database knows (scontrol show config)."""
+    """Return whether only users known to the accounting database may submit (by ``scontrol show config``)."""
     words = set(re.split(r"[, ]+", config.get("AccountingStorageEnforce", "").lower()))
     return not words.isdisjoint(("associations", "limits", "qos", "safe", "wckeys", "all"))
 
 
-def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:
-    """The lease lasts longer, on other nodes than so far where they are given; refused where there is none."""
+def renew(nodes: Collection[str] = (), duration_s: int = LEASE_S) -> str:
+    """Return the command that extends the lease, and moves it to ``nodes`` if given; rejected if there is none."""
     other = f" Nodes={_nodes(nodes)}" if nodes else ""
-    return f"update ReservationName={LEASE} EndTime=now+{int(lasts_s)}{other}"
+    return f"update ReservationName={LEASE} EndTime=now+{int(duration_s)}{other}"
 
 
 def end() -> str:
-    """The lease is over in a second: at once is refused right after it was created or renewed."""
+    """Return the command that ends the lease in a second; Slurm rejects "now" right after a create or renew."""
     return f"update ReservationName={LEASE} EndTime=now+1"
 
 
 def start(job: str, nodes: Collection[str]) -> str:
-    """The job may start, on exactly these nodes; all of it or nothing, and nothing of a job that waits no more."""
+    """Return the command that starts a pending job on exactly these nodes; Slurm applies all of it or nothing."""
     return f"update JobId={_job(job)} ReservationName={LEASE} ReqNodeList={_nodes(nodes)}"
 
 
 def admit(job: str) -> str:
-    """The job may start on nodes that Slurm chooses, in the lease or outside it."""
+    """Return the command that lets a job start on nodes of Slurm's choice, inside the lease or outside."""
     return f"update JobId={_job(job)} ReservationName={LEASE}"
 
 
 def withdraw(job: str, nodelist: Collection[str]) -> str:
-    """Neither of these; ``nodelist``: the nodes that its user named, which it keeps. Refused once it runs."""
+    """Return the command that reverts `start` and `admit`, restoring the user's ``nodelist``; rejected once it runs."""
     return f"update JobId={_job(job)} ReservationName= ReqNodeList={_nodes(nodelist) if nodelist else ''}"
 
 
 def undo(job: SlurmJob, nodelist: Collection[str]) -> list[str]:
-    """A job that Slurm holds for what we asked has its priority again, and is as its user wants it; as `withdraw`.
+    """Return the commands that restore a job that Slurm holds because of our request, and its priority.
 
-    To leave the reservation suffices; one that Slurm has taken out of it, as it ended, has to be released.
+    As with `withdraw`, leaving the reservation is enough; a job that Slurm removed from it at its end must be released.
     """
     return [withdraw(job.id, nodelist), *([f"release {_job(job.id)}"] if job.reservation != LEASE else [])]
 
 
 def requeue(job: str) -> str:
-    """A running job is ended and waits again."""
+    """Return the command that stops a running job and requeues it."""
     return f"requeue {_job(job)}"
 
 
 def begin_now(job: str) -> str:
-    """A job that waits again after its requeue need not wait two minutes; refused until it has ended on its nodes."""
+    """Return the command that skips the two-minute delay after a requeue; rejected until the job has left its nodes."""
     return f"update JobId={_job(job)} StartTime=now"
 
 
 def site_factor(job: str, factor: int) -> str:
-    """What is added to its priority, under priority/multifactor."""
+    """Return the command that sets the job's SiteFactor, which priority/multifactor adds to its priority."""
     return f"update JobId={_job(job)} SiteFactor={_priority(factor)}"
 
 
 def priority(job: str, value: int) -> str:
-    """Its priority itself, under priority/basic."""
+    """Return the command that sets the job's priority, under priority/basic."""
     return f"update JobId={_job(job)} Priority={_priority(value, (1 << 32) - 3)}"
 
 
@@ -115,20 +114,20 @@ def _nodes(nodes: Collection[str]) -> str:
     return ",".join(nodes)
 
 
-def _priority(value: int, most: int = _MOST_PRIORITY) -> str:
-    return str(max(0, min(int(value), most)))
+def _priority(value: int, limit: int = _MAX_PRIORITY) -> str:
+    return str(max(0, min(int(value), limit)))
 
 
 # -- the order of a queue, as priorities
 
 
 class PendingSlurmJob(NamedTuple):
-    """A job that waits, in Slurm's order: larger priority first, then smaller id.
+    """A pending job in Slurm's order: higher priority first, then lower id.
 
     Attributes:
-        priority: As Slurm has it, at least 1.
-        base: Without what we added; may be less than 1, which Slurm does not show.
-        added: What we added to it.
+        priority: As Slurm reports it, at least 1.
+        base: The priority without our addition; may be below 1, which Slurm does not show.
+        added: Our addition.
     """
 
     id: str
@@ -136,57 +135,59 @@ class PendingSlurmJob(NamedTuple):
     base: int
     added: int = 0
 
-    def place(self, priority: int) -> tuple[int, int, int]:
-        """Larger: sooner."""
-        job, _, task = self.id.partition("+")[0].partition("_")
-        return max(1, priority), -int(job), -int(task or 0)
+    def sort_key(self, priority: int) -> tuple[int, int, int]:
+        """Return the sort key with this priority; larger starts sooner."""
+        job_id, _, task = self.id.partition("+")[0].partition("_")
+        return max(1, priority), -int(job_id), -int(task or 0)
 
 
-def raised(queue: Iterable[PendingSlurmJob], wanted: Sequence[str]) -> dict[str, int]:
-    """What to add to priorities so that the wanted jobs go first, in their order, before all others of ``queue``.
+def priority_additions(queue: Iterable[PendingSlurmJob], wanted: Sequence[str]) -> dict[str, int]:
+    """Return the additions to priorities that put the wanted jobs first, in order, before all others of ``queue``.
 
-    Nothing where they are in order already. Else each gets the least that puts it before who follows it, and jobs that
-    were raised earlier and are not wanted first any more get nothing. Only what changes is given, the first job first.
+    Empty if they are in order already. Otherwise each gets the smallest addition that puts it before the next one, and
+    jobs raised earlier that are no longer wanted get 0. Only changes are returned, the first job first.
     """
     jobs = {job.id: job for job in queue}
     first = [jobs[name] for name in dict.fromkeys(wanted) if name in jobs]
     names = {job.id for job in first}
     others = [job for job in jobs.values() if job.id not in names]
-    back = {job.id: 0 for job in others if job.added}
-    behind = max((job.place(job.base) for job in others), default=None)
-    if not back and _in_order([job.place(job.priority) for job in first], behind):
+    resets = {job.id: 0 for job in others if job.added}
+    following = max((job.sort_key(job.base) for job in others), default=None)
+    if not resets and _in_order([job.sort_key(job.priority) for job in first], following):
         return {}
-    found = {}
+    additions = {}
+    # From the last wanted job to the first: each must come before the one placed just now.
     for job in reversed(first):
         value = job.base
-        if behind is not None and job.place(value) <= behind:
-            value = behind[0] + (job.place(behind[0]) <= behind)
-        behind = job.place(value)
+        if following is not None and job.sort_key(value) <= following:
+            value = following[0] + (job.sort_key(following[0]) <= following)
+        following = job.sort_key(value)
         if value - job.base != job.added:
-            found[job.id] = value - job.base
-    return dict(reversed(found.items())) | back
+            additions[job.id] = value - job.base
+    return dict(reversed(additions.items())) | resets
 
 
-def _in_order(places: Sequence[tuple[int, int, int]], behind: tuple[int, int, int] | None) -> bool:
-    following = [*places[1:], *([behind] if behind is not None else [])]
+def _in_order(places: Sequence[tuple[int, int, int]], last: tuple[int, int, int] | None) -> bool:
+    following = [*places[1:], *([last] if last is not None else [])]
     return all(place > after for place, after in zip(places, following, strict=False))
 
 
-def fifo_base(queue: Mapping[str, int], changed: Collection[str]) -> dict[str, int]:
-    """Under priority/basic: job -> the priority that puts it back to where it came in.
+def fifo_priorities(queue: Mapping[str, int], changed: Collection[str]) -> dict[str, int]:
+    """Return, under priority/basic, the priorities that put changed jobs back into submission order.
 
     Args:
         queue: Job -> its priority.
-        changed: Those of which we set it. Each goes right before the next later job that is untouched, which has a
-            greater id; behind all of them, where there is none.
+        changed: Jobs whose priority we set. Each goes right before the next unchanged job with a higher id, or after
+            all of them if there is none.
     """
-    order = sorted(queue, key=lambda job: PendingSlurmJob(job, 1, 1).place(1), reverse=True)
-    base: dict[str, int] = {}
+    order = sorted(queue, key=lambda job: PendingSlurmJob(job, 1, 1).sort_key(1), reverse=True)
+    priorities: dict[str, int] = {}
     untouched = [queue[job] for job in order if job not in changed]
-    later = max(1, min(untouched, default=2) - 1)
+    next_priority = max(1, min(untouched, default=2) - 1)
+    # From the last job to the first, so that an unchanged job is seen before those that precede it.
     for job in reversed(order):
         if job not in changed:
-            later = queue[job]
+            next_priority = queue[job]
         elif job in queue:
-            base[job] = later
-    return base
+            priorities[job] = next_priority
+    return priorities

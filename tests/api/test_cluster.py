@@ -167,7 +167,7 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     assert b"zlib" not in (site.state / "gpusched.db").read_bytes()
     site.end(single.id)
     site.end(first.id)
-    programs.forget_unless(store.has_unended)
+    programs.delete_unless(store.has_unended)
     assert programs.read(second) == texts[1]
     assert not programs.of(os.getuid()).has(single.id)
     single.wait(10)

@@ -15,7 +15,7 @@ import pytest
 
 from gpusched.cli import main as cli
 from gpusched.config.inventory import load_inventory
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
@@ -112,7 +112,7 @@ class Site:
     def fold(self, *, alive: bool = True) -> None:
         """What the controller does with the inbox, and its sign of life."""
         store = Store.create_or_open(self.state)
-        CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).fold(
+        CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).apply_inbox(
             time.time()
         )
         store.set_meta("tick_s", "5.0")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
@@ -59,7 +59,7 @@ class Desk:
 
     def fold(self) -> int:
         self.now += 1
-        return self.folder().fold(self.now)
+        return self.folder().apply_inbox(self.now)
 
     def lay(self, command: AnyCommand, uid: int = ME) -> Path:
         """Deliver a command as its owner would; returns the file."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpusched.controller.estimating import Estimates
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.predicting import StartPredictor, compile_for
 from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, SetPriority, Submit
 from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
@@ -384,8 +384,8 @@ def test_an_array_is_estimated_once(site: Site, monkeypatch: pytest.MonkeyPatch)
         asked.append(new)
         return [Estimate(job.id, 30.0, "d") for job in new]
 
-    monkeypatch.setattr(estimating, "estimated", told)
-    estimator = Estimates(site.store, site.state)
+    monkeypatch.setattr(estimating, "estimate_jobs", told)
+    estimator = EstimateWriter(site.store, site.state)
     monkeypatch.setattr(estimator, "_read", lambda: object())
     submit(site, tasks=1000)
     site.turn(2)

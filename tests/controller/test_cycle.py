@@ -11,8 +11,8 @@ import pytest
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
-from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
-from gpusched.controller.planning import Reasons
+from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
+from gpusched.controller.planning import PendingReasonWriter
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState, container_name
@@ -122,7 +122,7 @@ def test_an_output_that_cannot_be_had_is_asked_for_again_then_given_up(site: Sit
             assert operation.verb == "collect"
             del site.cluster._pending[key]
             site.cluster._done.append(OperationOutcome(operation=operation, time=site.world.now, error="podman is ill"))
-        site.world.now += LONGEST_PAUSE_S
+        site.world.now += MAX_BACKOFF_S
     site.turn(3)
     assert not host.boxes
     assert not site.store.ranks()
@@ -384,7 +384,7 @@ def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: S
     assert 5 < asked < 15
     told = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
     assert len(told) == 1
-    site.turn(3, LONGEST_PAUSE_S)  # the connection is well again
+    site.turn(3, MAX_BACKOFF_S)  # the connection is well again
     assert not site.store.ranks()
 
 
@@ -467,7 +467,7 @@ def test_a_clock_that_is_set_back_does_not_keep_nodes_from_being_asked(site: Sit
 def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_minute(site: Site) -> None:
     job = site.submit(spec=spec(hold=True))
     site.turn()
-    reasons, now = Reasons(site.store), site.world.now + 100
+    reasons, now = PendingReasonWriter(site.store), site.world.now + 100
 
     def written(code: ReasonCode, message: str, at: float) -> tuple[str, str]:
         found = site.store.job(job)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.estimating import Estimates, estimated
+from gpusched.controller.estimating import EstimateWriter, estimate_jobs
 from gpusched.estimation.features import Forest
 from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
@@ -113,21 +113,21 @@ def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> N
 def test_other_policies_ask_nothing(site: Site) -> None:
     site.store.put_jobs([waits("new", BEGIN + 2)])
     said: list[str] = []
-    Estimates(site.store, site.state, said.append).run([PolicySpec(name="easy")])
+    EstimateWriter(site.store, site.state, said.append).run([PolicySpec(name="easy")])
     assert said == []
-    Estimates(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
+    EstimateWriter(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
     assert len(said) == 1
 
 
 def test_only_what_ended_before_the_submission_counts() -> None:
     ended = [past("a", 100.0), past("a", 4000.0, BEGIN + 10)]
     early, late = waits("a", BEGIN + 200), waits("a", BEGIN + 5000)
-    by_id = {e.job_id: e.seconds for e in estimated(usual(), ended, [late, early])}
+    by_id = {e.job_id: e.seconds for e in estimate_jobs(usual(), ended, [late, early])}
     assert by_id[early.id] == pytest.approx(100.0)
     assert by_id[late.id] == pytest.approx(np.exp(0.7 * np.log(100.0) + 0.3 * np.log(4000.0)))
 
 
 def test_never_more_than_the_limit() -> None:
     job = waits("a", BEGIN + 5000, limit=60)
-    assert estimated(usual(), [past("a", 4000.0)], [job]) == [Estimate(job.id, 60.0, "")]
-    assert estimated(usual(30.0), [], [job]) == [Estimate(job.id, pytest.approx(30.0), "")]
+    assert estimate_jobs(usual(), [past("a", 4000.0)], [job]) == [Estimate(job.id, 60.0, "")]
+    assert estimate_jobs(usual(30.0), [], [job]) == [Estimate(job.id, pytest.approx(30.0), "")]

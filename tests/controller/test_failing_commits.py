@@ -17,12 +17,12 @@ from gpusched.client.wait import wait_for_ids
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.controller.commandfiles import MAX_MALFORMED_EVENTS, CommandApplier
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decider
-from gpusched.controller.estimating import Estimates
-from gpusched.controller.fold import MOST_TOLD, CommandApplier
+from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.launcher import Launcher
-from gpusched.controller.notices.desk import NotificationService
+from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.planning import Planner
 from gpusched.controller.promoting import LivePolicies
 from gpusched.errors import GpuschedError
@@ -155,7 +155,7 @@ class Teller:
     def fold(self) -> None:
         desk = self.desk
         desk.inbox._put_off.clear()
-        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).fold(desk.now)
+        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).apply_inbox(desk.now)
 
     def state(self) -> dict[str, Any]:
         store = self.desk.store
@@ -249,10 +249,10 @@ def test_how_an_operation_ended_is_not_forgotten_with_the_commit(desk: Desk) -> 
     with pytest.raises(sqlite3.OperationalError):
         first.run(0.0)
     second = cycle()
-    second.follow(first)
-    second._settling.settle(cluster.finished())
+    second.take_over(first)
+    second._outcomes.record(cluster.finished())
     assert [r.signalled for r in desk.store.ranks()] == ["TERM"]
-    assert second._settling.unsettled == []
+    assert second._outcomes.unrecorded == []
 
 
 def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +267,10 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", full)
-        assert launcher.launches(desk.inventory, running, [rank]) == []
+        assert launcher.launch_operations(desk.inventory, running, [rank]) == []
     assert launcher.errors == {}, "it is tried again"
     assert len(said) == 1
-    (operation,) = launcher.launches(desk.inventory, running, [rank])
+    (operation,) = launcher.launch_operations(desk.inventory, running, [rank])
     assert operation.request is not None
     easy = BUILT_IN / "sjf.yaml"
     desk.inventory = msgspec.structs.replace(desk.inventory, path=str(desk.state.parent / "inventory.yaml"))
@@ -288,7 +288,7 @@ def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest
     waiting = desk.submit()
     decider, told = Decider(desk.store), list[str]()
     launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, Estimates(desk.store, desk.state, told.append), told.append)
+    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state, told.append), told.append)
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
@@ -319,7 +319,7 @@ def test_many_files_that_are_no_commands_are_one_line(desk: Desk, monkeypatch: p
         (desk.inbox.new / f"{number}.cancel").write_text("{")
     assert desk.fold() == 50
     told = [event.data["file"] for event in desk.refusals()]
-    assert (len(told), told[-1]) == (MOST_TOLD + 1, "30 more files")
+    assert (len(told), told[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
     assert not list(desk.inbox.new.iterdir())
 
 

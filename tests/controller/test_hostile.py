@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpusched.config.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from gpusched.controller import launcher
-from gpusched.controller.planning import isolated
+from gpusched.controller.planning import failing_alone
 from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.errors import UsageError
@@ -185,7 +185,7 @@ def test_culprits_are_found_by_halving(bad: tuple[int, ...]) -> None:
         asked += 1
         return any(item in bad for item in items)
 
-    assert isolated(list(range(100)), fails) == list(bad)
+    assert failing_alone(list(range(100)), fails) == list(bad)
     assert asked <= 1 + 14 * max(1, len(bad))
 
 

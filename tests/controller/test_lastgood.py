@@ -75,9 +75,9 @@ def test_a_file_that_is_gone_is_known_by_what_it_said(
 
 def test_secrets_that_cannot_be_read_are_gone(tmp_path: Path) -> None:
     files = SecretFiles(tmp_path)
-    assert (files.read("a"), files.has("a"), files.kept()) == (None, False, [])
+    assert (files.read("a"), files.has("a"), files.job_ids()) == (None, False, [])
     files.write("a", {"KEY": "x"})
-    assert (files.read("a_7"), files.has("a_7"), files.kept()) == ({"KEY": "x"}, True, ["a"])
+    assert (files.read("a_7"), files.has("a_7"), files.job_ids()) == ({"KEY": "x"}, True, ["a"])
     (file,) = (tmp_path / "secrets").iterdir()
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     file.with_suffix(".tmp").write_text("{")
@@ -86,6 +86,6 @@ def test_secrets_that_cannot_be_read_are_gone(tmp_path: Path) -> None:
     file.write_text("{")
     assert (files.read("a"), files.has("a")) == (None, True)
     file.with_suffix(".tmp").touch()
-    files.forget("a")
-    files.forget("a")
+    files.delete("a")
+    files.delete("a")
     assert list(file.parent.iterdir()) == []

@@ -233,7 +233,7 @@ def launches(launcher: Launcher, of: JobRecord, declared: Inventory | None = Non
         RankRecord(job_id=of.id, attempt=of.attempt, rank=part.rank, node=part.node, runtime="podman")
         for part in of.allocation.parts
     ]
-    return launcher.launches(declared or inventory(), of, ranks)
+    return launcher.launch_operations(declared or inventory(), of, ranks)
 
 
 def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
+from gpusched.controller.nodestate import (
+    is_dead,
+    may_forget_leftovers,
+    removed_record,
+    update_record,
+    with_removed,
+)
 from gpusched.model.readings import Gpu, Nic, NodeReading, NodeState, ProbeFailure, Wiring
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord
@@ -131,12 +137,12 @@ def test_the_borders_of_silence_are_where_the_settings_say() -> None:
 
 
 def test_a_node_that_nobody_declares_is_forgotten_after_a_week() -> None:
-    gone = record_of_unknown(SEEN, NOW)
+    gone = removed_record(SEEN, NOW)
     assert (gone.state, gone.down_since, gone.left) == (NodeState.UNKNOWN, NOW, False)
-    assert record_of_unknown(gone, NOW + 9).down_since == NOW
-    assert not is_forgotten(gone, NOW + 604799)
-    assert is_forgotten(gone, NOW + 604800)
-    assert not is_forgotten(SEEN, NOW + 1e9)
+    assert removed_record(gone, NOW + 9).down_since == NOW
+    assert not may_forget_leftovers(gone, NOW + 604799)
+    assert may_forget_leftovers(gone, NOW + 604800)
+    assert not may_forget_leftovers(SEEN, NOW + 1e9)
 
 
 def test_faults_are_counted_and_all_held_gpus_make_a_node_full() -> None:
@@ -175,12 +181,12 @@ def test_nodes_that_left_stand_apart_while_something_is_on_them() -> None:
     gone = [msgspec.structs.replace(NODE, name=name) for name in ("g1", "g0", "dead")]
     records = {n.name: NodeRecord(name=n.name, declared=n) for n in gone} | {"never": NodeRecord(name="never")}
     records["dead"] = msgspec.structs.replace(records["dead"], down_since=NOW - 60)
-    whole = attended(declared, records, {"g1", "dead", "g0", "never", "nobody"}, NOW)
+    whole = with_removed(declared, records, {"g1", "dead", "g0", "never", "nobody"}, NOW)
     assert [(p.name, [n.name for n in p.nodes], p.flavors) for p in whole.partitions[1:]] == [("", ["g0", "g1"], ())]
     assert whole.partitions[:1] == declared.partitions
-    assert attended(declared, records, {"dead", "never"}, NOW) == declared
-    assert attended(declared, records, {"dead"}, NOW - 1) != declared, "it is not given up yet"
-    assert attended(declared, records, (), NOW) == declared
+    assert with_removed(declared, records, {"dead", "never"}, NOW) == declared
+    assert with_removed(declared, records, {"dead"}, NOW - 1) != declared, "it is not given up yet"
+    assert with_removed(declared, records, (), NOW) == declared
 
 
 def test_what_is_said_of_a_node_that_left() -> None:

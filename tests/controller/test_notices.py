@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from gpusched.accounting.usage import BUCKET_S
-from gpusched.controller.notices import desk
-from gpusched.controller.notices.delivery import Sending, deliver, message_of
-from gpusched.controller.notices.desk import NotificationService
-from gpusched.controller.notices.making import Maker
+from gpusched.controller.notices import service as notices
+from gpusched.controller.notices.delivery import OutgoingNotice, deliver, message_of
+from gpusched.controller.notices.making import NoticeMaker
+from gpusched.controller.notices.service import NotificationService
 from gpusched.model.arrays import part_of
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
@@ -44,7 +44,7 @@ def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] 
 
 def made(store: Store, asked: Notices, event: Event | None = None, now: float = T) -> list[tuple[str, str]]:
     """Who is told what: of an event, else of what runs."""
-    maker = Maker(store, asked, "c", now)
+    maker = NoticeMaker(store, asked, "c", now)
     notices = maker.of_event(event) if event is not None else maker.of_running(store.active())
     return [(n.to.removeprefix("mail ").split("@")[0], n.body["notice"]) for n in notices]
 
@@ -75,7 +75,7 @@ def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) ->
     whose = Notices(to=(Receiver(command=("/x",), users=("ada",)), Receiver(command=("/y",), users=("bob",))))
     assert made(store, Notices(), event) == [("ada", "node")]
     assert len(made(store, whose, event)) == 2, "mail, and the receiver of her jobs"
-    (told,) = Maker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
+    (told,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
     assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not respond", None)
 
 
@@ -116,7 +116,7 @@ def test_tasks_that_are_cancelled_together_are_told_as_one(store: Store) -> None
     row = part_of(job("a", array_id="a", **waits), ((0, 4), (7, 99)))
     store.put_jobs([row, job("a_5", array_id="a", array_index=5, state=JobState.COMPLETED, end_time=T)])
     event = Event(time=T, kind="ended", job_id="a", data={"to": "CANCELLED", "attempt": 0, "tasks": "0-4,7-99"})
-    (told,) = Maker(store, Notices(), "c", T).of_event(event)
+    (told,) = NoticeMaker(store, Notices(), "c", T).of_event(event)
     assert told.body["text"] == "array a (j) of ada has ended: 98 CANCELLED, 1 COMPLETED"
 
 
@@ -130,20 +130,20 @@ class Post:
 
         class Delivery:
             def __init__(self) -> None:
-                self.under_way: set[str] = set()
+                self.in_progress: set[str] = set()
                 self.held: list[str] = []
 
-            def send(self, sending: Sending) -> None:
-                self.under_way.add(sending.key)
+            def send(self, sending: OutgoingNotice) -> None:
+                self.in_progress.add(sending.key)
                 post.sent.append(sending.body["notice"])
 
             def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
                 if post.hangs:
                     return []
-                over, self.under_way = sorted(self.under_way), set()
+                over, self.in_progress = sorted(self.in_progress), set()
                 return [(key, post.answer) for key in over]
 
-        monkeypatch.setattr(desk, "Delivery", Delivery)
+        monkeypatch.setattr(notices, "Delivery", Delivery)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_tried_again_ever_more_slowly_and_given_up_in_the_end(store: Store, post
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
     times = [T]
     step(inventory(), T)
-    for pause in desk.RETRIES_S:
+    for pause in notices.RETRIES_S:
         step(inventory(), times[-1] + 0.5)
         (failed,) = store.failed_notices()
         assert failed.due == pytest.approx(times[-1] + 0.5 + pause)
@@ -208,7 +208,7 @@ def test_events_of_no_interest_are_looked_through_once(store: Store, post: Post)
     step, seen = told(store), []
     look = store.events_after
     store.events_after = lambda seq, *more: seen.append(seq) or look(seq, *more)  # type: ignore[func-returns-value,method-assign,misc]
-    store.append(Event(time=T, kind="submitted", job_id=f"j{n}") for n in range(2 * desk.AT_ONCE))
+    store.append(Event(time=T, kind="submitted", job_id=f"j{n}") for n in range(2 * notices.MAX_PER_CYCLE))
     for later in range(3):
         step(inventory(), T + later)
     assert len(seen) == 1
@@ -237,9 +237,9 @@ def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytes
     program.chmod(0o755)
     monkeypatch.setattr("gpusched.controller.notices.delivery._SENDMAIL", str(tmp_path))
     body = {"id": "1", "notice": "end", "text": "job j (a\nBcc: all@example.org) has ended", "job": {"name": "x\r\ny"}}
-    deliver(Sending(key="k", body=body, mail="ada"))
+    deliver(OutgoingNotice(key="k", body=body, mail="ada"))
     assert (tmp_path / "argv").read_text() == "-oi -- ada\n"
     head, _, rest = (tmp_path / "mail").read_text().partition("\n\n")
     assert "\nBcc" not in head
     assert "name: x\\r\\ny" in rest
-    assert message_of(Sending(key="k", body=body, mail="ada"))["To"] == "ada"
+    assert message_of(OutgoingNotice(key="k", body=body, mail="ada"))["To"] == "ada"

@@ -164,7 +164,7 @@ def test_a_long_queue_is_left_alone(
     site.submit(spec=spec(gpus_per_node=GPUS))
     site.turn()
     assert len(site.store.pending()) == 3
-    monkeypatch.setattr(predicting, "_MOST_JOBS", most)
+    monkeypatch.setattr(predicting, "_MAX_JOBS", most)
     StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
     assert len(batches) == asked
 

@@ -37,7 +37,7 @@ POLICIES = {"p": PolicySpec(name="stopper", version="7", backfill="easy", place=
 class Stopper:
     """Decides as EASY does, and stops whatever may be stopped for the first job that still waits."""
 
-    def look(self, *_: object) -> None:
+    def refresh(self, *_: object) -> None:
         pass
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.progress import note_progress
+from gpusched.controller.progress import record_progress
 from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import ContainerReading, NodeReading, ProgressReading, SavedReading
@@ -94,9 +94,9 @@ def test_only_the_present_attempt_on_the_node_of_rank_0_counts(store: Store) -> 
     store.put_jobs([_job(attempt=2)])
     said = ProgressReading(step=5, of=10, age_s=1)
     for node, name in (("n0", "gpusched-j-1-0"), ("n1", "gpusched-j-2-0"), ("n1", "gpusched-j-2-1")):
-        note_progress(store, [_job(attempt=2)], _seen(node, name, 50.0, progress=said))
+        record_progress(store, [_job(attempt=2)], _seen(node, name, 50.0, progress=said))
     assert store.progress_of_unended() == {}
-    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=said))
+    record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=said))
     ((found,),) = store.progress_of_unended().values()
     assert (found.step, found.at, found.attempt, found.gpus) == (5, 49.0, 2, 4)
 
@@ -106,7 +106,7 @@ def test_attempts_have_rows_of_their_own(store: Store) -> None:
         store.put_jobs([_job(attempt)])
         name, said = f"gpusched-j-{attempt}-0", ProgressReading(step=5 * attempt, age_s=0)
         saved = SavedReading(step=4, age_s=2)
-        note_progress(store, [_job(attempt)], _seen("n0", name, 50.0, progress=said, saved=saved))
+        record_progress(store, [_job(attempt)], _seen("n0", name, 50.0, progress=said, saved=saved))
     assert [(p.attempt, p.step, p.saved_step, p.saved_at) for p in store.progress_of_job("j")] == [
         (1, 5, 4, 48.0),
         (2, 10, 4, 48.0),
@@ -117,7 +117,7 @@ def test_trouble_is_told_of_until_it_is_over(store: Store) -> None:
     store.put_jobs([_job()])
     look = ["x: bad", None]
     for error in look:
-        note_progress(
+        record_progress(
             store, [_job()],
             _seen("n0", "gpusched-j-1-0", 59.0, job_file_error=error, saved=SavedReading(step=1, age_s=0)),
         )  # fmt: skip
@@ -129,7 +129,7 @@ def test_the_last_words_of_a_job_that_has_just_ended_go_on_with_its_earlier_ones
         ended = {"state": JobState.COMPLETED, "end_time": now} if now == 60.0 else {}
         store.put_jobs([msgspec.structs.replace(_job(), **ended)])
         said = ProgressReading(step=step, age_s=0)
-        note_progress(store, [_job()], _seen("n0", "gpusched-j-1-0", now, progress=said))
+        record_progress(store, [_job()], _seen("n0", "gpusched-j-1-0", now, progress=said))
     (found,) = store.progress_of_job("j")
     assert (found.first_step, found.step, found.steps_per_s) == (5, 25, 2.0)
     assert store.progress_of_unended() == {}
@@ -146,7 +146,7 @@ def test_the_store_moves_with_the_clock(store: Store) -> None:
 def test_what_an_earlier_attempt_wrote_is_not_this_ones(store: Store) -> None:
     store.put_jobs([_job(attempt=2)])
     old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 9.0))
-    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))
+    record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))
     assert store.progress_of_unended() == {}
-    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
+    record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
     assert store.progress_of_unended()["j"][-1].first_at == 41.0

@@ -27,7 +27,7 @@ class Site:
     """A publisher that copies when it is told to: its thread looks once an hour."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publishing, "LOOK_S", 3600.0)
+        monkeypatch.setattr(publishing, "POLL_S", 3600.0)
         monkeypatch.setattr(os, "geteuid", lambda: 54321)  # readers are another user
         self.folder, self.said = state / PUBLISHED, list[str]()
         self.publisher = Publisher(state, self.said.append)
@@ -84,7 +84,7 @@ def test_a_start_removes_what_a_killed_one_left(store: Store, site: Site, tmp_pa
 def test_without_room_the_old_copy_stays(
     store: Store, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(publishing, "RESERVED_BYTES", 1 << 60)
     store.set_meta("x", "new")
     for _ in range(2):
         with site.publisher._reporting():
@@ -103,7 +103,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
         raise sqlite3.OperationalError("database or disk is full")
 
     store.set_meta("x", "new")
-    monkeypatch.setattr(Publisher, "_lead_to", full)
+    monkeypatch.setattr(Publisher, "_link_current", full)
     with site.publisher._reporting():
         site.publisher.publish()
     assert "disk is full" in site.said[0]
@@ -114,7 +114,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
 
 
 def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "MOST_HELD", 2)
+    monkeypatch.setattr(publishing, "MAX_HELD", 2)
     held = []
     for number in range(6):
         held.append((site.folder / CURRENT).open("rb"))

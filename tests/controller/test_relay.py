@@ -231,7 +231,7 @@ def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
 def test_a_terminal_has_its_size_before_its_command_begins(
     call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.nodes.local._Session.resize", lambda *_: None)
+    monkeypatch.setattr("gpusched.nodes.local._LocalSession.resize", lambda *_: None)
     assert call("stty", "size", terminal=Terminal("vt100", 31, 97)).hear().output == b"31 97\r\n"
 
 
@@ -278,11 +278,11 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
 
 def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
-    door, callers = relay.Door(site, print), []
+    door, callers = relay.ConnectionLimiter(site, print), []
     for _ in range(3):
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
-        door.enter(theirs)
+        door.accept(theirs)
         callers.append(ours)
     assert b"too many sessions" in callers[2].recv(65536)
     callers[0].sendall(b"garbage!")
@@ -292,7 +292,7 @@ def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytes
     def has_room() -> bool:
         ours, theirs = socket.socketpair()
         with ours:
-            door.enter(theirs)
+            door.accept(theirs)
             ours.settimeout(60)
             with contextlib.suppress(BrokenPipeError):  # turned away
                 ours.sendall(b"garbage!")
@@ -316,11 +316,11 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
 
 
 def test_sessions_are_counted_by_user(site: relay.RelayContext) -> None:
-    door = relay.Door(site, print)
-    door._inside.update({OWNER: 3, OTHER: 1})
-    door._leave(OWNER)
-    door._leave(OTHER)
-    assert dict(door._inside) == {OWNER: 2}
+    door = relay.ConnectionLimiter(site, print)
+    door._open.update({OWNER: 3, OTHER: 1})
+    door._release(OWNER)
+    door._release(OTHER)
+    assert dict(door._open) == {OWNER: 2}
 
 
 class Clock:
@@ -399,14 +399,14 @@ def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
     clock = Clock()
     monkeypatch.setattr(relay.time, "monotonic", clock)
     monkeypatch.setattr(peers, "UNREAD_S", 5.0)
-    monkeypatch.setattr(peers, "LOOK_S", 0.0005)
+    monkeypatch.setattr(peers, "POLL_S", 0.0005)
     peer = peers.RelayPeer(ends[1])
     peer.sending_since = since
-    assert peer.last == 101.0
-    assert not peer._has_news(limit_s)
+    assert peer.active_at == 101.0
+    assert not peer._wait_readable(limit_s)
     assert clock.now == ends_at
     ends[0].sendall(b"x")
-    assert peer._has_news(limit_s), "what is there is read first"
+    assert peer._wait_readable(limit_s), "what is there is read first"
     assert clock.now == ends_at
 
 
@@ -482,7 +482,7 @@ def test_a_session_ends_with_its_listener_and_a_socket_that_was_closed_is_no_err
     peer.listen(session, True, None)  # type: ignore[arg-type]
     assert session.did == ["close", "close"]
     with pytest.raises(OSError, match="closed"):
-        peer._is_gone()
+        peer._has_disconnected()
 
 
 def test_what_is_sent_counts_as_a_sign_of_life(
@@ -491,7 +491,7 @@ def test_what_is_sent_counts_as_a_sign_of_life(
     peer = peers.RelayPeer(ends[1])
     monkeypatch.setattr(relay.time, "monotonic", lambda: 1e9)
     peer.send(b"x")
-    assert (peer.last, peer.sending_since) == (1e9, None)
+    assert (peer.active_at, peer.sending_since) == (1e9, None)
     ends[0].close()
     with pytest.raises(OSError, match="pipe"):
         peer.send(b"x" * 10_000_000)
@@ -542,10 +542,10 @@ def test_without_a_store_there_is_one_line(cluster: Cluster, tmp_path: Path) -> 
     assert Caller(empty, 0, KeptLog(job=ID, attempt=1, rank=0)).hear().failure == "there is no store"
 
 
-def turned_away(door: relay.Door) -> str:
+def turned_away(door: relay.ConnectionLimiter) -> str:
     ours, theirs = socket.socketpair()
     with ours:
-        door.enter(theirs)
+        door.accept(theirs)
         ours.settimeout(60)
         ((kind, payload),) = Frames().feed(ours.recv(65536))
         assert kind == FAILED
@@ -555,21 +555,21 @@ def turned_away(door: relay.Door) -> str:
 
 
 def test_sessions_are_bounded_in_all_too(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = relay.Door(site, print)
-    door._inside.update({n: 1 for n in range(relay.MAX_SESSIONS)})
-    before = dict(door._inside)
+    door = relay.ConnectionLimiter(site, print)
+    door._open.update({n: 1 for n in range(relay.MAX_SESSIONS)})
+    before = dict(door._open)
     assert turned_away(door) == "too many sessions (at most 32 per user, 256 in all)"
-    assert dict(door._inside) == before
-    door._inside = Counter({os.getuid(): 32})
+    assert dict(door._open) == before
+    door._open = Counter({os.getuid(): 32})
     assert "too many sessions" in turned_away(door)
 
     def no_thread(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    door._inside = Counter({os.getuid(): 31})
+    door._open = Counter({os.getuid(): 31})
     assert turned_away(door) == "can't start new thread"
-    assert door._inside[os.getuid()] == 31
+    assert door._open[os.getuid()] == 31
 
 
 def test_anybody_may_connect_and_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_a_connection_that_cannot_be_taken_now_is_taken_later(monkeypatch: pytes
             return "connection", None
 
     class Entrance:
-        def enter(self, sock: object) -> None:
+        def accept(self, sock: object) -> None:
             assert sock == "connection"
             raise SystemExit
 
@@ -611,7 +611,7 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     told: dict[str, Any] = {}
     accepting = threading.Event()
 
-    def accept(listener: socket.socket, door: relay.Door) -> None:
+    def accept(listener: socket.socket, door: relay.ConnectionLimiter) -> None:
         told["door"] = door
         listener.close()
         accepting.set()
@@ -631,5 +631,5 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     assert left.value.code == 0
     assert accepting.wait(60)
     assert (told["nice"], told["files"]) == (5, (allowed, most))
-    assert {node.name for node in told["door"]._site.inventory().nodes} >= {"dgx1", "here"}
-    assert told["door"]._site.state == cluster.state
+    assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
+    assert told["door"]._context.state == cluster.state

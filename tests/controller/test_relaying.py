@@ -10,7 +10,7 @@ import pytest
 
 import gpusched
 from gpusched.controller import service as module
-from gpusched.controller.service import RELAY_RESTART_S, Relaying
+from gpusched.controller.service import RELAY_RESTART_S, RelayProcess
 from gpusched.model.relay import SOCKET
 from tests.testbed.waiting import wait_until
 
@@ -24,7 +24,7 @@ class Place:
         self.script.chmod(0o755)
         self.said: list[str] = []
         self.now = 5.0
-        self.relaying = Relaying(folder, folder / "inventory.yaml", self.said.append)
+        self.relaying = RelayProcess(folder, folder / "inventory.yaml", self.said.append)
 
     def pid(self) -> int | None:
         return self.relaying._process.pid if self.relaying._process else None

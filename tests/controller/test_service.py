@@ -18,7 +18,7 @@ import pytest
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
-from gpusched.controller.service import Service, Stop, run_forever, tick_once
+from gpusched.controller.service import Service, StopFlag, run_forever, tick_once
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -90,7 +90,7 @@ class Installation:
         cluster = Nodes(self.world, clock)
         service.cluster.close()
         self.nodes = service.cluster = cluster  # type: ignore[assignment]
-        service._begin_anew()
+        service._replace_cycle()
         return service
 
     def change(self, text: str) -> None:
@@ -302,7 +302,7 @@ def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     service.cluster.has_news = lambda: True  # type: ignore[method-assign]
 
-    class Woken(Stop):
+    class Woken(StopFlag):
         def wait(self, seconds: float) -> bool:
             nonlocal now
             waits.append(seconds)
@@ -310,14 +310,14 @@ def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
             return False
 
     for ran_s, rested_s in ((0.01, 0.01), (0.1, 0.1), (5.0, module.POLL_S)):
-        service._ran_s, now = ran_s, 0.0
+        service._last_cycle_s, now = ran_s, 0.0
         service.pause(Woken())
         assert now == pytest.approx(rested_s, abs=1e-9)
         assert waits[-1] <= 0.03
 
 
 def test_a_wait_ends_when_it_is_woken() -> None:
-    stop = Stop()
+    stop = StopFlag()
     for asked in (False, True):
         thread = threading.Timer(0.05, stop.set if asked else stop.wake)
         thread.start()
@@ -428,7 +428,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
             signal.raise_signal(signal.SIGTERM)
             assert stop.is_set()
 
-    monkeypatch.setattr(module, "Relaying", Relaying)
+    monkeypatch.setattr(module, "RelayProcess", Relaying)
     monkeypatch.setattr(Service, "pause", pause)
     monkeypatch.setattr(Service, "predict_starts", lambda self: relays.append("predict_starts") if not shared else None)
     run_forever(site.path, site.state, site.said.append)
@@ -443,8 +443,8 @@ def test_signals_that_come_at_any_moment_of_a_wait_end_it() -> None:
     """An Event's lock may be held by the very thread whose handler would take it."""
     code = """
 import signal
-from gpusched.controller.service import Stop
-stops = [Stop() for _ in range(2000)]
+from gpusched.controller.service import StopFlag
+stops = [StopFlag() for _ in range(2000)]
 signal.signal(signal.SIGALRM, lambda *_: stops[0].set())
 signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
 while stops:

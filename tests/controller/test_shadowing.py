@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.deciding import late_line
-from gpusched.controller.shadowing import MAX_NAMED, Shadowing
+from gpusched.controller.deciding import timeout_message
+from gpusched.controller.shadowing import MAX_RECORDED, Shadowing
 from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.policy import PolicySpec
@@ -115,7 +115,7 @@ def test_of_a_large_difference_the_first_fifty_are_named(desk: Desk) -> None:
     jobs = [pending(f"j{i:02d}", 0, submit=float(i), cores_per_node=1) for i in range(60)]
     assert desk.ask(snapshot([node("a")], jobs)).shadow_starts == 60
     assert list(desk.differences()[0].shadow) == [f"j{i:02d}" for i in range(50)]
-    assert MAX_NAMED == 50
+    assert MAX_RECORDED == 50
 
 
 def test_an_agent_that_cannot_answer_is_counted_apart(desk: Desk, tmp_path: Path) -> None:
@@ -125,20 +125,20 @@ def test_an_agent_that_cannot_answer_is_counted_apart(desk: Desk, tmp_path: Path
     assert (counts(found), bool(found.trouble)) == ((7, 0, 0, 0, 0, 1), True)
 
     class Thinks:
-        thinking = True
+        is_running = True
 
     desk.put(msgspec.structs.replace(SKIPS, budget_s=0.25), trouble="old")
-    desk.shadowing._asked["p"] = Thinks()  # type: ignore[assignment]
+    desk.shadowing._decisions["p"] = Thinks()  # type: ignore[assignment]
     found = desk.ask(BLOCKED)
     assert (counts(found), found.trouble) == ((0, 0, 0, 0, 1, 0), "no answer within its time budget of 250 ms")
-    del desk.shadowing._asked["p"]
+    del desk.shadowing._decisions["p"]
     assert desk.ask(BLOCKED).trouble == "", "it answers again"
 
 
 def test_budgets_in_words() -> None:
-    assert late_line(0.5) == "no answer within its time budget of 500 ms"
-    assert late_line(1.0) == "no answer within its time budget of 1 s"
-    assert late_line(2.5) == "no answer within its time budget of 2.5 s"
+    assert timeout_message(0.5) == "no answer within its time budget of 500 ms"
+    assert timeout_message(1.0) == "no answer within its time budget of 1 s"
+    assert timeout_message(2.5) == "no answer within its time budget of 2.5 s"
 
 
 def test_it_sees_recent_use_though_no_live_policy_asks_for_it(desk: Desk) -> None:

@@ -28,7 +28,7 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
     monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
     clock = SimpleNamespace(time=1000.0, offset=0.0, boot=lambda: clock.time)
     cluster = ssh.SshCluster(inventory(1), "c", tmp_path, clock)  # type: ignore[arg-type]
-    monkeypatch.setattr(cluster, "_carry_out", lambda operation, node: "")
+    monkeypatch.setattr(cluster, "_dispatch", lambda operation, node: "")
     node = inventory(1).nodes[0]
     launch = Operation(verb="launch", node=node.name, rank=SimpleNamespace(job_id="1", attempt=1, rank=0))  # type: ignore[arg-type]
     try:

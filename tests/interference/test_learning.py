@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gpusched.config.users import user_name
-from gpusched.controller.learning import MOST_AT_ONCE, learn, shared_link
+from gpusched.controller.learning import MAX_PER_CYCLE, learn, shared_link
 from gpusched.doctor.state import examine_state
 from gpusched.errors import UsageError
 from gpusched.model.interference import ContentionEstimate, JobClassEstimate, PaceOn
@@ -123,12 +123,12 @@ def test_jobs_that_told_nothing_or_nonsense_leave_no_trace(store: Store):
 
 def test_samples_go_before_steps_and_very_many_at_once_are_cut(store: Store):
     with store.transaction():
-        jobs = [ran(store, f"j{i}", "j", ("n0",), pace=1.0, samples=640.0) for i in range(MOST_AT_ONCE + 9)]
+        jobs = [ran(store, f"j{i}", "j", ("n0",), pace=1.0, samples=640.0) for i in range(MAX_PER_CYCLE + 9)]
     learn(store, DECLARED, jobs[:1])
     (paces,) = store.belief(f"{ME}/j").shapes
     assert (paces.shape.unit, round(paces.best, 3)) == ("samples", 6.461)
     learn(store, DECLARED, jobs)
-    assert store.belief(f"{ME}/j").shapes[0].count == 1 + MOST_AT_ONCE
+    assert store.belief(f"{ME}/j").shapes[0].count == 1 + MAX_PER_CYCLE
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ def test_an_end_is_told_and_seen_by_the_next_probe(
     second.end()
     wait_until(lambda: watch.is_due(()), what="the end to be told")
     assert not watch.is_due({NODE}), "it is being asked"
-    watch.asked(NODE)
+    watch.probe_started(NODE)
     watch.update(NODE, transport, reading(first))
     assert not watch.is_due(())
     third = jobs(launcher)
     third.end()
     watch.update(NODE, transport, reading(first, third))
     wait_until(lambda: watch.is_due(()), what="an end before it was asked for")
-    watch.asked(NODE)
+    watch.probe_started(NODE)
     first.end()
     wait_until(lambda: watch.is_due(()), what="the first one's end")
     assert len(transport.sessions) == 1, "one channel for all"
@@ -168,7 +168,7 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
         return watch.is_due(())
 
     wait_until(told, what="the launcher's word")
-    assert {name for name, _ in watch._nodes[NODE]._told} == {second.name}
+    assert {name for name, _ in watch._nodes[NODE]._reported} == {second.name}
     watch.close()
     wait_until(lambda: not pipe.exists(), what="its removal")
 
@@ -176,7 +176,7 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
 def test_what_has_ended_but_is_not_written_down_is_looked_at_a_few_times(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(ends, "RECHECK_S", 0.0)
     job = jobs()
     watch.update(NODE, transport, reading(job))
     job.end()
@@ -184,9 +184,9 @@ def test_what_has_ended_but_is_not_written_down_is_looked_at_a_few_times(
     wait_until(lambda: watch.is_due(()), what="the end to be told")
     while watch.is_due(()):
         looks += 1
-        watch.asked(NODE)
+        watch.probe_started(NODE)
         watch.update(NODE, transport, reading(job))
-    assert looks == ends.LOOKS + 1
+    assert looks == ends.MAX_RECHECKS + 1
 
 
 def test_a_channel_ends_with_its_connection_and_is_opened_again_later(
@@ -233,10 +233,10 @@ def test_one_that_is_refused_is_not_asked_for_all_the_time(
 
 
 def test_it_makes_room_for_others(watch: EndWatch, transport: Counting, jobs: Callable[..., Job]) -> None:
-    assert not watch.give_way(NODE)
+    assert not watch.yield_session(NODE)
     watch.update(NODE, transport, reading(jobs()))
-    assert watch.give_way(NODE)
-    assert not watch.give_way(NODE)
+    assert watch.yield_session(NODE)
+    assert not watch.yield_session(NODE)
     watch.update(NODE, transport, reading(jobs()))
     assert len(transport.sessions) == 1
 
@@ -252,9 +252,9 @@ def test_what_waits_for_its_start_is_told_of_only_when_its_launcher_ends(
     one = NodeReading(node=NODE, time=0.0, source="none", containers=(*both, marker.container))
     watch.update(NODE, transport, one)
     wait_until(lambda: watch.is_due(()), what="the marker")
-    assert watch._nodes[NODE]._told == {(marker.name, marker.process.pid)}
+    assert watch._nodes[NODE]._reported == {(marker.name, marker.process.pid)}
     held.end()
-    wait_until(lambda: (held.name, -1) in watch._nodes[NODE]._told, what="the launcher's end")
+    wait_until(lambda: (held.name, -1) in watch._nodes[NODE]._reported, what="the launcher's end")
 
 
 def test_nothing_is_opened_before_it_begins(transport: Counting, jobs: Callable[..., Job]) -> None:

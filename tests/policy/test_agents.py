@@ -21,7 +21,7 @@ from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.controller import deciding
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.deciding import REST_S, Decider
+from gpusched.controller.deciding import BACKOFF_S, Decider
 from gpusched.model import ids
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn, Submit
 from gpusched.model.interference import JobClassEstimate
@@ -199,7 +199,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     place.policy.write_text(weights.YAML)
     place.cycle.policies = {"p": load_policy(place.policy)}
     assert place.decided_by() == "easy", "nor while it rests"
-    place.world.now += REST_S
+    place.world.now += BACKOFF_S
     wait_until(lambda: place.decided_by() == "gist", what="the end of the late answer")
     starts = [e.job_id for e in place.store.events(limit=10_000) if e.kind == "starting"]
     assert len(starts) == len(set(starts)), "a late answer is thrown away"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.controller.fold import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError
@@ -47,9 +47,9 @@ def test_a_thousand_submissions_by_eight_processes_at_once(tmp_path: Path) -> No
     store = Store.create_or_open(tmp_path)
     folder = CommandApplier(store, inbox, inventory(), SecretFiles(tmp_path))
     while any(w.poll() is None for w in workers):
-        folder.fold(NOW + 1e6)  # while they are at it
+        folder.apply_inbox(NOW + 1e6)  # while they are at it
     printed = [line for w in workers for line in w.communicate()[0].split()]
-    folder.fold(NOW + 1e6)
+    folder.apply_inbox(NOW + 1e6)
     jobs = store.pending()
     store.close()
     assert len(printed) == len(set(printed)) == 1000

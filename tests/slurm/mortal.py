@@ -128,7 +128,7 @@ def decide(self: SlurmCycle, *args: Any, given: Any = SlurmCycle._decide) -> Any
 def send(self: LeaseApplier, asks: Any, *args: Any, given: Any = LeaseApplier._send) -> None:
     """`LeaseApplier._send`."""
     global _is_sending
-    _is_sending = any(ask.what == "start" for ask in asks)
+    _is_sending = any(ask.purpose == "start" for ask in asks)
     given(self, asks, *args)
     if _is_sending:
         reach("noted")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gpusched.cluster.base import NodeObservation
 from gpusched.config.policies import BUILT_IN, load_policy, names_in, policy_file
 from gpusched.config.weights import TrainedModel, load_model, save_model
-from gpusched.controller.nodestate import with_news
-from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.nodestate import with_result
+from gpusched.controller.slurm.following import JobMirror
 from gpusched.controller.slurm.mirror import MirrorContext
 from gpusched.controller.slurm.nodes import record_beside_slurm
 from gpusched.controller.slurm.requests import SlurmContext
@@ -117,7 +117,7 @@ def over_ssh(jobs: list[JobRecord], down: str, store: Store) -> None:
         store.put_jobs(jobs)
         store.put_nodes(
             msgspec.structs.replace(
-                with_news(NodeRecord(name=node.name), reading_of(Host(node.name), NOW)),
+                with_result(NodeRecord(name=node.name), reading_of(Host(node.name), NOW)),
                 state=NodeState.DOWN if node.name == down else NodeState.IDLE,
             )
             for node in SSH.nodes
@@ -132,7 +132,7 @@ def beside_slurm(jobs: list[JobRecord], down: str, store: Store) -> None:
         for job in jobs
         if job.allocation is not None and job.state in ACTIVE
     }
-    steps = Mirror(lambda name: None, ()).steps(
+    steps = JobMirror(lambda name: None, ()).steps(
         told, MirrorContext(site=SlurmContext(inventory=SLURM), positions=positions, now=NOW)
     )
     nodes = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
-from gpusched.slurm.lease import PendingSlurmJob, fifo_base, raised
+from gpusched.slurm.lease import PendingSlurmJob, fifo_priorities, priority_additions
 from tests.slurm.test_modes import leases
 from tests.testbed.slurm import SlurmSite
 from tests.testbed.waiting import wait_until
@@ -60,18 +60,18 @@ def test_a_line_is_a_line(text: str) -> None:
 def test_the_wanted_jobs_go_first_and_nothing_is_told_twice(queue: list[tuple[int, int]], first: list[int]) -> None:
     jobs = [PendingSlurmJob(str(i), max(1, base + added), base, added) for i, (base, added) in enumerate(queue)]
     names = [str(i) for i in first]
-    added = raised(jobs, names)
+    added = priority_additions(jobs, names)
     after = [
         j._replace(priority=max(1, j.base + more), added=more) for j in jobs for more in [added.get(j.id, j.added)]
     ]
-    order = [job.id for job in sorted(after, key=lambda job: job.place(job.priority), reverse=True)]
+    order = [job.id for job in sorted(after, key=lambda job: job.sort_key(job.priority), reverse=True)]
     wanted = [name for name in dict.fromkeys(names) if int(name) < len(queue)]
     assert order[: len(wanted)] == wanted
     rest = [job for job in jobs if job.id not in wanted]
     assert order[len(wanted) :] == [
-        job.id for job in sorted(rest, key=lambda job: job.place(job.base), reverse=True)
+        job.id for job in sorted(rest, key=lambda job: job.sort_key(job.base), reverse=True)
     ], "the others as without us"
-    assert raised(after, names) == {}
+    assert priority_additions(after, names) == {}
     assert all(more >= 0 for more in added.values())
 
 
@@ -81,10 +81,10 @@ def test_under_priority_basic_jobs_go_back_to_where_they_came_in(queue: dict[int
     found = {str(job): 1000 - job for job in ids}  # as Slurm gives them
     changed = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
     found |= {str(job): 2000 + queue[job] for job in changed}
-    base = fifo_base(found, {str(job) for job in changed})
+    base = fifo_priorities(found, {str(job) for job in changed})
     assert base.keys() == {str(job) for job in changed}
     after = [PendingSlurmJob(job, value, value) for job, value in (found | base).items()]
-    assert [int(j.id) for j in sorted(after, key=lambda j: j.place(j.priority), reverse=True)] == ids
+    assert [int(j.id) for j in sorted(after, key=lambda j: j.sort_key(j.priority), reverse=True)] == ids
 
 
 @pytest.mark.parametrize("enforced", ["", "associations"])

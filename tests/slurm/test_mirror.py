@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.controller.slurm.devices import indices_by_position, minors_of
-from gpusched.controller.slurm.following import MAX_DRIFTED, Mirror
+from gpusched.controller.slurm.following import MAX_DRIFTS, JobMirror
 from gpusched.controller.slurm.guesses import with_guesses
-from gpusched.controller.slurm.mirror import FORGOTTEN, MirrorContext, MirrorResult, forgotten, told_ended
+from gpusched.controller.slurm.mirror import FORGOTTEN, MirrorContext, MirrorResult, ended_in_accounting, ended_unknown
 from gpusched.controller.slurm.requests import NO_LIMIT_S, SlurmContext, request_of
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import GpuWiring, Wiring
@@ -63,7 +63,7 @@ class Kept:
         self.jobs: dict[str, JobRecord] = {}
         self.runs: dict[tuple[str, int], list[Any]] = {}
         self.events: list[Any] = []
-        self.mirror = Mirror(self.jobs.get, [])
+        self.mirror = JobMirror(self.jobs.get, [])
         self.looked = 0
 
     def look(self, *jobs: SlurmJob, now: float = T + 100, **world: Any) -> list[MirrorResult]:
@@ -72,7 +72,7 @@ class Kept:
         self.keep(steps)
         for guess in with_guesses([j for j in self.jobs.values() if j.state in ACTIVE], SITE):
             self.jobs[guess.id] = guess
-        self.mirror.note(steps, jobs, seen)
+        self.mirror.mark_stored(steps, jobs, seen)
         return steps
 
     def keep(self, steps: list[MirrorResult]) -> None:
@@ -86,7 +86,7 @@ class Kept:
 
     def again(self) -> None:
         """The controller is started again."""
-        self.mirror = Mirror(self.jobs.get, [j for j in self.jobs.values() if j.state not in ENDED])
+        self.mirror = JobMirror(self.jobs.get, [j for j in self.jobs.values() if j.state not in ENDED])
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------
@@ -309,11 +309,11 @@ def test_jobs_that_slurm_names_no_more_are_missing_until_it_is_known_how_they_en
     kept.look(running(), job(id="8"))
     assert kept.mirror.missing([], T + 195, T + 200) == {"7": (T + 195, T + 200), "8": (T + 195, T + 200)}
     assert kept.mirror.missing([job(id="8")], T + 200, T + 205) == {"7": (T + 195, T + 200)}
-    kept.keep([told_ended(kept.jobs["7"], "TIMEOUT", T + 10, T + 50)])
+    kept.keep([ended_in_accounting(kept.jobs["7"], "TIMEOUT", T + 10, T + 50)])
     assert kept.runs["7", 1] == [T + 10, T + 50, JobState.TIMEOUT]
-    kept.keep([told_ended(kept.jobs["8"], "COMPLETED", T + 20, T + 60)])
+    kept.keep([ended_in_accounting(kept.jobs["8"], "COMPLETED", T + 20, T + 60)])
     assert (kept.jobs["8"].attempt, kept.runs["8", 1]) == (1, [T + 20, T + 60, JobState.COMPLETED])
-    assert forgotten(job_waiting(), T + 99).job.reason == FORGOTTEN
+    assert ended_unknown(job_waiting(), T + 99).job.reason == FORGOTTEN
 
 
 def job_waiting() -> JobRecord:
@@ -404,7 +404,7 @@ def test_what_slurm_says_again_is_not_looked_at() -> None:
     assert kept.look(*copy.deepcopy(jobs)) == []
     older = [msgspec.structs.replace(one, priority=6) for one in jobs]
     older[0] = running(id="0")
-    assert [len(kept.look(*older)) for _ in range(4)] == [1 + MAX_DRIFTED, MAX_DRIFTED, 2499 - 2 * MAX_DRIFTED, 0]
+    assert [len(kept.look(*older)) for _ in range(4)] == [1 + MAX_DRIFTS, MAX_DRIFTS, 2499 - 2 * MAX_DRIFTS, 0]
     limited = [msgspec.structs.replace(one, reason="QOSMaxGRESPerUser") for one in jobs[1:]]
     assert len(kept.look(*limited)) == 2499, "nor that they may not start"
     held = [msgspec.structs.replace(one, priority=0, reason="JobHeldAdmin") for one in jobs]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpusched.controller.slurm.reading import MAX_REST_S, SHARE, SlurmReader
+from gpusched.controller.slurm.reading import LOAD_SHARE, MAX_REST_S, SlurmReader
 from gpusched.slurm.commands import NoAnswer, Slurm
 from tests.slurm.beside import Beside
 from tests.slurm.conftest import SlurmCluster
@@ -14,7 +14,7 @@ class Priced(Slurm):
 
     told: tuple[int, float] = (0, 0.0)
 
-    def costs(self) -> dict[str, tuple[int, float]]:
+    def rpc_costs(self) -> dict[str, tuple[int, float]]:
         return {"REQUEST_JOB_INFO": self.told}
 
 
@@ -26,9 +26,9 @@ def slurm(slurm_session: SlurmSite, monkeypatch: pytest.MonkeyPatch) -> Priced:
 
 
 def test_slurm_says_what_its_work_was(slurm: Priced) -> None:
-    before = Slurm().costs().get("REQUEST_JOB_INFO", (0, 0.0))
+    before = Slurm().rpc_costs().get("REQUEST_JOB_INFO", (0, 0.0))
     slurm.jobs()
-    after = Slurm().costs()["REQUEST_JOB_INFO"]
+    after = Slurm().rpc_costs()["REQUEST_JOB_INFO"]
     assert after[0] == before[0] + 2
     assert before[1] < after[1] < before[1] + 5
 
@@ -38,13 +38,13 @@ def test_reading_takes_its_share_of_slurmctld_at_the_most(slurm: Priced) -> None
     assert reader.is_due(1000.0)
     slurm.told = (100, 2.0)
     reader.read(1000.0, site_factors=False)
-    rest = 2 * 0.02 / SHARE
+    rest = 2 * 0.02 / LOAD_SHARE
     assert not reader.is_due(1000.0 + rest - 0.01)
     assert reader.is_due(1000.0 + rest)
     assert reader.is_due(900.0)  # the clock was set back
     slurm.told = (110, 2.0 + 10 * 0.06)  # the queue has grown since: what came before does not count
     reader.read(1100.0, site_factors=False)
-    rest = 2 * 0.06 / SHARE
+    rest = 2 * 0.06 / LOAD_SHARE
     assert not reader.is_due(1100.0 + rest - 0.01)
     assert reader.is_due(1100.0 + rest)
     slurm.told = (3, 9.0)  # slurmctld began anew, and is far too busy
@@ -63,10 +63,10 @@ def test_the_time_in_which_slurm_was_silent_is_no_work_of_its(slurm: Priced, mon
             reader.read(1010.0, site_factors=False)
     slurm.told = (102, 22.0)  # two questions that it took up when it was frozen
     reader.read(1100.0, site_factors=False)
-    assert reader.is_due(1100.0 + 2 * 0.02 / SHARE), "as before"
+    assert reader.is_due(1100.0 + 2 * 0.02 / LOAD_SHARE), "as before"
     slurm.told = (112, 22.5)
     reader.read(1200.0, site_factors=False)
-    assert not reader.is_due(1200.0 + 2 * 0.05 / SHARE - 0.01)
+    assert not reader.is_due(1200.0 + 2 * 0.05 / LOAD_SHARE - 0.01)
 
 
 def test_a_cycle_that_comes_too_early_asks_nothing_but_where_a_mode_has_changed(

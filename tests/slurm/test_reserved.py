@@ -136,7 +136,7 @@ def test_a_job_that_slurm_holds_again_and_again_rests(beside: Beside, monkeypatc
     site = beside.site
     beside.run()
     job = submitted(site)
-    monkeypatch.setattr("gpusched.controller.slurm.applying.shut", lambda *_: "")  # as if it were never known before
+    monkeypatch.setattr("gpusched.controller.slurm.applying.reservation_conflict", lambda *_: "")  # as if unknown
     maintenance(site, "dgx001", 100)
     for _ in range(2):
         assert beside.run(start(job, "dgx001"))

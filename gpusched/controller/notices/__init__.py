@@ -1,5 +1,5 @@
-"""Telling people: by mail, webhooks and commands, beside the cycle.
+"""Notifications by mail, webhook and command, sent beside the cycle.
 
-In: the store's events, what runs and how its GPUs are used. Out: notices, kept in the store until they have arrived.
-May import: what `gpusched.controller` may. Begin with `desk.NoticeDesk`, then `making`, then `delivery`.
+In: the store's events, running jobs and their GPU use. Out: notices, kept in the store until they are delivered. May
+import: what `gpusched.controller` may. Begin with `service.NotificationService`, then `making`, then `delivery`.
 """

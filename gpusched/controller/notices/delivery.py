@@ -1,4 +1,4 @@
-"""Sends notices in threads of its own, so that no mail server and no webhook ever holds up the cycle."""
+"""Sends notices in threads of its own, so that no mail server or webhook delays the cycle."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COMMAND_S, NETWORK_S = 30.0, 15.0
 _SENDMAIL = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/lib"))
 
 
-class Failed(Exception):
-    """It did not arrive; the text says why in one line."""
+class DeliveryFailed(Exception):
+    """A failed delivery; the text gives the reason in one line."""
 
 
-class Sending(msgspec.Struct, frozen=True, kw_only=True):
-    """One notice on its way: to an address, or else to a receiver of the inventory."""
+class OutgoingNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice being sent, to a mail address or to a receiver of the inventory."""
 
     key: str
     body: dict[str, Any]
@@ -41,33 +41,33 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery:
-    """So many at once; what becomes of each is told by `finished`."""
+    """Sends up to `THREADS` notices at a time; `finished` returns the results."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Sending] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[OutgoingNotice] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._threads = 0
-        self.under_way: set[str] = set()
+        self.in_progress: set[str] = set()
 
-    def send(self, sending: Sending) -> None:
-        """Send it soon."""
-        self.under_way.add(sending.key)
+    def send(self, sending: OutgoingNotice) -> None:
+        """Queue a notice."""
+        self.in_progress.add(sending.key)
         self._waiting.put(sending)
-        if self._threads < min(THREADS, len(self.under_way)):
+        if self._threads < min(THREADS, len(self.in_progress)):
             self._threads += 1
             threading.Thread(target=self._work, name="notices", daemon=True).start()
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
-        """Key, and why it did not arrive ("": it did), of those that have ended since; waits so long for all."""
+        """Return key and error ("": delivered) of notices sent since the last call; wait up to ``wait_s`` for all."""
         found: list[tuple[str, str]] = []
         until = time.monotonic() + wait_s
-        while self.under_way:
+        while self.in_progress:
             left = until - time.monotonic()
             try:
                 found.append(self._done.get(block=left > 0, timeout=max(0.0, left)))
             except queue.Empty:
                 break
-            self.under_way.discard(found[-1][0])
+            self.in_progress.discard(found[-1][0])
         return found
 
     def _work(self) -> None:
@@ -76,18 +76,18 @@ class Delivery:
             try:
                 deliver(sending)
                 why = ""
-            except (Failed, GpuschedError) as error:
+            except (DeliveryFailed, GpuschedError) as error:
                 why = str(error)
-            except Exception as error:  # whatever it is, the next one is sent all the same
+            except Exception as error:  # an unforeseen error must not end this thread
                 why = f"{type(error).__name__}: {error}"
             self._done.put((sending.key, printable(why)[:500]))
 
 
-def deliver(sending: Sending) -> None:
-    """Send one and wait until it has arrived.
+def deliver(sending: OutgoingNotice) -> None:
+    """Send a notice and wait for the result.
 
     Raises:
-        Failed: It has not, as far as is known.
+        DeliveryFailed: It was not delivered, as far as known.
     """
     if sending.mail:
         _mail(sending)
@@ -96,7 +96,7 @@ def deliver(sending: Sending) -> None:
     name, options = sending.receiver.way
     component = components("notifiers").get(name)
     if component is None:
-        raise Failed(f"no notifier '{name}' is installed")
+        raise DeliveryFailed(f"no notifier '{name}' is installed")
     component.load()(sending.body, options)
 
 
@@ -104,7 +104,7 @@ def post(body: Mapping[str, Any], options: Mapping[str, str]) -> None:
     """Send a notice as JSON by POST to ``options["url"]``; the notifier ``webhook``.
 
     Raises:
-        Failed: The answer was no success, or there was none.
+        DeliveryFailed: The answer was no success, or there was none.
     """
     _post(options["url"], msgspec.json.encode(body))
 
@@ -113,7 +113,7 @@ def run(body: Mapping[str, Any], options: Sequence[str]) -> None:
     """Run a command that gets the notice as JSON on stdin; the notifier ``command``.
 
     Raises:
-        Failed: It could not be started, did not end in time, or exited with another code than 0.
+        DeliveryFailed: It could not be started, did not end in time, or exited with another code than 0.
     """
     _run(options, msgspec.json.encode(body))
 
@@ -129,9 +129,9 @@ def _post(url: str, content: bytes) -> None:
             answer.read(1 << 16)
     except HTTPError as error:
         with error:
-            raise Failed(f"HTTP {error.code} {error.reason}") from None
+            raise DeliveryFailed(f"HTTP {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise Failed(f"unreachable: {getattr(error, 'reason', None) or error}") from None
+        raise DeliveryFailed(f"unreachable: {getattr(error, 'reason', None) or error}") from None
 
 
 def _run(argv: Sequence[str], content: bytes) -> None:
@@ -142,22 +142,22 @@ def _run(argv: Sequence[str], content: bytes) -> None:
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from None
+        raise DeliveryFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
     try:
-        _, said = process.communicate(content, timeout=COMMAND_S)
+        _, errors = process.communicate(content, timeout=COMMAND_S)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
+        raise DeliveryFailed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        lines = said.decode(errors="replace").strip().splitlines()
-        raise Failed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise DeliveryFailed(f"{argv[0]} exited with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
 
 
-def message_of(sending: Sending) -> EmailMessage:
-    """The mail: the line as its subject, and what is known of the job below it."""
+def message_of(sending: OutgoingNotice) -> EmailMessage:
+    """Return the mail: the text as the subject, the job's facts in the body."""
     from email.message import EmailMessage
 
     message = EmailMessage()
@@ -166,7 +166,7 @@ def message_of(sending: Sending) -> EmailMessage:
     message["To"] = sending.mail
     if sending.asked.sender:
         message["From"] = sending.asked.sender
-    message["Message-ID"] = f"<{sending.body['id']}@gpusched.invalid>"  # a mail that comes twice is seen to be one
+    message["Message-ID"] = f"<{sending.body['id']}@gpusched.invalid>"  # lets mail programs drop duplicates
     job = sending.body.get("job") or {}
     facts = [f"{name}: {_plain(value)}" for name, value in job.items() if value not in (None, "", [])]
     message.set_content("\n".join([text, "", *facts]) + "\n")
@@ -177,12 +177,12 @@ def _plain(value: object) -> str:
     return printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
-def _mail(sending: Sending) -> None:
+def _mail(sending: OutgoingNotice) -> None:
     message = message_of(sending)
     if not sending.asked.smtp:
         program = shutil.which("sendmail", path=_SENDMAIL)
         if program is None:
-            raise Failed("cannot send mail: no sendmail on the controller's machine, and no notices.smtp")
+            raise DeliveryFailed("cannot send mail: no sendmail on the controller's machine, and no notices.smtp")
         _run((program, "-oi", "--", sending.mail), message.as_bytes())
         return
     import smtplib
@@ -197,4 +197,4 @@ def _mail(sending: Sending) -> None:
                 server.ehlo()
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
-        raise Failed(f"{host} rejected it: {error}") from None
+        raise DeliveryFailed(f"{host} rejected it: {error}") from None

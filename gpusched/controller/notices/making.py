@@ -1,4 +1,4 @@
-"""From events, and from what runs, to notices: who is told what, in which words. Pure but for reading the store."""
+"""Turns events and running jobs into notices: receivers and texts. Pure, except that it reads the store."""
 
 from __future__ import annotations
 
@@ -25,53 +25,53 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "node_down": (NoticeKind.NODE,),
     "gpu_lost": (NoticeKind.NODE,),
 }
-"""Kinds of events, and of the notices that they make."""
+"""Kind of event -> kinds of the notices that it creates."""
 _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
 
 
 def digest_of(receiver: Receiver) -> str:
-    """What stands for a receiver in the store: where it is said to be is a secret."""
+    """Return a receiver's key in the store, which must not hold its secret address."""
     place: tuple[object, ...] = (receiver.webhook, receiver.command)
     if receiver.notifier:  # without one, the digest is that of versions that had no notifiers
         place += (receiver.notifier, sorted(receiver.options.items()))
     return hashlib.blake2b(msgspec.json.encode(place), digest_size=8).hexdigest()
 
 
-class Maker:
-    """Makes the notices of one look at the store."""
+class NoticeMaker:
+    """Creates the notices of one cycle."""
 
     def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
         self._reader, self._asked, self._cluster, self._now = reader, asked, cluster, now
-        self._ended: dict[str, bool] = {}  # arrays, each looked at once
+        self._ended: dict[str, bool] = {}  # whether an array has ended, read once
 
     def of_event(self, event: Event) -> Iterator[Notice]:
-        """Of what has happened to a job or a node."""
+        """Yield the notices of an event of a job or a node."""
         if event.node is not None and event.job_id is None:
-            yield from self._of_node(event, event.node)
+            yield from self._node_notices(event, event.node)
             return
-        job = self._of(event)
+        job = self._job_of(event)
         if job is None or not any(self._receivers(job)):
             return
         attempt = int(event.data.get("attempt", job.attempt))
         if event.kind != "ended":
-            yield from self._of_job(job, EVENTS[event.kind][0], event, attempt, _happened(job, event))
+            yield from self._job_notices(job, EVENTS[event.kind][0], event, attempt, _event_text(job, event))
             return
         outcome = str(event.data.get("to", job.state))
         failed = outcome not in _NO_FAILURE
-        text = f"{_named(job)} {_after(job, outcome)}"
+        text = f"{_job_text(job)} {_ended_text(job, outcome)}"
         if job.array_id is None:
-            for to, kinds in self._receivers(job):
+            for receiver, kinds in self._receivers(job):
                 kind = NoticeKind.END if NoticeKind.END in kinds else NoticeKind.FAIL
                 if kind in kinds and (failed or kind is NoticeKind.END):
-                    yield self._notice(to, kind, f"{job.id}.{attempt}", text, job, event.time)
+                    yield self._notice(receiver, kind, f"{job.id}.{attempt}", text, job, event.time)
             return
-        if failed:  # of an array each receiver is told once that a task failed, and once that all have ended
-            yield from self._of_job(job, NoticeKind.FAIL, event, attempt, text)
+        if failed:  # per array one notice of the first failed task, and one when all have ended
+            yield from self._job_notices(job, NoticeKind.FAIL, event, attempt, text)
         if self._is_over(job.array_id):
-            yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
+            yield from self._job_notices(job, NoticeKind.END, event, attempt, self._array_text(job))
 
-    def _of(self, event: Event) -> JobRecord | None:
-        """The job; of several tasks of an array, which are told of at once, the first."""
+    def _job_of(self, event: Event) -> JobRecord | None:
+        """Return the event's job; if the event covers several array tasks, the first of them."""
         if event.job_id is None:
             return None
         tasks = event.data.get("tasks")
@@ -88,37 +88,37 @@ class Maker:
         counts: dict[str, int] = {}
         for row in self._reader.rows_of(job.array_id):
             counts[row.state] = counts.get(row.state, 0) + row.count
-        told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-        return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {told}"
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {states}"
 
-    def _of_node(self, event: Event, node: str) -> Iterator[Notice]:
-        """A lost node or GPU: the operator's receivers are told, and those whose jobs are there."""
+    def _node_notices(self, event: Event, node: str) -> Iterator[Notice]:
+        """Yield notices of a lost node or GPU, to the operator's receivers and those of the jobs there."""
         lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
         text = f"{lost} is lost: {event.data.get('reason') or 'it does not respond'}"
         mark = f"{node}.{event.data.get('gpu', '')}.{event.time:.3f}"
         for receiver in self._asked.to:
             if NoticeKind.NODE in receiver.on and not receiver.users:
                 yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
-        there = (
+        jobs_there = (
             job for job in self._reader.active()
             if any(part.node == node for part in (job.allocation.parts if job.allocation else ()))
         )  # fmt: skip
-        for job in there:
-            for to, kinds in self._receivers(job, theirs=True):
+        for job in jobs_there:
+            for to, kinds in self._receivers(job, own_only=True):
                 if NoticeKind.NODE in kinds:
-                    about = f"{_named(job)}: {text}"
+                    about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
 
     def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
-        """Of jobs that are near their limit, or have not used their GPUs for long."""
+        """Yield notices of jobs near their time limit, and of jobs that have left their GPUs idle for long."""
         running = [job for job in active if job.state is JobState.RUNNING and job.start_time is not None]
-        asked = [(job, kinds) for job in running if (kinds := {k for _, some in self._receivers(job) for k in some})]
+        asked = [(job, kinds) for job in running if (kinds := {k for _, on in self._receivers(job) for k in on})]
         for job, kinds in asked:
             assert job.start_time is not None
             left = job.start_time + job.limit_s - self._now
             if NoticeKind.LIMIT in kinds and left <= (1 - NEAR_LIMIT) * job.limit_s:
-                text = f"{_named(job)} reaches its time limit in {format_duration(max(0.0, left))}"
-                yield from self._of_job(job, NoticeKind.LIMIT, None, job.attempt, text)
+                text = f"{_job_text(job)} reaches its time limit in {format_duration(max(0.0, left))}"
+                yield from self._job_notices(job, NoticeKind.LIMIT, None, job.attempt, text)
         watched = {job.id: job for job, kinds in asked if NoticeKind.IDLE in kinds and job.spec.gpus}
         if not watched:
             return
@@ -127,25 +127,25 @@ class Maker:
             if idle.idle_s >= self._asked.idle_s:
                 job = watched[idle.job]
                 held = f"{idle.idle_gpus} of its {idle.gpus} GPUs have" if idle.gpus > 1 else "its GPU has"
-                text = f"{_named(job)}: {held} been idle for {format_duration(idle.idle_s)}"
-                yield from self._of_job(job, NoticeKind.IDLE, None, job.attempt, text)
+                text = f"{_job_text(job)}: {held} been idle for {format_duration(idle.idle_s)}"
+                yield from self._job_notices(job, NoticeKind.IDLE, None, job.attempt, text)
 
-    def _of_job(
+    def _job_notices(
         self, job: JobRecord, kind: NoticeKind, event: Event | None, attempt: int, text: str
     ) -> Iterator[Notice]:
         at = event.time if event is not None else self._now
-        whole = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
+        whole_array = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
         for to, kinds in self._receivers(job):
             if kind in kinds:
-                mark = str(job.array_id) if whole else f"{job.id}.{attempt}"
+                mark = str(job.array_id) if whole_array else f"{job.id}.{attempt}"
                 yield self._notice(to, kind, mark, text, job, at)
 
-    def _receivers(self, job: JobRecord, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Who is told of a job, and what; ``theirs``: not those whom the operator wants told of everything."""
+    def _receivers(self, job: JobRecord, own_only: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield a job's receivers and their kinds; ``own_only``: leave out receivers of all jobs."""
         if job.spec.mail:
             yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
         for receiver in self._asked.to:
-            if job.user in receiver.users or not (receiver.users or theirs):
+            if job.user in receiver.users or not (receiver.users or own_only):
                 yield digest_of(receiver), receiver.on
 
     def _notice(
@@ -160,19 +160,19 @@ class Maker:
         return Notice(key=key, to=to, body=body, made=self._now, due=self._now)
 
 
-def _named(job: JobRecord) -> str:
+def _job_text(job: JobRecord) -> str:
     return f"job {job.id} ({job.spec.name}) of {job.user}"
 
 
-def _happened(job: JobRecord, event: Event) -> str:
+def _event_text(job: JobRecord, event: Event) -> str:
     nodes = ", ".join(part.node for part in job.allocation.parts) if job.allocation else ""
     if event.kind == "running":
-        return f"{_named(job)} has started" + (f" on {nodes}" if nodes else "")
+        return f"{_job_text(job)} has started" + (f" on {nodes}" if nodes else "")
     why = event.data.get("message") or event.data.get("outcome") or job.message
-    return f"{_named(job)} is queued again" + (f": {why}" if why else "")
+    return f"{_job_text(job)} is queued again" + (f": {why}" if why else "")
 
 
-def _after(job: JobRecord, outcome: str) -> str:
+def _ended_text(job: JobRecord, outcome: str) -> str:
     ran = f" after {format_duration(job.ran_s)}" if job.start_time is not None else ""
     why = f": {job.message or job.reason}" if job.message or job.reason else ""
     return f"has ended {outcome}{ran}{why}"

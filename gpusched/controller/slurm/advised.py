@@ -1,4 +1,4 @@
-"""What mode advise has changed in Slurm's order, and the order that would be without that."""
+"""The changes that mode advise made to Slurm's order, and the order without them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from gpusched.queue.store import Reader
 from gpusched.slurm import lease
 
 ORDERED = "slurm_ordered"
-"""Meta: Slurm's ids of the jobs whose priority we changed, as JSON, by partition."""
+"""Meta: Slurm's ids of jobs whose priority we changed, by partition, as JSON."""
 
 
-def ordered(reader: Reader) -> dict[str, list[str]]:
-    """Partition -> Slurm's ids of the jobs whose priority we changed."""
+def advised_jobs(reader: Reader) -> dict[str, list[str]]:
+    """Return partition -> Slurm's ids of jobs whose priority we changed."""
     return msgspec.json.decode(reader.meta(ORDERED) or "{}", type=dict[str, list[str]])
 
 
-def ordered_jobs(reader: Reader) -> set[str]:
-    """Slurm's ids of the jobs whose priority we changed."""
-    return {job for jobs in ordered(reader).values() for job in jobs}
+def all_advised_jobs(reader: Reader) -> set[str]:
+    """Return Slurm's ids of jobs whose priority we changed."""
+    return {job for jobs in advised_jobs(reader).values() for job in jobs}
 
 
 def without_advice(waiting: Mapping[str, SlurmJob], changed: Set[str], basic: bool) -> dict[str, int]:
-    """Slurm's id -> the priority that a job would have without us, of waiting jobs that we changed (``changed``).
+    """Return Slurm's id -> priority without our change, of pending jobs that we changed (``changed``).
 
     ``basic``: Slurm orders by submission alone.
     """
     if basic:
-        return lease.fifo_base({job.id: job.priority for job in waiting.values() if job.priority > 0}, changed)
+        return lease.fifo_priorities({job.id: job.priority for job in waiting.values() if job.priority > 0}, changed)
     jobs = [waiting[name] for name in changed]
-    # Slurm shows 1 for whatever is less; what did not help is tried once more with twice as much.
+    # Slurm shows 1 for every lower priority. An addition that did not suffice is doubled next time.
     return {j.id: j.priority - j.site_factor if j.priority > 1 else -2 * j.site_factor for j in jobs}

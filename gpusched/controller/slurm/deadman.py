@@ -1,9 +1,9 @@
-"""What lets go of jobs in the lease when the controller has died: a process that outlives it.
+"""A dead man's switch that releases jobs in the lease when the controller has died: a process that outlives it.
 
-Slurm ends the lease by itself. But on jobs that were asked to start and had not begun it leaves the nodes that we
-chose, and where it took such a job's priority, as its nodes had been reserved meanwhile, it never gives that back. So
-beside the controller a shell waits for the end of a pipe that the kernel closes with it, however it dies; then this
-module runs, waits for the lease's end, and undoes both, unless a controller runs again by then.
+Slurm ends the lease by itself. But jobs that were asked to start and did not keep the nodes that we chose, and Slurm
+never restores the priority of a job that it held because its nodes were reserved. So a shell beside the controller
+waits for the end of a pipe, which the kernel closes when the controller dies. Then this module runs, waits for the
+lease's end, and reverts both, unless a controller runs again by then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import gpusched
-from gpusched.controller.slurm.tenancy import LEASED_UNTIL
+from gpusched.controller.slurm.ownership import LEASED_UNTIL
 from gpusched.model.jobs import JobRecord
 from gpusched.model.slurm import LEASE, SlurmJob, SlurmMode, is_held_in_reservation
 from gpusched.queue.store import Reader
@@ -25,12 +25,12 @@ from gpusched.slurm import lease
 from gpusched.slurm.commands import NoAnswer, Slurm
 
 _POLL_S = 1.0
-_PATIENCE_S = 900.0  # so long Slurm may be silent before it is given up
+_PATIENCE_S = 900.0  # give up if Slurm does not respond for so long
 _WAIT = 'cat > /dev/null; exec "$@"'
 
 
 class DeadMan:
-    """Keeps the waiting shell beside a controller that decides.
+    """Keeps the waiting shell running beside a controller that decides.
 
     Args:
         state: The state folder.
@@ -42,7 +42,7 @@ class DeadMan:
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, modes: Mapping[str, SlurmMode]) -> None:
-        """Start it where it does not run and some partition is decided for."""
+        """Start the shell, unless it runs or no partition is in mode decide."""
         if SlurmMode.DECIDE not in modes.values() or (self._process is not None and self._process.poll() is None):
             return
         paths = [str(Path(gpusched.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -59,9 +59,9 @@ class DeadMan:
 
 
 def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) -> int:
-    """Wait for the lease's end, then let go of jobs that were put into it and wait; how much there was to ask for that.
+    """Wait for the lease's end, then release pending jobs that were placed in it; return the number of commands.
 
-    0 too where a controller runs again, or another one has the lease: it sees to them itself.
+    0 too if a controller runs again, or another one holds the lease: it handles the jobs itself.
     """
     died = time.time()
     for _ in range(int(_PATIENCE_S / _POLL_S)):
@@ -71,12 +71,12 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
         with closing(reader):
             if float(reader.meta("heartbeat") or 0.0) > died:
                 return 0
-            own = float(reader.meta(LEASED_UNTIL) or 0.0)
+            own_until = float(reader.meta(LEASED_UNTIL) or 0.0)
         try:
-            known = next((one for one in slurm.reservations() if one.name == LEASE), None)
-            if known is None or known.end_time <= time.time():
-                return _let_go(state, slurm)
-            if known.end_time > own + 1:
+            current = next((r for r in slurm.reservations() if r.name == LEASE), None)
+            if current is None or current.end_time <= time.time():
+                return _release_jobs(state, slurm)
+            if current.end_time > own_until + 1:
                 return 0
         except NoAnswer:
             pass
@@ -84,18 +84,18 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
     return 0
 
 
-def _let_go(state: Path, slurm: Slurm) -> int:
+def _release_jobs(state: Path, slurm: Slurm) -> int:
     reader = Reader.open(state)
     if reader is None:
         return 0
     with closing(reader):
         stored = {job.id: job for job in (*reader.pending(), *reader.active())}
-    lines = [line for job in slurm.jobs() for line in _lines(job, stored.get(job.id))]
+    lines = [line for job in slurm.jobs() for line in _commands(job, stored.get(job.id))]
     slurm.update(lines)
     return len(lines)
 
 
-def _lines(job: SlurmJob, stored: JobRecord | None) -> Iterator[str]:
+def _commands(job: SlurmJob, stored: JobRecord | None) -> Iterator[str]:
     facts = stored.slurm if stored is not None else None
     if facts is None or job.state != "PENDING" or not (facts.leased or facts.pinned):
         return

@@ -1,8 +1,8 @@
-"""Which GPU of a node, as NVML counts them, each position in gres.conf (IDX) is.
+"""Maps each node's gres.conf positions (IDX) to NVML's GPU indices.
 
-Slurm counts a node's GPUs by their positions in gres.conf, those of one type after the other as slurm.conf names the
-types (seen with 22.05). A line names device files, /dev/nvidia3, whose numbers are the driver's; NVML counts by bus
-address. With ``AutoDetect=nvml`` Slurm has them in NVML's order itself.
+Slurm counts a node's GPUs by their positions in gres.conf, grouped by type in slurm.conf's order (observed with 22.05).
+A line names device files, such as /dev/nvidia3, numbered by the driver; NVML counts by bus address. With
+``AutoDetect=nvml`` Slurm uses NVML's order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NUMBER = re.compile(r"([0-9]+)$")
 _USUAL = (Path("/etc/slurm"), Path("/etc/slurm-llnl"), Path("/run/slurm/conf"))
 
 
-def read_gres_conf(named: Iterable[str]) -> str | None:
-    """The text of gres.conf where it lies beside a slurm.conf on this machine; None: it does not, or cannot be read.
+def read_gres_conf(paths: Iterable[str]) -> str | None:
+    """Return the text of gres.conf from beside a slurm.conf on this machine; None: not found, or not readable.
 
     Args:
-        named: Paths of slurm.conf, as SLURM_CONF and slurmctld say.
+        paths: Paths of slurm.conf, from SLURM_CONF and slurmctld.
     """
-    folders = [Path(path).parent for path in named if path.startswith("/")]
+    folders = [Path(path).parent for path in paths if path.startswith("/")]
     for folder in dict.fromkeys((*folders, *_USUAL)):
         try:
             return (folder / "gres.conf").read_text(errors="replace")
@@ -39,16 +39,16 @@ def read_gres_conf(named: Iterable[str]) -> str | None:
 
 @lru_cache(1024)
 def minors_of(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Numbers of the device files of a node's GPUs, by position; (): in NVML's order; None: gres.conf does not say.
+    """Return device file numbers of a node's GPUs by position; (): NVML's order; None: not in gres.conf.
 
     Args:
         gres_conf: Its text.
         node: The node's name.
-        types: Of its GPUs, in the order in which slurm.conf has them.
+        types: Of its GPUs, in slurm.conf's order.
     """
     try:
         return _minors(gres_conf, node, types)
-    except ValueError:  # a list of files or nodes that is none
+    except ValueError:  # an invalid list of files or nodes
         return None
 
 
@@ -56,25 +56,25 @@ def _minors(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...
     detect, files = False, list[tuple[str, int]]()
     for line in gres_conf.replace("\\\n", " ").splitlines():
         pairs = (word.partition("=") for word in line.partition("#")[0].split())
-        said = {key.casefold(): value for key, _, value in pairs}
-        mine = "nodename" not in said or node in expand(said["nodename"])
-        if mine and "autodetect" in said:
-            detect = said["autodetect"].casefold() == "nvml"
-        if not mine or said.get("name", "").casefold() != "gpu" or "file" not in said:
+        keys = {key.casefold(): value for key, _, value in pairs}
+        applies = "nodename" not in keys or node in expand(keys["nodename"])
+        if applies and "autodetect" in keys:
+            detect = keys["autodetect"].casefold() == "nvml"
+        if not applies or keys.get("name", "").casefold() != "gpu" or "file" not in keys:
             continue
-        for file in expand(said["file"]):
+        for file in expand(keys["file"]):
             number = _NUMBER.search(file)
             if number is None:
                 return None
-            files.append((said.get("type", ""), int(number[1])))
+            files.append((keys.get("type", ""), int(number[1])))
     if detect:
         return ()
     rank = {name: at for at, name in enumerate(types)}
-    return tuple(minor for _, minor in sorted(files, key=lambda one: rank.get(one[0], len(rank)))) or None
+    return tuple(minor for _, minor in sorted(files, key=lambda file: rank.get(file[0], len(rank)))) or None
 
 
 def indices_by_position(minors: tuple[int, ...], wiring: Wiring | None) -> tuple[int, ...]:
-    """NVML's indices by position; a device file whose GPU is not known is taken for the GPU of its own number."""
+    """Return NVML's indices by position; a device file of an unknown GPU counts as the GPU of that number."""
     index = {gpu.minor: gpu.index for gpu in (wiring.gpus if wiring is not None else ()) if gpu.minor is not None}
     return tuple(index.get(minor, minor) for minor in minors)
 
@@ -82,15 +82,14 @@ def indices_by_position(minors: tuple[int, ...], wiring: Wiring | None) -> tuple
 def devices_of(
     inventory: Inventory, gres_conf: str | None, nodes: Mapping[str, SlurmNode], records: Mapping[str, NodeRecord]
 ) -> dict[str, tuple[int, ...]]:
-    """Node -> NVML index of the GPU at each position.
+    """Return node -> NVML index of the GPU at each position.
 
-    Nodes are left out of which it is not known, and those where Slurm counts as NVML does: there the position itself is
-    the index.
+    Nodes are left out if this is unknown, or if Slurm counts as NVML does, so that the position is the index.
     """
     found = {}
     for node in inventory.nodes:
-        told, record = nodes.get(node.name), records.get(node.name)
-        minors = minors_of(gres_conf or "", node.name, tuple(told.gpus) if told is not None else ())
+        slurm_node, record = nodes.get(node.name), records.get(node.name)
+        minors = minors_of(gres_conf or "", node.name, tuple(slurm_node.gpus) if slurm_node is not None else ())
         if minors:
             found[node.name] = indices_by_position(minors, record.wiring if record is not None else None)
     return found

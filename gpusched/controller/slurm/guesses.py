@@ -1,4 +1,4 @@
-"""GPUs of jobs of which Slurm does not say which they have: a plan must count them all the same. Pure."""
+"""Guesses GPUs for jobs whose GPUs Slurm does not name, since a plan must count them. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpusched.model.jobs import ACTIVE, Allocation, JobRecord
 
 
 def with_guesses(active: Iterable[JobRecord], site: SlurmContext) -> list[JobRecord]:
-    """Of the jobs that hold something those whose GPUs Slurm does not name, with the lowest that nobody else has.
+    """Return active jobs whose GPUs Slurm does not name, with the lowest free indices; only those that change.
 
-    Jobs that we have pinned, mostly: a plan must count what they will take. Only those that change are given back.
+    Most of them are pinned jobs: a plan must count what they will hold.
     """
     active = list(active)
     taken: dict[str, set[int]] = {}
@@ -39,7 +39,7 @@ def with_guesses(active: Iterable[JobRecord], site: SlurmContext) -> list[JobRec
 
 
 def is_guess(job: JobRecord) -> bool:
-    """Whether a job holds GPUs, or will, of which Slurm does not say which they are."""
+    """Return whether a job holds GPUs, or will, that Slurm does not name."""
     return (
         job.slurm is not None
         and not job.slurm.gpus

@@ -1,7 +1,7 @@
-"""From Slurm's jobs to ours: what is new, what has changed, which attempts began and ended.
+"""Mirrors Slurm's jobs as ours: new jobs, changes, attempts that began and ended.
 
-Nothing here asks anybody. Slurm's word counts, so that a mirrored job may go from any state to any other; only what has
-changed is given back, as with thousands of waiting jobs all else costs too much.
+Pure. Slurm's state is authoritative, so a mirrored job may go from any state to any other. Only changes are returned,
+since with thousands of pending jobs anything else is too slow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, JobRecord, Jo
 from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, is_held_by_slurm, is_held_in_reservation
 
 FORGOTTEN = "SlurmForgot"
-"""`JobRecord.reason` of a job of which Slurm, asked for it, does not know how it ended."""
+"""`JobRecord.reason` of a job whose end state is unknown even to Slurm's accounting."""
 
-COMPLETING_S = 60.0  # so long the last processes and the epilog of a job are expected to take at the most
+COMPLETING_S = 60.0  # expected maximum duration of a job's last processes and its epilog
 
 _STATES = {
     "PENDING": JobState.PENDING,
@@ -50,18 +50,18 @@ _STATES = {
     "PREEMPTED": JobState.PREEMPTED,
 }
 NOT_YET = ("JobHeld", "BeginTime", "Dependency")
-"""Beginnings of Slurm's reasons by which a job itself does not start now."""
+"""Prefixes of Slurm's reasons that keep a job from starting now, whatever nodes are free."""
 
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 class MirrorContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What jobs are mirrored by, besides themselves.
+    """The data by which jobs are mirrored, besides themselves.
 
     Attributes:
-        positions: Slurm's job id -> node -> positions in gres.conf (IDX) of the GPUs that it has.
-        standing: Slurm's job id -> its priority without our advice, of jobs that have some.
-        devices: Node -> NVML index of the GPU at each position; a node that is not there: the position itself.
+        positions: Slurm's job id -> node -> gres.conf positions (IDX) of its GPUs.
+        standing: Slurm's job id -> priority without our advice, of advised jobs.
+        devices: Node -> NVML index of the GPU at each position; a missing node: the position is the index.
         now: Unix seconds.
     """
 
@@ -73,12 +73,12 @@ class MirrorContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirrorResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one job.
+    """The change of one job.
 
     Attributes:
-        before: As it was; None: it is new.
-        began: Its present attempt has begun to run (or its start is known better).
-        ended: The attempt that is over, when, and how: PENDING, where the job waits again.
+        before: Previous record; None: a new job.
+        began: Whether its current attempt started to run, or its start time changed.
+        ended: The attempt that ended, when, and how (PENDING: requeued).
     """
 
     before: JobRecord | None
@@ -89,13 +89,13 @@ class MirrorResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_pinned(job: SlurmJob) -> bool:
-    """Whether a job that waits was asked to start on nodes for all of it, and may: one that was requeued keeps them."""
+    """Return whether a pending job was asked to start on all its nodes, and may; a requeued one keeps the nodes."""
     asked = job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
     return asked and not job.reason.startswith(NOT_YET) and not is_held_by_slurm(job)
 
 
 def state_of(job: SlurmJob) -> JobState:
-    """The state in our words; one that is not known counts as waiting while it has no nodes, else as running."""
+    """Return our state; an unknown one counts as pending while the job has no nodes, otherwise as running."""
     if job.state == "DEADLINE" and not job.node_names:
         return JobState.CANCELLED
     if is_pinned(job):
@@ -104,7 +104,7 @@ def state_of(job: SlurmJob) -> JobState:
 
 
 def is_same(job: SlurmJob, stored: JobRecord) -> bool:
-    """Whether a stored job of this id is this one, requeued perhaps; else Slurm has used the id again."""
+    """Return whether a stored job is this one, perhaps requeued; if not, Slurm has reused the id."""
     facts = stored.slurm
     if facts is None or job.uid != stored.uid:
         return False
@@ -114,19 +114,21 @@ def is_same(job: SlurmJob, stored: JobRecord) -> bool:
 
 
 def holds_nodes(job: SlurmJob, site: SlurmContext) -> bool:
-    """Whether a job of a partition that the inventory does not know has a node that it knows."""
+    """Return whether a job of a partition not in the inventory holds a node of the inventory."""
     return any(site.inventory.node(name) is not None for name in job.node_names)
 
 
-def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: MirrorContext) -> JobRecord:
-    """The job as the store is to hold it: Slurm's facts over what the store has beside them."""
+def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: MirrorContext) -> JobRecord:
+    """Return the job to store: Slurm's facts, plus what only the store has."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
+    # Slurm has one node list per job. ``named`` is what the user requested in it, ``pinned`` what we wrote into it.
     named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
     pinned = job.req_nodes if state in ACTIVE and job.reservation == LEASE else ()
     known = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
     if facts is not None and known and set(facts.pinned) != set(facts.nodelist):
-        named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves them to it, also when the lease is over
-    since = facts.pinned_at if facts is not None and known else world.now
+        named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves our nodes to the job, even after the lease
+    since = facts.pinned_at if facts is not None and known else context.now
+    # A hold by Slurm because of our lease is not the user's: it is undone (`lease.undo`), and not shown as a hold.
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     held = held and not is_held_by_slurm(job)
     leased = job.reservation == LEASE or (facts is not None and facts.leased and is_held_in_reservation(job))
@@ -134,20 +136,21 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
     )
     reason = "Dependency" if job.dependency and job.reason in ("", "None", "Priority") else job.reason
-    positions = {node: tuple(at) for node, at in world.positions.get(job.id, {}).items()} if started else {}
+    # Pinned jobs have no GPUs yet: `guesses` chooses some for the plan.
+    positions = {node: tuple(at) for node, at in context.positions.get(job.id, {}).items()} if started else {}
     if not positions and started and facts is not None and facts.restarts == job.restarts:
-        positions = facts.gpus  # it keeps them; of one that has ended Slurm does not say them any more
-    spec = request_of(job, world.site, named)
+        positions = facts.gpus  # keep them: Slurm no longer names the GPUs of an ended job
+    spec = request_of(job, context.site, named)
     changes: dict[str, Any] = {
         "spec": stored.spec if stored is not None and stored.spec == spec else spec,
         "state": state,
         "eligible_time": job.eligible_time if (job.eligible_time or 0.0) > job.submit_time else None,
         "start_time": job.start_time if started else None,
-        "end_time": (job.end_time or world.now) if state in ENDED else None,
+        "end_time": (job.end_time or context.now) if state in ENDED else None,
         "exit_code": job.exit_code if state in ENDED else None,
         "attempt": job.restarts + (started or state is JobState.STARTING),
-        "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _waits(state) and held else "",
-        "ending": _ending(job, world.now) if state is JobState.COMPLETING else None,
+        "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _is_pending(state) and held else "",
+        "ending": _ending(job, context.now) if state is JobState.COMPLETING else None,
         "slurm": SlurmFacts(
             state=job.state,
             reason="" if reason == "None" else reason,
@@ -156,11 +159,11 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
             partitions=job.partitions,
             priority=job.priority,
             site_factor=job.site_factor,
-            standing=world.standing.get(job.id, job.priority),
+            standing=context.standing.get(job.id, job.priority),
             restarts=job.restarts,
             requeue=job.requeue,
             reservation=job.reservation,
-            leased=leased and _waits(state),
+            leased=leased and _is_pending(state),
             nodelist=named,
             pinned=pinned,
             pinned_at=since if pinned else None,
@@ -169,7 +172,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
         ),
     }
     if stored is None or stored.state is not state:
-        changes |= {"reason": "" if _waits(state) or reason == "None" else reason, "message": ""}
+        changes |= {"reason": "" if _is_pending(state) or reason == "None" else reason, "message": ""}
     if state is JobState.PENDING:
         changes |= {"policy": None, "policy_version": None}
     if stored is None:
@@ -184,20 +187,20 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: Mirr
             submit_time=job.submit_time,
         )
     found = msgspec.structs.replace(stored, **changes)
-    return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, world))
+    return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, context))
 
 
-def _waits(state: JobState) -> bool:
+def _is_pending(state: JobState) -> bool:
     return state in (JobState.PENDING, JobState.STARTING)
 
 
 def _ending(job: SlurmJob, now: float) -> Ending:
-    """By it what waits for its nodes can be told when; how it ends Slurm says when it has."""
+    """Return the ending from which waiting times are derived; Slurm reports how the job ends once it has."""
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
-def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: MirrorContext) -> Allocation | None:
-    """What the job holds, or held last; GPUs that Slurm does not name are chosen later (see `guesses`)."""
+def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, context: MirrorContext) -> Allocation | None:
+    """Return what the job holds, or held last; GPUs that Slurm does not name are chosen in `guesses`."""
     if found.state is JobState.PENDING:
         return None
     facts, spec = found.slurm, found.spec
@@ -205,11 +208,11 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: Mirro
     nodes = facts.pinned if found.state is JobState.STARTING else job.node_names if found.start_time is not None else ()
     if not nodes:
         return None
-    before = {p.node: p.gpus for p in stored.allocation.parts} if _keeps(found, stored) and stored.allocation else {}
+    before = {p.node: p.gpus for p in stored.allocation.parts} if _same_run(found, stored) and stored.allocation else {}
 
     def gpus(node: str) -> tuple[int, ...]:
         if node in facts.gpus:
-            return indices(facts.gpus[node], world.devices.get(node))
+            return indices(facts.gpus[node], context.devices.get(node))
         return () if facts.gpus or found.state in ENDED else before.get(node, ())
 
     return Allocation(
@@ -223,22 +226,22 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: Mirro
     )
 
 
-def _keeps(found: JobRecord, stored: JobRecord) -> bool:
-    """Whether a job has what it had: it is in the same attempt, or was pinned to go into it."""
+def _same_run(found: JobRecord, stored: JobRecord) -> bool:
+    """Return whether the job is in the same attempt, or was pinned for it, and so keeps its GPUs."""
     return found.attempt == stored.attempt
 
 
 def indices(positions: Iterable[int], devices: tuple[int, ...] | None) -> tuple[int, ...]:
-    """NVML indices of the GPUs at these positions, ascending; a position that is not known is its own index."""
+    """Return NVML indices of the GPUs at these positions, ascending; an unknown position is its own index."""
     known = devices or ()
     return tuple(sorted(known[at] if at < len(known) else at for at in positions))
 
 
 def step_of(stored: JobRecord | None, job: JobRecord, now: float) -> MirrorResult | None:
-    """What changes with a job; None: nothing does."""
+    """Return the change of a job; None: no change."""
     if stored == job:
         return None
-    ended = _over(stored, job, now)
+    ended = _ended_attempt(stored, job, now)
     return MirrorResult(
         before=stored,
         job=job,
@@ -249,8 +252,8 @@ def step_of(stored: JobRecord | None, job: JobRecord, now: float) -> MirrorResul
     )
 
 
-def told_ended(stored: JobRecord, state: str, start: float | None, end: float) -> MirrorResult:
-    """A job that slurmctld has forgotten, as Slurm's accounting says that it ended: Slurm's word for the state."""
+def ended_in_accounting(stored: JobRecord, state: str, start: float | None, end: float) -> MirrorResult:
+    """Return the end, by Slurm's accounting, of a job purged by slurmctld; ``state``: Slurm's name for it."""
     outcome = _STATES.get(state, JobState.FAILED)
     outcome = outcome if outcome in ENDED else JobState.FAILED
     start = start if start is not None else stored.start_time if stored.state is not JobState.STARTING else None
@@ -267,8 +270,8 @@ def told_ended(stored: JobRecord, state: str, start: float | None, end: float) -
     return step
 
 
-def forgotten(stored: JobRecord, now: float) -> MirrorResult:
-    """A job that Slurm has no more, and does not know how it ended."""
+def ended_unknown(stored: JobRecord, now: float) -> MirrorResult:
+    """Return the end of a job that Slurm no longer has, in an unknown state."""
     message = "Slurm no longer knows it, and its accounting has no end state"
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, pinned=(), pinned_at=None)
     job = msgspec.structs.replace(
@@ -280,20 +283,20 @@ def forgotten(stored: JobRecord, now: float) -> MirrorResult:
     return step
 
 
-def _over(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
-    """The attempt that is over by this change, when, and how."""
-    was = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
+def _ended_attempt(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
+    """Return the attempt that this change ended, when, and how."""
+    running = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
     if job.state in ENDED and job.start_time is not None:
         assert job.end_time is not None
         same = stored is not None and (stored.state, stored.attempt) == (job.state, job.attempt)
         return None if same else (job.attempt, job.end_time, job.state)
-    if was is not None and (job.start_time is None or job.attempt != was.attempt):
-        assert was.start_time is not None
+    if running is not None and (job.start_time is None or job.attempt != running.attempt):
+        assert running.start_time is not None
         assert job.slurm is not None
-        asked = job.slurm.submit_time  # Slurm dates a requeue so
-        end = asked if was.start_time <= asked <= now else now
-        requeued = job.state not in ENDED or (was.slurm is not None and job.slurm.restarts > was.slurm.restarts)
-        return was.attempt, end, JobState.PENDING if requeued else job.state
+        requeued_at = job.slurm.submit_time  # Slurm sets the submit time at a requeue
+        end = requeued_at if running.start_time <= requeued_at <= now else now
+        requeued = job.state not in ENDED or (running.slurm is not None and job.slurm.restarts > running.slurm.restarts)
+        return running.attempt, end, JobState.PENDING if requeued else job.state
     return None
 
 
@@ -308,16 +311,16 @@ def _events(
 
     if stored is None:
         yield Event(time=job.submit_time, kind="submitted", job_id=job.id, user=job.user)
-    if (stored.held_by if stored is not None else "") != job.held_by and _waits(job.state):
+    if (stored.held_by if stored is not None else "") != job.held_by and _is_pending(job.state):
         yield fact("held" if job.held_by else "released", now, by=job.held_by)
-    where = [part.node for part in job.allocation.parts] if job.allocation is not None else []
+    nodes = [part.node for part in job.allocation.parts] if job.allocation is not None else []
     if job.state is JobState.STARTING and was is not JobState.STARTING:
-        yield fact("starting", now, nodes=where)
+        yield fact("starting", now, nodes=nodes)
     if job.state is JobState.PENDING and was is not JobState.PENDING:
         yield fact("requeued", ended[1] if ended is not None else now)
     ran_before = stored is not None and stored.start_time is not None and stored.attempt == job.attempt
     if job.start_time is not None and not ran_before:
-        yield fact("running", job.start_time, nodes=where)
+        yield fact("running", job.start_time, nodes=nodes)
     if job.state is JobState.COMPLETING and was is not JobState.COMPLETING:
         yield fact("ending", now)
     if job.state in ENDED and was is not job.state:

@@ -1,4 +1,4 @@
-"""A node's record beside Slurm: Slurm's word says whether it takes jobs, its readings what its GPUs do. Pure."""
+"""A node's record beside Slurm: Slurm decides whether it accepts jobs, its readings show its GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.nodestate import in_service, node_events, with_news
+from gpusched.controller.nodestate import in_service, node_events, with_result
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, container_name
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, ProbeFailure
@@ -29,24 +29,25 @@ def reading_beside_slurm(
     settings: Settings,
     now: float,
 ) -> NodeObservation | None:
-    """The news of a node; where it is not to be asked, or cannot be, its GPUs are there as Slurm has them.
+    """Return a node's observation; if it cannot be probed, one with the GPUs that Slurm has for it.
 
     Args:
         node: As declared.
-        observation: What it answered; None: nothing yet.
-        record: As it was.
-        failing_s: Seconds since it was first asked in vain.
-        settings: Silence is borne for so long that the last reading is still one.
+        observation: Its answer; None: none yet.
+        record: Before this cycle.
+        failing_s: Seconds since its probes fail.
+        settings: How long the last reading stays valid without an answer.
         now: Unix seconds.
     """
     last, result = record.reading, observation.result if observation is not None else None
     if isinstance(result, NodeReading) and result.source != "none" and (result.gpus or not node.gpus):
         return observation
+    # No readable GPUs in this answer: a recent reading stays valid, otherwise Slurm's GPU count must do.
     was_read = last is not None and last.source != "slurm" and failing_s < settings.down_after_s
     if node.transport != "none" and was_read and not isinstance(result, NodeReading):
         return None
     if result is None and last is not None and node.transport != "none":
-        return None  # its answer is still to come
+        return None  # wait for its answer
     reading = result if isinstance(result, NodeReading) else NodeReading(node=node.name, time=now)
     boot = reading.boot_id or (last.boot_id if last is not None else None)
     gpus = tuple(Gpu(index=index) for index in node.indices())
@@ -62,13 +63,13 @@ def with_known_processes(
     before: Mapping[int, tuple[str, ...]],
     jobs: Mapping[str, JobRecord],
 ) -> NodeReading:
-    """A reading in which the processes of Slurm's jobs are no strangers: they bear the name of their job.
+    """Return a reading in which processes of Slurm's jobs are attributed to them, so that they are not strangers.
 
     Args:
         reading: As the node gave it.
         held: GPU index -> jobs that hold it now.
-        before: The same, as it was at the last reading.
-        jobs: Those that are named in either.
+        before: The same, at the last reading.
+        jobs: The jobs named in either.
     """
 
     def known(gpu: int, process: GpuProcess) -> GpuProcess | None:
@@ -76,7 +77,7 @@ def with_known_processes(
             for name in names:
                 job = jobs[name]
                 if process.user in (None, job.user):
-                    # What is left for a moment of a job that has gone keeps nobody from the GPU: Slurm has given it up.
+                    # Processes of a job that has just ended do not block the GPU, which Slurm has released.
                     return msgspec.structs.replace(process, container=_name_of(job)) if holds else None
         return process
 
@@ -94,7 +95,7 @@ def _name_of(job: JobRecord) -> str:
 def record_beside_slurm(
     record: NodeRecord,
     node: Node,
-    told: SlurmNode | None,
+    slurm_node: SlurmNode | None,
     reading: NodeObservation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
@@ -102,24 +103,24 @@ def record_beside_slurm(
     trouble: str,
     now: float,
 ) -> tuple[NodeRecord, list[Event]]:
-    """The record after this cycle, and the events worth keeping.
+    """Return the record after this cycle, and the events to record.
 
     Args:
-        record: As it was.
+        record: Before this cycle.
         node: As declared.
-        told: What Slurm says of it; None: it has no such node.
-        reading: Its news; None: there are none.
+        slurm_node: Slurm's node; None: it has none of that name.
+        reading: Of this cycle, or None.
         held: GPU index -> ids of its jobs.
-        has_jobs: Whether any job holds something of the node.
-        is_reserved: A reservation of others has it now. By that alone jobs keep clear of it, also for maintenance, of
-            which it is known when it is over.
+        has_jobs: Whether any job holds resources of the node.
+        is_reserved: Whether a reservation of others includes it now. Jobs then avoid it for that reason alone, also
+            during maintenance, whose end is known.
         trouble: Why its GPUs cannot be read, or "".
         now: Unix seconds.
     """
     before = record
     if reading is not None and not isinstance(reading.result, ProbeFailure):
-        record = with_news(record, reading.result)
-    state, reason = _state(told, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
+        record = with_result(record, reading.result)
+    state, reason = _state(slurm_node, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
     if trouble:
         reason = f"{reason}; its GPUs are not probed: {trouble}" if reason else f"its GPUs are not probed: {trouble}"
     since = before.down_since if before.down_since is not None else now
@@ -130,21 +131,21 @@ def record_beside_slurm(
     return record, node_events(before, record, node, held, now)
 
 
-def takes_jobs(told: SlurmNode | None) -> bool:
-    """Whether Slurm starts anything on a node as it is."""
-    return _state(told, False, False) is None
+def takes_jobs(slurm_node: SlurmNode | None) -> bool:
+    """Return whether Slurm starts jobs on a node in its present state."""
+    return _state(slurm_node, False, False) is None
 
 
-def _state(told: SlurmNode | None, is_reserved: bool, has_jobs: bool) -> tuple[NodeState, str] | None:
-    """The state in which a node takes no jobs, and why; None: it takes some."""
-    if told is None:
+def _state(slurm_node: SlurmNode | None, is_reserved: bool, has_jobs: bool) -> tuple[NodeState, str] | None:
+    """Return the state of a node that accepts no jobs, and why; None: it accepts some."""
+    if slurm_node is None:
         return NodeState.DOWN, "Slurm has no such node"
-    words = {word.upper() for word in told.states}
-    why = f"Slurm: {'+'.join(told.states)}{f', {told.reason}' if told.reason else ''}"
-    if words & _DOWN:
+    states = {word.upper() for word in slurm_node.states}
+    why = f"Slurm: {'+'.join(slurm_node.states)}{f', {slurm_node.reason}' if slurm_node.reason else ''}"
+    if states & _DOWN:
         return NodeState.DOWN, why
-    if words & _UNKNOWN:
+    if states & _UNKNOWN:
         return NodeState.UNKNOWN, why
-    if words & _DRAIN or (words & _MAINTAINED and not is_reserved):
+    if states & _DRAIN or (states & _MAINTAINED and not is_reserved):
         return (NodeState.DRAINING if has_jobs else NodeState.DRAINED), why
     return None

@@ -1,8 +1,8 @@
-"""Mode advise: the policy's order of the queue, as priorities by which Slurm goes; Slurm places and backfills.
+"""Mode advise: sets priorities so that Slurm follows the policy's order; Slurm places and backfills.
 
-Which order that is: the one in which the policy's file has its queue (`sched.alone.in_order`). An agent has none
-of its own, so what it would start now goes first, then its file's order. Only the first `HEAD` jobs of it are told to
-Slurm: they start before the others, and by then the next ones are told.
+The order is that of the queue in the policy's file (`sched.alone.in_order`). An agent has no order of its own: the jobs
+that it would start now go first, then its file's order. Only the first `HEAD` jobs are prioritised; they start before
+the others, and then the next ones are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from gpusched.controller.deciding import only
-from gpusched.controller.slurm.advised import ORDERED, ordered, without_advice
+from gpusched.controller.deciding import partition_snapshot
+from gpusched.controller.slurm.advised import ORDERED, advised_jobs, without_advice
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
@@ -27,43 +27,43 @@ _CONFIG_S = 600.0
 
 
 class Ordering:
-    """Tells Slurm the order of queues, and takes it back."""
+    """Applies the order of queues to Slurm's priorities, and reverts it."""
 
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None]) -> None:
         self._store, self._slurm, self._say = store, slurm, say
         self._config: tuple[float, dict[str, str]] | None = None
-        self._said = ""
+        self._logged = ""
 
     def order(
         self,
         modes: Mapping[str, SlurmMode],
         waiting: Mapping[str, SlurmJob],
-        decided: SlurmDecision | None,
+        decision: SlurmDecision | None,
         room: int,
         now: float,
     ) -> None:
-        """At most ``room`` updates: of jobs that stand elsewhere than their policy would have them.
+        """Update at most ``room`` jobs whose position differs from their policy's order.
 
         Args:
-            modes: Partition -> its mode. In the others what was told earlier is taken back.
-            waiting: Slurm's id -> job that waits.
-            decided: The plan; None: no order is told.
+            modes: Partition -> its mode. In modes other than advise, earlier changes are reverted.
+            waiting: Slurm's id -> pending job.
+            decision: The plan; None: set no order.
             room: How many jobs may be updated.
             now: Unix seconds.
 
         Raises:
-            NoAnswer: Slurm does not answer.
+            NoAnswer: Slurm does not respond.
         """
-        ours = ordered(self._store)
+        before = advised_jobs(self._store)
         advised = [name for name, mode in modes.items() if mode is SlurmMode.ADVISE]
-        if not ours and not advised:
+        if not before and not advised:
             return
         basic = self._is_basic(now)
         if basic is None:
             return
         lines: dict[str, tuple[str, str]] = {}  # job -> partition, line
-        after = {name: [job for job in jobs if job in waiting] for name, jobs in ours.items()}
-        everyone = {job.id: job.priority for job in waiting.values() if job.priority > 0}
+        after = {name: [job for job in jobs if job in waiting] for name, jobs in before.items()}
+        prioritised = {job.id: job.priority for job in waiting.values() if job.priority > 0}
         changed = {job for jobs in after.values() for job in jobs}
         bases = without_advice(waiting, changed, basic)
 
@@ -72,53 +72,55 @@ class Ordering:
             added = job.priority - base if basic else job.site_factor if job.id in changed else 0
             return lease.PendingSlurmJob(job.id, job.priority, base, added)
 
+        # Reverts come first, so that they are not delayed when ``room`` is short.
         for name in after.keys() - set(advised):
             for job in after[name]:
-                back = lease.priority(job, bases[job]) if basic and job in bases else lease.site_factor(job, 0)
-                lines[job] = name, back
-        for name in advised if decided is not None else ():
-            assert decided is not None
-            ids = {view.id: slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
-            queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
-            for job, more in lease.raised(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
-                value = queue[job].base + more
-                lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, more)
-        some = list(lines.items())[:room]
-        for job, (name, _) in some:
+                restored = lease.priority(job, bases[job]) if basic and job in bases else lease.site_factor(job, 0)
+                lines[job] = name, restored
+        for name in advised if decision is not None else ():
+            assert decision is not None
+            ids = {view.id: slurm_id(view.id) for view in decision.snapshot.pending if view.spec.partition == name}
+            queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in prioritised}
+            order = [ids[view] for view in policy_order(decision, name)]
+            for job, addition in lease.priority_additions(queue.values(), order).items():
+                value = queue[job].base + addition
+                lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, addition)
+        updates = list(lines.items())[:room]
+        for job, (name, _) in updates:
             if name in advised and job not in after.setdefault(name, []):
                 after[name].append(job)
-        self._keep(ours, after)  # before it is done: what is taken back must be known
-        errors = self._slurm.update([line for _, (_, line) in some])
-        done = {job for at, (job, (name, _)) in enumerate(some) if name not in advised and at not in errors}
-        self._keep(after, {name: [job for job in jobs if job not in done] for name, jobs in after.items()})
+        self._store_changes(before, after)  # before the update, so that it can be reverted
+        errors = self._slurm.update([line for _, (_, line) in updates])
+        done = {job for at, (job, (name, _)) in enumerate(updates) if name not in advised and at not in errors}
+        self._store_changes(after, {name: [job for job in jobs if job not in done] for name, jobs in after.items()})
 
-    def _keep(self, before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> None:
-        kept = {name: jobs for name, jobs in after.items() if jobs}
-        if kept != before:
-            self._store.set_meta(ORDERED, msgspec.json.encode(kept).decode() if kept else "")
+    def _store_changes(self, before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> None:
+        remaining = {name: jobs for name, jobs in after.items() if jobs}
+        if remaining != before:
+            self._store.set_meta(ORDERED, msgspec.json.encode(remaining).decode() if remaining else "")
 
     def _is_basic(self, now: float) -> bool | None:
-        """Whether Slurm orders by submission alone; None: by a plugin of the site's, with which nobody interferes."""
+        """Return whether Slurm orders by submission alone; None: by a site's own plugin, which is left alone."""
         if self._config is None or not 0 <= now - self._config[0] < _CONFIG_S:
             self._config = now, self._slurm.config()
         config = self._config[1]
         plugin = config.get("PrioritySiteFactorPlugin", "(null)")
         if plugin not in ("", "(null)", "site_factor/none"):
-            said = f"no advice: SiteFactor is set by the site's own {plugin}"
-            if said != self._said:
-                self._said = said
-                self._say(said)
+            message = f"no advice: SiteFactor is set by the site's own {plugin}"
+            if message != self._logged:
+                self._logged = message
+                self._say(message)
             return None
         return config.get("PriorityType", "") == "priority/basic"
 
 
-def wanted(decided: SlurmDecision, partition: str) -> list[str]:
-    """The store's ids of the first `HEAD` jobs of a partition in the order of its policy."""
-    policy = decided.deciders.get(partition) or decided.snapshot.policies[partition]
-    part = only(decided.snapshot, partition, policy)
+def policy_order(decision: SlurmDecision, partition: str) -> list[str]:
+    """Return the store's ids of a partition's first `HEAD` jobs in its policy's order."""
+    policy = decision.deciders.get(partition) or decision.snapshot.policies[partition]
+    part = partition_snapshot(decision.snapshot, partition, policy)
     queue = [job.id for job in in_order(part, partition)]
     if policy.agent is not None:
-        own = set(queue)
-        now = [a.job_id for a in decided.plan.actions if isinstance(a, Start) and a.job_id in own]
+        in_queue = set(queue)
+        now = [a.job_id for a in decision.plan.actions if isinstance(a, Start) and a.job_id in in_queue]
         queue = list(dict.fromkeys([*now, *queue]))
     return queue[:HEAD]

@@ -1,4 +1,4 @@
-"""What Slurm says in one cycle, with no more questions than the cycle needs."""
+"""Reads Slurm's state for one cycle, with as few RPCs as possible."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpusched.controller.slurm.mirror import state_of
 from gpusched.model.jobs import ACTIVE, JobState
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.commands import NoAnswer, Slurm
-from gpusched.slurm.records import when
+from gpusched.slurm.records import unix_time
 
-PARTITIONS_S = 60.0  # partitions and configuration hardly change
-SHARE = 0.015  # of slurmctld's time that reading may take by its own figures, which lack sending: in all below 2 %
-MAX_REST_S = 15.0  # a lease must be renewed however long the queue is
-MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
+PARTITIONS_S = 60.0  # partitions and configuration rarely change
+LOAD_SHARE = 0.015  # of slurmctld's time for reading, by its own figures, which omit sending: in all below 2 %
+MAX_REST_S = 15.0  # the lease must be renewed, however long the queue is
+MAX_GPU_READS = 5  # readings after which a job's unnamed GPUs are not read again
 
 
 class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm said.
+    """Slurm's state at one time.
 
     Attributes:
-        positions: Of running jobs, as in `gpusched.controller.slurm.mirror.World`.
-        gres_conf: The text of this file; None: it is not on this machine.
+        positions: Of running jobs, as in `gpusched.controller.slurm.mirror.MirrorContext`.
+        gres_conf: Text of gres.conf; None: not on this machine.
     """
 
     time: float
@@ -39,7 +39,7 @@ class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmReader:
-    """Asks Slurm once a cycle, and of each running job once where its GPUs are."""
+    """Reads Slurm once per cycle, and the GPU positions of each running job once."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
@@ -48,59 +48,59 @@ class SlurmReader:
         self._gres_conf: str | None = None
         self._costs: dict[str, tuple[int, float]] = {}
         self._cost_s = 0.0
-        self._was_silent = False
+        self._was_unresponsive = False
         self._read_at, self._rest_s = float("-inf"), 0.0
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
 
     def is_due(self, now: float) -> bool:
-        """Whether enough time has gone by since the last look, for slurmctld must not be kept busy by ours."""
+        """Return whether the next reading is due; the interval limits the load on slurmctld."""
         return not self._read_at <= now < self._read_at + self._rest_s
 
     def read(self, now: float, site_factors: bool) -> SlurmReading:
-        """What Slurm says now.
+        """Return Slurm's state.
 
         Args:
             now: Unix seconds.
-            site_factors: Whether somebody wants to know these, too.
+            site_factors: Whether to read SiteFactor.
 
         Raises:
-            NoAnswer: It says nothing.
+            NoAnswer: Slurm does not respond.
         """
         try:
             return self._read(now, site_factors)
         except NoAnswer:
-            self._was_silent = True
+            self._was_unresponsive = True
             raise
 
     def _read(self, now: float, site_factors: bool) -> SlurmReading:
         nodes = {node.name: node for node in self._slurm.nodes()}
         if not self._partitions_at <= now < self._partitions_at + PARTITIONS_S:
             self._partitions = {partition.name: partition for partition in self._slurm.partitions()}
-            named = (os.environ.get("SLURM_CONF", ""), self._slurm.config().get("SLURM_CONF", ""))
-            self._gres_conf = read_gres_conf(named)
+            conf_paths = (os.environ.get("SLURM_CONF", ""), self._slurm.config().get("SLURM_CONF", ""))
+            self._gres_conf = read_gres_conf(conf_paths)
             self._partitions_at = now
         reservations = tuple(self._slurm.reservations())
         jobs = tuple(self._slurm.jobs(site_factors))
         if self._partitions_at == now:
-            cost_s = self._cost_of_a_look(site_factors)
-            if not self._was_silent:  # else what it did not do meanwhile counts as its work on our questions
+            cost_s = self._read_cost_s(site_factors)
+            if not self._was_unresponsive:  # otherwise its silence would count as time spent on our RPCs
                 self._cost_s = cost_s
-            self._was_silent = False
-        self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
+            self._was_unresponsive = False
+        self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / LOAD_SHARE)
         return SlurmReading(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
             positions=self._positions_of(jobs), gres_conf=self._gres_conf,
         )  # fmt: skip
 
-    def _cost_of_a_look(self, site_factors: bool) -> float:
-        """Seconds of slurmctld's time, by its own figures since we last asked for them."""
+    def _read_cost_s(self, site_factors: bool) -> float:
+        """Return slurmctld's time for one reading, in seconds, by its statistics since the last call."""
         before = self._costs
-        with contextlib.suppress(NoAnswer):  # some sites let nobody see them
-            self._costs = self._slurm.costs()
+        with contextlib.suppress(NoAnswer):  # some sites do not permit sdiag
+            self._costs = self._slurm.rpc_costs()
 
         def mean_s(message: str) -> float:
             (count, total_s), (known, known_s) = (costs.get(message, (0, 0.0)) for costs in (self._costs, before))
-            if count <= known:  # it began to count anew
+            if count <= known:  # slurmctld has reset its counters
                 known, known_s = 0, 0.0
             return (total_s - known_s) / max(1, count - known)
 
@@ -108,37 +108,37 @@ class SlurmReader:
 
     def _positions_of(self, jobs: Iterable[SlurmJob]) -> dict[str, Mapping[str, tuple[int, ...]]]:
         running = [j for j in jobs if j.gpus and j.node_names and state_of(j) in ACTIVE - {JobState.STARTING}]
-        kept = {key: self._positions[key] for key in map(_key, running) if key in self._positions}
-        new = [job for job in running if not (known := kept.get(_key(job), ({}, 0)))[0] and known[1] < MAX_ASKED]
+        cached = {key: self._positions[key] for key in map(_key, running) if key in self._positions}
+        new = [job for job in running if not (known := cached.get(_key(job), ({}, 0)))[0] and known[1] < MAX_GPU_READS]
         found = self._slurm.gpu_positions(new)
         for job in new:
-            kept[_key(job)] = found.get(job.id, {}), kept.get(_key(job), ({}, 0))[1] + 1
-        self._positions = kept
-        return {job.id: kept[_key(job)][0] for job in running if kept[_key(job)][0]}
+            cached[_key(job)] = found.get(job.id, {}), cached.get(_key(job), ({}, 0))[1] + 1
+        self._positions = cached
+        return {job.id: cached[_key(job)][0] for job in running if cached[_key(job)][0]}
 
 
 def _key(job: SlurmJob) -> tuple[str, float, int]:
     return job.id, job.submit_time, job.restarts
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended, by Slurm's accounting. Times in Unix seconds; None: it never started."""
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's end, by Slurm's accounting. Times in Unix seconds; None: it never started."""
 
     state: str
     start_time: float | None
     end_time: float
 
 
-def ended_jobs(text: str) -> dict[str, list[tuple[float, Ended]]]:
-    """Slurm's job id -> when it was submitted (or requeued) and how that ended, in order; of `Slurm.ended`'s text."""
+def ended_jobs(text: str) -> dict[str, list[tuple[float, JobEnd]]]:
+    """Return Slurm's job id -> (submit or requeue time, its end), in order, from the text of `Slurm.ended`."""
     lines = text.splitlines()
     columns = lines[0].split("|") if lines else []
-    found: dict[str, list[tuple[float, Ended]]] = {}
+    found: dict[str, list[tuple[float, JobEnd]]] = {}
     for line in lines[1:]:
         row = dict(zip(columns, line.split("|"), strict=False))
-        submit, end, start = (when(row.get(name, "")) for name in ("Submit", "End", "Start"))
+        submit, end, start = (unix_time(row.get(name, "")) for name in ("Submit", "End", "Start"))
         if submit is not None and end is not None:
             state = row.get("State", "").partition(" ")[0]
             started = start if row.get("NodeList", "") not in ("", "None assigned") else None
-            found.setdefault(row["JobID"], []).append((submit, Ended(state=state, start_time=started, end_time=end)))
+            found.setdefault(row["JobID"], []).append((submit, JobEnd(state=state, start_time=started, end_time=end)))
     return {name: sorted(rows, key=lambda row: row[0]) for name, rows in found.items()}

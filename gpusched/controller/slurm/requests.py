@@ -1,4 +1,4 @@
-"""From what a job of Slurm asks for to a request of ours. Pure."""
+"""Translates a Slurm job's request into ours. Pure."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.slurm import LEASE, SlurmJob, SlurmPartition
 
 NO_LIMIT_S = 365 * 86400
-"""Time limit of a job that has none, in a partition that has none: policies must be able to count with it."""
+"""Time limit of a job without one in a partition without one: policies need a number."""
 
-_FEATURES = re.compile(r"[^&|,()\[\]*!:]+(?:[&|,][^&|,()\[\]*!:]+)*")  # what is read here of --constraint
+_FEATURES = re.compile(r"[^&|,()\[\]*!:]+(?:[&|,][^&|,()\[\]*!:]+)*")  # the part of --constraint understood here
 
 
 class SlurmContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are read by: the inventory, Slurm's partitions by name, and the features of its nodes."""
+    """The data by which requests are read: the inventory, Slurm's partitions by name, and its nodes' features."""
 
     inventory: Inventory
     partitions: Mapping[str, SlurmPartition] = {}
     features: Mapping[str, tuple[str, ...]] = {}
 
     def partition_of(self, job: SlurmJob) -> Partition | None:
-        """The first of a job's partitions that the inventory has; None: it has none of them."""
+        """Return the first of a job's partitions that is in the inventory, or None."""
         found = (self.inventory.partition(name) for name in job.partitions)
         return next((partition for partition in found if partition is not None), None)
 
 
 def user_nodelist(job: SlurmJob, earlier: tuple[str, ...]) -> tuple[str, ...]:
-    """The nodes that a job's user named; of a job that we pinned those of before (``earlier``)."""
+    """Return the nodes that the job's user requested; for a job that we pinned, those from before (``earlier``)."""
     return earlier if job.reservation == LEASE else job.req_nodes
 
 
 def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> JobSpec:
-    """The request of a job of Slurm; each of its nodes gives an equal part, rounded up.
+    """Return the request of a Slurm job; each of its nodes provides an equal part, rounded up.
 
-    Its dependencies are not in it: Slurm sees to them (`gpusched.model.slurm.bar`).
+    Dependencies are omitted: Slurm handles them (`gpusched.model.slurm.bar`).
 
     Args:
         job: As Slurm has it.
-        site: See there.
-        nodelist: The nodes that its user named. Where these are fewer than it asks for, they bind nobody here: with us
-            a list holds all nodes that a job may have.
+        site: See `SlurmContext`.
+        nodelist: The nodes that its user requested. If fewer than the job needs, they are ignored: our nodelist holds
+            all nodes that a job may use.
     """
     partition = site.partition_of(job)
     name = partition.name if partition is not None else next(iter(job.partitions), "")
@@ -53,7 +53,7 @@ def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> 
     gpus, cores = -(-sum(job.gpus.values()) // nodes), max(1, -(-job.cpus // nodes))
     memory_mib = max(1, -(-(job.memory_mib or 0) // nodes))
     types = _gpu_types(job.gpus, partition.nodes if partition is not None else ())
-    exclude = tuple(dict.fromkeys((*job.exc_nodes, *_without(job.features, partition, site.features))))
+    exclude = tuple(dict.fromkeys((*job.exc_nodes, *_without_features(job.features, partition, site.features))))
     if job.exclusive and partition is not None and job.state == "PENDING":
         allowed = [n for n in partition.nodes if n.name not in exclude and (not nodelist or n.name in nodelist)]
         gpus, cores, memory_mib = _whole_nodes(allowed, gpus, cores, memory_mib)
@@ -76,27 +76,27 @@ def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> 
 
 
 def time_limit_s(job: SlurmJob, partition: str, site: SlurmContext) -> int:
-    """Seconds that a job may run: its limit, else the most that its partition allows, else a year."""
+    """Return the job's time limit in seconds, else its partition's maximum, else a year."""
     known, declared = site.partitions.get(partition), site.inventory.partition(partition)
-    most = (known.max_time_s if known is not None else None) or (declared.max_time_s if declared is not None else None)
-    return max(1, job.time_limit_s if job.time_limit_s is not None else most or NO_LIMIT_S)
+    limit = (known.max_time_s if known is not None else None) or (declared.max_time_s if declared is not None else None)
+    return max(1, job.time_limit_s if job.time_limit_s is not None else limit or NO_LIMIT_S)
 
 
 def _name(text: str) -> str:
-    """A name as we allow it: printable, not too long."""
+    """Return a valid job name: printable, not too long."""
     return "".join(c if c.isprintable() else "?" for c in text)[:MAX_NAME] or "-"
 
 
 def _gpu_types(gpus: Mapping[str, int], nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The inventory's words for the types that a job asks for; none where it asks for any, or for what it has not."""
+    """Return the requested GPU types as spelled in the inventory; none if the job accepts any, or for unknown ones."""
     asked = {name.casefold() for name in gpus if name}
     return tuple(dict.fromkeys(node.gpu_type for node in nodes if node.gpu_type.casefold() in asked))
 
 
-def _without(features: str, partition: Partition | None, of_nodes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Nodes of the partition that lack features that a job asks for by ``a&b`` or ``a|b``.
+def _without_features(features: str, partition: Partition | None, of_nodes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the partition's nodes without the features that a job requires by ``a&b`` or ``a|b``.
 
-    What is said otherwise (counts, brackets) is not read; there Slurm alone knows.
+    Other syntax (counts, brackets) is not evaluated; Slurm alone handles it.
     """
     if not features or partition is None or not _FEATURES.fullmatch(features):
         return []
@@ -106,6 +106,6 @@ def _without(features: str, partition: Partition | None, of_nodes: Mapping[str, 
 
 
 def _whole_nodes(nodes: list[Node], gpus: int, cores: int, memory_mib: int) -> tuple[int, int, int]:
-    """What a job that asks for whole nodes takes of each: all of the smallest that are large enough for it."""
+    """Return what an exclusive job takes of each node: all of the smallest node that is large enough."""
     sizes = sorted({(n.gpus, n.cores, n.memory_mib) for n in nodes if nodes_that_hold([n], gpus, cores, memory_mib)})
     return sizes[0] if sizes else (gpus, cores, memory_mib)

@@ -1,4 +1,4 @@
-"""Slurm's reservations, as those by which plans, forecasts and `why` go: ours is none of them. Pure."""
+"""Slurm's reservations, as used by plans, forecasts and `why`; without our lease. Pure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Collection, Iterable
 from gpusched.model.reservations import Reservation
 from gpusched.model.slurm import LEASE, SlurmReservation
 
-LATE_S = 10.0
-"""A job that is asked to start begins so much later at the most, mostly: what it may run into begins for it earlier."""
+START_DELAY_S = 10.0
+"""Usual maximum delay between requesting a start and the start; reservations count as beginning this much earlier."""
 
 
-def others(reservations: Iterable[SlurmReservation]) -> list[SlurmReservation]:
-    """Those that are not our lease."""
-    return [one for one in reservations if one.name != LEASE]
+def other_reservations(reservations: Iterable[SlurmReservation]) -> list[SlurmReservation]:
+    """Return all reservations except our lease."""
+    return [r for r in reservations if r.name != LEASE]
 
 
 def calendar_of(reservations: Iterable[SlurmReservation], declared: Collection[str]) -> list[Reservation]:
-    """Those of declared nodes, whole nodes even where some cores are reserved; one that recurs by its next time."""
+    """Return the reservations of declared nodes: whole nodes even if only cores are reserved, recurring ones once."""
     return [
         Reservation(
-            name=one.name, nodes=nodes, begin=one.start_time, end=one.end_time, users=one.users, groups=one.accounts,
-            maintenance="MAINT" in one.flags, by="Slurm",
+            name=r.name, nodes=nodes, begin=r.start_time, end=r.end_time, users=r.users, groups=r.accounts,
+            maintenance="MAINT" in r.flags, by="Slurm",
         )
-        for one in others(reservations)
-        if (nodes := tuple(node for node in one.nodes if node in declared)) and one.end_time > one.start_time
+        for r in other_reservations(reservations)
+        if (nodes := tuple(node for node in r.nodes if node in declared)) and r.end_time > r.start_time
     ]  # fmt: skip
 
 
-def in_the_way(
+def first_conflict(
     reservations: Iterable[SlurmReservation], nodes: Collection[str], begin: float, end: float
 ) -> SlurmReservation | None:
-    """The first of the others' reservations that has one of the nodes between the two times."""
-    met = (one for one in others(reservations) if one.start_time < end and begin < one.end_time)
-    there = (one for one in met if not set(nodes).isdisjoint(one.nodes))
-    return min(there, key=lambda one: one.start_time, default=None)
+    """Return the first reservation, except the lease, that includes one of the nodes between the two times."""
+    overlapping = (r for r in other_reservations(reservations) if r.start_time < end and begin < r.end_time)
+    affected = (r for r in overlapping if not set(nodes).isdisjoint(r.nodes))
+    return min(affected, key=lambda r: r.start_time, default=None)

@@ -1,4 +1,4 @@
-"""Jobs that people work in, for the relay: being attached, and reaching a job's ports."""
+"""Interactive jobs, for the relay: attaching to them, and forwarding their ports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpusched.controller.peers import RelayPeer, talk
+from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError
 from gpusched.model import relay as wire
 from gpusched.model.resources import Node, Settings
@@ -14,19 +14,20 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, sessions
 from gpusched.nodes.transport import Transport, TransportError
 
-NOTE_S = 15.0
-"""So often it is noted on the node that somebody is attached."""
-_NOTE_WITHIN_S = 60.0
-_ASK_S = 30.0
-_MOST_ADDRESSES = 1000
+ATTENDANCE_S = 15.0
+"""Interval at which the node is told that a client is attached."""
+_ATTENDANCE_TIMEOUT_S = 60.0
+_QUERY_TIMEOUT_S = 30.0
+_MAX_ADDRESSES = 1000
 
 
-def join(
+def attach(
     peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, request: wire.Attach, kept_s: float
 ) -> bytes:
-    """Connect a client with a job until either ends; returns the last frame.
+    """Attach a client to a job until either ends; return the last frame.
 
-    It is the client who is noted to be there: as soon as it is gone, nobody is, whatever becomes of the node's end.
+    Attendance follows the client: when it disconnects, the node counts the job as unattended, whatever happens to the
+    session.
 
     Raises:
         TransportError: The connection was lost, or ended without the job.
@@ -34,45 +35,45 @@ def join(
     transport = open_transport(node, settings)
     try:
         session = transport.session(sessions.attach_argv(ref), request.terminal)
-        with _noting(transport, lambda: open_transport(node, settings), ref, min(NOTE_S, kept_s / 4)):
-            talk(peer, session, with_input=True, mark=sessions.MARK)
-        told = transport.run(sessions.ended(ref), _ASK_S).stdout.strip()
+        with _attended(transport, lambda: open_transport(node, settings), ref, min(ATTENDANCE_S, kept_s / 4)):
+            forward_streams(peer, session, with_input=True, mark=sessions.MARK)
+        status = transport.run(sessions.ended(ref), _QUERY_TIMEOUT_S).stdout.strip()
     finally:
         transport.close()
-    if told == b"failed":
+    if status == b"failed":
         return wire.exit_frame(wire.NOT_STARTED)
-    if not told.isdigit():
+    if not status.isdigit():
         raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job need not have")
-    return wire.exit_frame(int(told))
+    return wire.exit_frame(int(status))
 
 
 @contextmanager
-def _noting(transport: Transport, another: Callable[[], Transport], ref: AttemptRef, pause_s: float) -> Iterator[None]:
-    over = threading.Event()
+def _attended(transport: Transport, reopen: Callable[[], Transport], ref: AttemptRef, pause_s: float) -> Iterator[None]:
+    stopped = threading.Event()
 
-    def note() -> None:
-        own = transport
-        while not over.is_set():
+    def report() -> None:
+        connection = transport
+        while not stopped.is_set():
             try:
-                own.run(sessions.attended(ref), _NOTE_WITHIN_S)
-            except TransportError:  # lost; or it may have but one session: then by one of our own
-                if own is not transport:
-                    own.close()
-                own = another()
-            over.wait(pause_s)
-        if own is not transport:
-            own.close()
+                connection.run(sessions.attended(ref), _ATTENDANCE_TIMEOUT_S)
+            except TransportError:  # lost, or limited to one session: use another connection
+                if connection is not transport:
+                    connection.close()
+                connection = reopen()
+            stopped.wait(pause_s)
+        if connection is not transport:
+            connection.close()
 
-    thread = threading.Thread(target=note, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
 
 
 class Tunnels:
-    """Connections to nodes through which jobs' ports are reached: one for all who use it, as long as anybody does."""
+    """Connections to nodes for port forwarding: one per node, shared by all clients while any uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,18 +81,18 @@ class Tunnels:
         self._addresses: dict[str, str] = {}
 
     def forward(self, peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, port: int) -> bytes:
-        """Connect a client with a port of a job until either ends; returns the last frame.
+        """Connect a client to a port of a job until either ends; return the last frame.
 
         Raises:
             TransportError: The node cannot be reached, or nothing listens there.
             GpuschedError: The job has no address that its node can reach.
         """
-        with self._used(node, settings) as transport:
+        with self._connection(node, settings) as transport:
             session = transport.dial(self._address(transport, ref), port)
-            return talk(peer, session, with_input=True)
+            return forward_streams(peer, session, with_input=True)
 
     @contextmanager
-    def _used(self, node: Node, settings: Settings) -> Iterator[Transport]:
+    def _connection(self, node: Node, settings: Settings) -> Iterator[Transport]:
         with self._lock:
             transport, users = self._open.get(node) or (open_transport(node, settings), 0)
             self._open[node] = transport, users + 1
@@ -110,11 +111,11 @@ class Tunnels:
         known = self._addresses.get(ref.name)
         if known is not None:
             return known
-        result = transport.run(sessions.address(ref), _ASK_S)
-        told = result.stdout.decode(errors="replace").strip()
-        if result.exit_code or not told:
+        result = transport.run(sessions.address(ref), _QUERY_TIMEOUT_S)
+        address = result.stdout.decode(errors="replace").strip()
+        if result.exit_code or not address:
             raise GpuschedError(f"{ref.node}: {result.complaint}")
-        if len(self._addresses) >= _MOST_ADDRESSES:
+        if len(self._addresses) >= _MAX_ADDRESSES:
             self._addresses.clear()
-        self._addresses[ref.name] = told
-        return told
+        self._addresses[ref.name] = address
+        return address

@@ -14,13 +14,13 @@ import pytest
 
 from gpusched.cli import options
 from gpusched.client.inside import prepare
-from gpusched.controller import asking
+from gpusched.controller import injob
 from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
 from gpusched.model.readings import AskReading
 from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id, spec
-from tests.controller.test_asking import ask, desk, running
+from tests.controller.test_injob import ask, desk, running
 
 __all__ = ["desk"]
 
@@ -107,8 +107,8 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(desk: Desk) 
 
 def test_what_nobody_waits_for_any_more_is_not_done(desk: Desk) -> None:
     job = running(desk, ALICE)
-    assert ask(desk, job, "sbatch", "--wrap", "true", age_s=asking.STALE_S + 1) is None
-    assert ask(desk, job, "scancel", job, number=2, age_s=asking.STALE_S + 1) is None
+    assert ask(desk, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
+    assert ask(desk, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
     assert desk.fold() == 0
 
 
@@ -153,7 +153,7 @@ def test_of_secrets_and_variables_it_has_those_of_the_job_that_asks(
         assert said == "1\nsbatch: error: " + no.format(option[:80]), said
     said = sbatch(desk, job, "--export", "CONTROLLERS", "x.sh", number=9)
     assert said.startswith("1\nsbatch: error: --env CONTROLLERS: no such variable")
-    desk.secrets.forget(job)
+    desk.secrets.delete(job)
     assert "secrets named and secrets passed differ: TOKEN" in sbatch(desk, job, "x.sh", number=10, script=script)
 
 
@@ -207,7 +207,7 @@ def test_within_one_fold_they_are_counted_too(desk: Desk) -> None:
 
 
 def test_of_one_user_so_many_scripts_are_read_in_a_cycle(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MAX_READ", 0)
+    monkeypatch.setattr(injob, "MAX_SCRIPTS_READ", 0)
     assert ask(desk, running(desk, ALICE), "sbatch", "--wrap", "true") is None
     assert desk.fold() == 0
 

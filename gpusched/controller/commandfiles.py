@@ -1,4 +1,4 @@
-"""Folding command files into the store: who may do what, and what it does to the jobs."""
+"""Applies command files to the store: checks permissions, and changes jobs, nodes, policies and reservations."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from gpusched.queue.quotas import Queued
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
-REMEMBER_FOLDED_S = 86400.0
+REMEMBER_APPLIED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
-MAX_FAILURES = 100  # of one round: on a full disk all will fail
-EARLY_S = 2.0
-MOST_TOLD = 20  # files of one user and cycle that were no commands, one by one
-TASK_BYTES = 300  # about what a waiting job takes besides its spec
-STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # what passes, and no command is to blame for
+MAX_FAILURES = 100  # per cycle: on a full disk all will fail
+DEPENDENCY_DELAY_S = 2.0
+MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
+TASK_BYTES = 300  # approximate size of a pending job besides its spec
+STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not caused by a command
 
-_OF_VALUES = (sqlite3.IntegrityError, sqlite3.DataError)  # the store is well, and cannot take what was asked for
+_VALUE_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)  # the store works, but cannot hold this command's values
 
-_OF_POLICIES = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
+_POLICY_COMMANDS = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
 
 
 class CommandRefused(Exception):
-    """A command that is well formed but may not, or cannot, be done; the text says why in one line."""
+    """A well-formed command that is not permitted or not possible; the text gives the reason in one line."""
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asked, by the owner of the command file."""
+    """The user who sent a command, by the owner of its file."""
 
     uid: int
     name: str
@@ -60,7 +60,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class CommandApplier:
-    """Folds what lies in the inbox into the store."""
+    """Applies the command files in the inbox to the store."""
 
     def __init__(
         self,
@@ -72,95 +72,95 @@ class CommandApplier:
     ) -> None:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
         self._programs, self._say = secrets.programs, say
-        self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
-        self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
-        self._by_jobs: dict[str, int] = {}  # of each user, jobs that wait and that jobs queued
-        self._by_class = Queued(store, inventory.quotas)
+        self._programs_size: dict[int, int] = {}  # per user, read on first use
+        self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
+        self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
+        self._queued_by_class = Queued(store, inventory.quotas)
 
-    def fold(self, now: float) -> int:
-        """Fold what this cycle takes of the inbox, in order, in one transaction; returns how many files were taken.
+    def apply_inbox(self, now: float) -> int:
+        """Apply this cycle's command files, in order, in one transaction; return the number of files taken.
 
-        The files are removed after the commit. A crash in between leaves files that were folded; they are recognised
-        by name and change nothing the second time. Where all together cannot be written, each is tried for itself:
-        what does not fit on the disk stays in the inbox and is tried again later, and what is behind it goes on.
+        Files are removed after the commit. After a crash in between, remaining files are recognised by name and change
+        nothing. If the transaction fails, each file is applied in a transaction of its own: those that do not fit on
+        the disk stay in the inbox and are retried later, and the others go ahead.
         """
         names = self._inbox.turn()
-        taken: list[tuple[str, bool]] = []
+        applied: list[tuple[str, bool]] = []
         if names:
             try:
                 with self._store.transaction():
-                    told = Counter[int]()
-                    taken = [self._take(item, now, told) for item in self._items(names)]
-                    self._refuse_many(told, now)
+                    malformed = Counter[int]()
+                    applied = [self._apply_once(item, now, malformed) for item in self._items(names)]
+                    self._refuse_further(malformed, now)
                     self._secrets.sync()
             except STORAGE_ERRORS:
-                taken = self._one_by_one(names, now)
-        for file_name, good in taken:
-            (self._inbox.remove if good else self._inbox.refuse)(file_name)
-        if taken:
-            self._store.forget_folded(now - REMEMBER_FOLDED_S)
-        if not all(good for _, good in taken):
+                applied = self._apply_singly(names, now)
+        for file_name, well_formed in applied:
+            (self._inbox.remove if well_formed else self._inbox.refuse)(file_name)
+        if applied:
+            self._store.forget_folded(now - REMEMBER_APPLIED_S)
+        if not all(well_formed for _, well_formed in applied):
             self._inbox.tidy_refused()
         self._refuse_surplus(now)
-        return len(taken)
+        return len(applied)
 
     def _items(self, names: list[str]) -> Iterator[Received | Malformed]:
-        """Read the files; one that is about another which has not been folded yet waits for that."""
+        """Read the files; put off those that refer to a command not applied yet."""
         for item in self._inbox.read(names):
-            if isinstance(item, Received) and self._is_early(item):
-                self._inbox.put_off(item.file_name, EARLY_S)
+            if isinstance(item, Received) and self._must_wait(item):
+                self._inbox.put_off(item.file_name, DEPENDENCY_DELAY_S)
             else:
                 yield item
 
-    def _is_early(self, item: Received) -> bool:
-        """Whether it names a submission that still lies in the inbox, or its user's orders before it do."""
+    def _must_wait(self, item: Received) -> bool:
+        """Return whether it refers to a submission, or follows a put-off command of its user, still in the inbox."""
         command = item.command
-        named: Iterable[str] = ()
+        job_ids: Iterable[str] = ()
         if isinstance(command, commands.Submit):
-            named = (one.job_id for one in command.spec.dependencies)
+            job_ids = (dependency.job_id for dependency in command.spec.dependencies)
         elif isinstance(command, commands.JobCommand):
-            named = command.job_ids
-        before = [file for name in named if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
+            job_ids = command.job_ids
+        earlier = [file for name in job_ids if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
         if not isinstance(command, commands.Submit):
-            before += self._inbox.put_off_of(item.uid)
-        # Only what is older: two that name each other must not wait for ever.
-        return any(file < item.file_name and not self._store.was_folded(_storable(file)) for file in before)
+            earlier += self._inbox.put_off_of(item.uid)
+        # Only older files count, so that two that name each other do not wait forever.
+        return any(file < item.file_name and not self._store.was_folded(_as_text(file)) for file in earlier)
 
-    def _take(self, item: Received | Malformed, now: float, told: Counter[int]) -> tuple[str, bool]:
-        """Fold one file unless it was before; its name, and whether it is good."""
-        known = _storable(item.file_name)
-        good = not isinstance(item, Malformed)
-        if not self._store.was_folded(known):
-            good = self._fold_one(item, now, told)
-        self._store.mark_folded(known, now)  # anew where its file is still there: it must not be forgotten before that
-        return item.file_name, good
+    def _apply_once(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> tuple[str, bool]:
+        """Apply a file unless it was applied before; return its name, and whether it is well-formed."""
+        name = _as_text(item.file_name)
+        well_formed = not isinstance(item, Malformed)
+        if not self._store.was_folded(name):
+            well_formed = self._apply_file(item, now, malformed)
+        self._store.mark_folded(name, now)  # again while the file exists: the mark must outlive it
+        return item.file_name, well_formed
 
-    def _one_by_one(self, names: list[str], now: float) -> list[tuple[str, bool]]:
-        taken, left = [], []
-        self._forget_counts()  # what was rolled back counts no more
+    def _apply_singly(self, names: list[str], now: float) -> list[tuple[str, bool]]:
+        applied, errors = [], []
+        self._forget_counts()  # they include what was rolled back
         for item in self._items(names):
             try:
                 with self._store.transaction():
-                    done = self._take(item, now, Counter())
+                    result = self._apply_once(item, now, Counter())
                     self._secrets.sync()
-                taken.append(done)  # not before the commit: its file is removed
+                applied.append(result)  # after the commit, since its file is removed
             except STORAGE_ERRORS as error:
                 self._forget_counts()
                 self._inbox.put_off(item.file_name)
-                left.append(error)
-                if len(left) == MAX_FAILURES:  # the others of this cycle wait, too
+                errors.append(error)
+                if len(errors) == MAX_FAILURES:  # put off the rest of this cycle as well
                     for name in names[names.index(item.file_name) :]:
                         self._inbox.put_off(name)
                     break
-        if left:
+        if errors:
             self._say(
-                f"{count_of(len(left), 'command')} in the inbox cannot be recorded: {left[0]}; retried every "
+                f"{count_of(len(errors), 'command')} in the inbox cannot be recorded: {errors[0]}; retried every "
                 f"{PUT_OFF_S:g} s, see 'gpusched check'"
             )
-        return taken
+        return applied
 
     def _refuse_surplus(self, now: float) -> None:
-        """Refuse the latest files of whoever has too many there, by their number; nothing of them is read."""
+        """Discard the latest files of users who exceed the limit, unread, with one event per user."""
         surplus = self._inbox.surplus()
         if not surplus:
             return
@@ -171,47 +171,48 @@ class CommandApplier:
                     data = {"file": f"{len(names)} files", "why": why, "surplus": len(names)}
                     self._store.append([Event(time=now, kind="refused_command", user=user_name(uid), data=data)])
         except STORAGE_ERRORS:
-            return  # they stay until it can be recorded
+            return  # the files stay until the event can be recorded
         for uid, names in surplus.items():
             self._inbox.discard(names)
             self._say(f"refused {len(names)} commands of {user_name(uid)}: more than {MAX_WAITING} in the inbox")
 
-    def _refuse_many(self, told: Counter[int], now: float) -> None:
-        """Record how many more files of a user were no commands than were recorded one by one."""
-        for uid, count in told.items():
-            if count > MOST_TOLD:
-                self._refuse(f"{count - MOST_TOLD} more files", user_name(uid), "not commands either", now)
+    def _refuse_further(self, malformed: Counter[int], now: float) -> None:
+        """Record the number of malformed files beyond those recorded individually."""
+        for uid, count in malformed.items():
+            if count > MAX_MALFORMED_EVENTS:
+                self._refuse(f"{count - MAX_MALFORMED_EVENTS} more files", user_name(uid), "not commands either", now)
 
-    def _fold_one(self, item: Received | Malformed, now: float, told: Counter[int]) -> bool:
-        """Fold one file; False where it is to be set aside for a person to look at."""
+    def _apply_file(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> bool:
+        """Apply one file; return False if it is to be set aside for inspection."""
         if isinstance(item, Malformed):
-            told[item.uid] += 1
-            if told[item.uid] <= MOST_TOLD:
+            malformed[item.uid] += 1
+            if malformed[item.uid] <= MAX_MALFORMED_EVENTS:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
         command = item.command
         if isinstance(command, commands.Submit) and not caller.admin:
-            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
+            # An early date must not put a job at the head of the queue; clients write the file at once.
             command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
         try:
+            # An unforeseen error undoes this command's changes, not those of the other files in the transaction.
             with self._store.savepoint():
                 try:
                     self._apply(command, caller, now)
                 except Damaged:
                     raise
-                except (CommandRefused, GpuschedError) as error:  # what was done before it counts
+                except (CommandRefused, GpuschedError) as error:  # changes made before the error stay
                     self._refuse(item.file_name, caller.name, str(error), now)
-        except Exception as error:  # one command that nobody thought of must not stop all others for ever
-            if isinstance(error, STORE_FAULTS) and not isinstance(error, _OF_VALUES):
-                raise  # not the command
+        except Exception as error:  # an unforeseen error in one command must not block the inbox
+            if isinstance(error, STORE_FAULTS) and not isinstance(error, _VALUE_ERRORS):
+                raise  # the store's fault
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
-        job_id = _storable(file_name).partition(".")[0] if file_name.endswith(".submit") else None
-        data = {"file": _storable(file_name), "why": why}
+        job_id = _as_text(file_name).partition(".")[0] if file_name.endswith(".submit") else None
+        data = {"file": _as_text(file_name), "why": why}
         self._store.append([Event(time=now, kind="refused_command", job_id=job_id, user=user, data=data)])
 
     def _caller(self, uid: int) -> Caller:
@@ -219,7 +220,7 @@ class CommandApplier:
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
-        if self._inventory.engine == "slurm" and not isinstance(command, _OF_POLICIES):
+        if self._inventory.engine == "slurm" and not isinstance(command, _POLICY_COMMANDS):
             raise CommandRefused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
@@ -228,17 +229,17 @@ class CommandApplier:
                 else:
                     self._submit(command, caller, now)
             case commands.Cancel():
-                self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
+                self._for_each_job(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
             case commands.Hold():
-                self._each(command, caller, lambda job: self._hold(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._hold(job, caller, now), now)
             case commands.Release():
-                self._each(command, caller, lambda job: self._release(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._release(job, caller, now), now)
             case commands.Requeue():
-                self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
+                self._for_each_job(command, caller, lambda job: self._requeue(job, caller, now), now)
             case commands.RelayedCommand():
-                self._asked(command, caller, now)
+                self._relayed(command, caller, now)
             case commands.SetPriority():
-                self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
+                self._for_each_job(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
             case commands.Drain():
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case commands.Resume():
@@ -261,24 +262,24 @@ class CommandApplier:
     # -- submissions ---------------------------------------------------------------------------------------------
 
     def _submit_from_inside(self, command: commands.Submit, caller: Caller, now: float) -> None:
-        """Queue a job for the user of the one that asks for it, who has no more powers there than others have."""
-        asking = self._asking(command.asked_by, caller)
-        if asking is None:
+        """Submit a job for the user of the requesting job, without admin privileges."""
+        requester = self._requesting_job(command.asked_by, caller)
+        if requester is None:
             raise CommandRefused(f"there is no job {command.asked_by[:40]}")
-        if is_cancelled(asking):
-            raise CommandRefused(f"job {asking.id} was cancelled")
-        if command.spec.secret_names:  # it knows its own
-            kept = self._secrets.read(asking.id) or {}
+        if is_cancelled(requester):
+            raise CommandRefused(f"job {requester.id} was cancelled")
+        if command.spec.secret_names:  # the requesting job's own secrets
+            kept = self._secrets.read(requester.id) or {}
             secrets = {name: kept[name] for name in command.spec.secret_names if name in kept}
             command = msgspec.structs.replace(command, secrets=secrets)
-        self._submit(command, Caller(asking.uid, asking.user, admin=False), now, asking)
+        self._submit(command, Caller(requester.uid, requester.user, admin=False), now, requester)
 
-    def _submit(self, command: commands.Submit, caller: Caller, now: float, asking: JobRecord | None = None) -> None:
-        if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
+    def _submit(self, command: commands.Submit, caller: Caller, now: float, requester: JobRecord | None = None) -> None:
+        if not ids.is_job_id(command.id):  # ids become part of paths and container names
             raise CommandRefused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
-        command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
-        self._check_mounts(command, caller, asking)
+        command = msgspec.structs.replace(command, spec=self._with_group(command.spec, caller.name))
+        self._check_mounts(command, caller, requester)
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
@@ -286,12 +287,12 @@ class CommandApplier:
         if self._store.rows_of(command.id):
             raise CommandRefused(f"job {command.id} already exists")
         _check_program(command)
-        job = self._job(_within(command, self._inventory.settings), caller, now)
+        job = self._job(_with_capped_session(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
-        queued = self._room_for(job, caller, program)
-        if asking is not None:
-            self._check_by_jobs(job)
-        self._by_class.check(job.user, job.spec, job.count)
+        queued = self._check_limits(job, caller, program)
+        if requester is not None:
+            self._check_queued_by_jobs(job)
+        self._queued_by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         if program:
@@ -304,12 +305,12 @@ class CommandApplier:
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
-        if asking is not None:
-            self._by_jobs[job.user] += job.count
-        self._by_class.add(job.user, job.spec, job.count)
+        if requester is not None:
+            self._queued_by_jobs[job.user] += job.count
+        self._queued_by_class.add(job.user, job.spec, job.count)
 
-    def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
-        """With the group that it counts for; refused where it may not be in that group or class, or never run there."""
+    def _with_group(self, spec: JobSpec, user: str) -> JobSpec:
+        """Return the spec with its group; refuse a group or class that the user may not use, or that can never run."""
         try:
             return accounted(spec, user, self._inventory)
         except UsageError as error:
@@ -318,8 +319,8 @@ class CommandApplier:
     def _forget_counts(self) -> None:
         self._waiting = None
         self._programs_size.clear()
-        self._by_jobs.clear()
-        self._by_class = Queued(self._store, self._inventory.quotas)
+        self._queued_by_jobs.clear()
+        self._queued_by_class = Queued(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -327,45 +328,45 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
-        """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
+    def _check_limits(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
+        """Return number and bytes of the caller's pending jobs including this job or array; refuse beyond the limits.
 
-        ``program``: so many bytes of it are in a file.
+        ``program``: bytes of its program, which is stored in a file.
         """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
-        most = settings.max_queued_jobs_per_user
-        if count + job.count > most:
+        limit = settings.max_queued_jobs_per_user
+        if count + job.count > limit:
             raise CommandRefused(
-                f"{caller.name} has {count} of {count_of(most, 'pending job')}; {job.count} more exceed the limit "
+                f"{caller.name} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
-        whole = size + program + self._programs_size.get(caller.uid, 0)
-        if whole > settings.max_queued_mib_per_user << 20:
+        total = size + program + self._programs_size.get(caller.uid, 0)
+        if total > settings.max_queued_mib_per_user << 20:
             raise CommandRefused(
-                f"the pending jobs of {caller.name} would take {whole >> 20} MiB, more than the allowed "
+                f"the pending jobs of {caller.name} would take {total >> 20} MiB, more than the allowed "
                 f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
-    def _check_by_jobs(self, job: JobRecord) -> None:
-        """That its user's jobs may queue so many more: a script that queues itself twice must not fill the queue."""
-        if job.user not in self._by_jobs:
-            self._by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
-        count, most = self._by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
-        if count + job.count > most:
+    def _check_queued_by_jobs(self, job: JobRecord) -> None:
+        """Limit pending jobs submitted by jobs, so that a script that submits itself cannot fill the queue."""
+        if job.user not in self._queued_by_jobs:
+            self._queued_by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
+        count, limit = self._queued_by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
+        if count + job.count > limit:
             raise CommandRefused(
-                f"{job.user} has {count} of {count_of(most, 'pending job')} that jobs submit; {job.count} more exceed "
+                f"{job.user} has {count} of {count_of(limit, 'pending job')} that jobs submit; {job.count} more exceed "
                 "the limit (settings.max_queued_jobs_by_jobs of inventory.yaml)"
             )
 
-    def _check_mounts(self, command: commands.Submit, caller: Caller, asking: JobRecord | None) -> None:
+    def _check_mounts(self, command: commands.Submit, caller: Caller, requester: JobRecord | None) -> None:
         if self._caller(caller.uid).admin:
-            if asking is not None:
-                _check_mounts_again(command.spec, asking)
+            if requester is not None:
+                _check_inherited_mounts(command.spec, requester)
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
         for mount in command.spec.mounts:
@@ -377,7 +378,7 @@ class CommandApplier:
                 )
 
     def _job(self, command: commands.Submit, caller: Caller, now: float) -> JobRecord:
-        """The job, or the row that all tasks of the array share."""
+        """Return the job, or the row that all tasks of the array share."""
         spec = command.spec
         if (spec.priority > 0 or spec.nice < 0) and not caller.admin:
             raise CommandRefused("--priority above 0, or --nice below, needs an admin; --nice lowers your own")
@@ -394,7 +395,7 @@ class CommandApplier:
             spec=spec,
             state=JobState.PENDING,
             priority=priority_of(spec, self._inventory),
-            # A client's clock may be ahead of ours; an earlier submission is believed for as long as files can wait.
+            # A client's clock may be ahead of ours; earlier times are accepted, as files may wait in the inbox.
             submit_time=min(max(command.time, 0.0), now),
             eligible_time=spec.begin_time,
             held_by="user" if spec.hold else "",
@@ -406,19 +407,19 @@ class CommandApplier:
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
-    def _each(
+    def _for_each_job(
         self,
         command: commands.JobCommand,
         caller: Caller,
         act: Callable[[JobRecord], tuple[JobRecord, Event] | None],
         now: float,
     ) -> None:
-        """Act on each named job; what cannot be done for one is recorded and does not keep the others from it.
+        """Apply ``act`` to each named job; a failure for one is recorded and does not affect the others.
 
-        It is recorded with the job, too, so that `gpusched show` tells its owner why nothing followed.
+        It is also recorded with the job, so that `gpusched show` tells its owner why nothing happened.
         """
         problems = []
-        what = type(command).__struct_config__.tag
+        command_name = type(command).__struct_config__.tag
         for job_id in command.job_ids:
             found = self._store.rows_of(job_id)
             if not found:
@@ -427,13 +428,13 @@ class CommandApplier:
                 try:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
-                    elif changed := act(job):
-                        if changed[0] != job:  # tasks that differ in nothing stay together
-                            self._store.put_jobs([changed[0]])
-                        self._store.append([changed[1]])
-                except CommandRefused as refused:
-                    problems.append(str(refused))
-                    data: dict[str, object] = {"command": what, "why": str(refused)}
+                    elif change := act(job):
+                        if change[0] != job:  # unchanged array tasks stay in their shared row
+                            self._store.put_jobs([change[0]])
+                        self._store.append([change[1]])
+                except CommandRefused as error:
+                    problems.append(str(error))
+                    data: dict[str, object] = {"command": command_name, "why": str(error)}
                     self._store.append([self._event("refused", job, caller, now, data)])
         if problems:
             raise CommandRefused(
@@ -458,53 +459,53 @@ class CommandApplier:
                 raise CommandRefused(f"job {job.id}: its secrets were deleted when it ended; submit it again")
             if job.spec.function and not self._programs.of(job.uid).has(job.id):
                 raise CommandRefused(f"job {job.id}: its function was deleted when it ended; submit it again")
-            own = job.spec.group in self._inventory.groups.of(job.user)  # else it counts for whom its user is with now
-            spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
-            again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
+            in_group = job.spec.group in self._inventory.groups.of(job.user)  # otherwise use the user's present group
+            spec = job.spec if in_group else msgspec.structs.replace(job.spec, group="")
+            requeued = msgspec.structs.replace(job, spec=self._with_group(spec, job.user))
             try:
-                self._by_class.check(again.user, again.spec, again.count)
+                self._queued_by_class.check(requeued.user, requeued.spec, requeued.count)
             except UsageError as error:
                 raise CommandRefused(f"job {job.id}: {error.line()}") from None
-            self._by_class.add(again.user, again.spec, again.count)
-            fields = back_in_queue(message) | {
+            self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
+            fields = requeue_fields(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
-            }  # it begins from the beginning
-            return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            }  # it starts from scratch
+            return move(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
-    def _asked(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
-        """Do what a job asked for from inside: as its user, whose powers over others' jobs it does not have."""
-        job = self._asking(command.job_id, caller)
+    def _relayed(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
+        """Run a command that a job requested from inside, as its user and without admin privileges."""
+        job = self._requesting_job(command.job_id, caller)
         if job is None or job.attempt != command.attempt:
             return
         inside = Caller(job.uid, job.user, admin=False)
         if command.act == "cancel":
             cancel = commands.Cancel(time=command.time, job_ids=command.job_ids)
-            self._each(cancel, inside, lambda one: self._cancel(one, inside, False, now), now)
+            self._for_each_job(cancel, inside, lambda target: self._cancel(target, inside, False, now), now)
         else:
             requeue = commands.Requeue(time=command.time, job_ids=command.job_ids)
-            self._each(requeue, inside, lambda one: self._requeue_from_inside(one, job, inside, now), now)
+            self._for_each_job(requeue, inside, lambda target: self._requeue_from_inside(target, job, inside, now), now)
 
-    def _asking(self, job_id: str, caller: Caller) -> JobRecord | None:
-        """The job that asks, by the controller's word."""
+    def _requesting_job(self, job_id: str, caller: Caller) -> JobRecord | None:
+        """Return the requesting job; only the controller may pass on such requests."""
         if caller.uid != os.getuid():
             raise CommandRefused("only the controller passes on what jobs ask for")
         return self._store.job(job_id)
 
     def _requeue_from_inside(
-        self, job: JobRecord, asking: JobRecord, inside: Caller, now: float
+        self, job: JobRecord, requester: JobRecord, inside: Caller, now: float
     ) -> tuple[JobRecord, Event] | None:
-        """As `_requeue`, but a job that somebody cancelled does not bring itself back, in the trap of its signal."""
-        if job.id == asking.id and is_cancelled(job):
+        """See `_requeue`; but a cancelled job may not requeue itself, such as in a signal trap."""
+        if job.id == requester.id and is_cancelled(job):
             raise CommandRefused(f"job {job.id} was cancelled")
         return self._requeue(job, inside, now)
 
     def _end(
         self, job: JobRecord, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
     ) -> tuple[JobRecord, Event] | None:
-        """Begin to end a job that holds resources, or change how it will end."""
+        """Start to end a job that holds resources, or change how it will end."""
         kill_at = now + (0 if at_once else self._inventory.settings.grace_s)
         why: dict[str, Any] = {"reason": reason, "message": message}
         data = {"by": caller.name, "outcome": outcome}
@@ -519,21 +520,21 @@ class CommandApplier:
         return None
 
     def _hold(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if job.held_by == "admin" and not caller.admin:
-            # A hold of one's own would make it one to release.
+            # A user's hold would replace the admin's, and the user could release that.
             raise CommandRefused(f"job {job.id} is already held by an admin")
         by = "admin" if caller.admin and caller.uid != job.uid else "user"
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 
     def _release(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if job.held_by == "admin" and not caller.admin:
             raise CommandRefused(f"job {job.id} is held by an admin")
         return msgspec.structs.replace(job, held_by=""), self._event("released", job, caller, now)
 
     def _priority(self, job: JobRecord, caller: Caller, priority: int, now: float) -> tuple[JobRecord, Event]:
-        self._must_be_pending(job)
+        self._require_pending(job)
         if abs(priority) > MAX_PRIORITY:
             raise CommandRefused(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}")
         if priority > job.priority and not caller.admin:
@@ -542,7 +543,7 @@ class CommandApplier:
         return msgspec.structs.replace(job, priority=priority), event
 
     @staticmethod
-    def _must_be_pending(job: JobRecord) -> None:
+    def _require_pending(job: JobRecord) -> None:
         if job.state is not JobState.PENDING:
             raise CommandRefused(f"job {job.id} is {job.state}, not PENDING")
 
@@ -595,36 +596,36 @@ class CommandApplier:
 
 
 def is_cancelled(job: JobRecord) -> bool:
-    """Whether somebody cancelled it, even if it has not ended yet."""
+    """Return whether the job was cancelled, even if it has not ended yet."""
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
 
 
-def back_in_queue(message: str) -> dict[str, Any]:
-    """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
-    gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
-    return {**dict.fromkeys(gone), "reason": "", "message": message}
+def requeue_fields(message: str) -> dict[str, Any]:
+    """Return the field values of a requeued job; its earlier ones remain in its events and runs."""
+    cleared = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
+    return {**dict.fromkeys(cleared), "reason": "", "message": message}
 
 
-def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
-    """The submission with what its user may not raise as it is declared."""
+def _with_capped_session(command: commands.Submit, settings: Settings) -> commands.Submit:
+    """Return the submission with its session time capped at the site's limit."""
     spec = command.spec
     if spec.session is None or spec.session <= settings.session_keep_s:
         return command
     return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
-def _check_mounts_again(spec: JobSpec, asking: JobRecord) -> None:
-    """That a user who may mount anything has no more mounted by the job inside than that job has itself.
+def _check_inherited_mounts(spec: JobSpec, requester: JobRecord) -> None:
+    """Refuse mounts that the requesting job does not have itself, although its user may mount anything.
 
-    Of its very mounts only: in a folder that it can write to, it may have put a link to anywhere.
+    Only identical mounts are allowed: in a folder that the job can write to, it may have created a link to anywhere.
     """
     for mount in spec.mounts:
-        if not any(mount.source == own.source and own.read_only <= mount.read_only for own in asking.spec.mounts):
+        if not any(mount.source == own.source and own.read_only <= mount.read_only for own in requester.spec.mounts):
             raise CommandRefused(f"mount of {mount.source}: a job can only pass on mounts of its own")
 
 
 def _check_program(command: commands.Submit) -> None:
-    """That a function and its program come together."""
+    """Refuse a function without its program, and the reverse."""
     if bool(command.spec.function) != bool(command.program) or (command.task_programs and not command.program):
         raise CommandRefused("a job with a function needs its program; other jobs must not have one")
     if command.task_programs and len(command.task_programs) != len(set(command.array or ())):
@@ -633,6 +634,6 @@ def _check_program(command: commands.Submit) -> None:
         )
 
 
-def _storable(file_name: str) -> str:
-    """A file's name as text: other users may give names that are not UTF-8."""
+def _as_text(file_name: str) -> str:
+    """Return a file name as text: names of other users' files may not be UTF-8."""
     return file_name.encode(errors="backslashreplace").decode()

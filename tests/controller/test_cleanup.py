@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpusched.cluster.base import NodeObservation, RankKey
-from gpusched.controller.escalating import gives_up, is_due, stuck_event, stuck_on, tried
-from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
+from gpusched.controller.cleanup import Cleanup, clean_up_leftovers, remove_strays
+from gpusched.controller.escalating import is_due, is_exhausted, stuck_event, stuck_message, with_try
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.queue.store import RankRecord
@@ -29,13 +29,13 @@ def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: 
     return NodeObservation(began=began, result=NodeReading(node="n0", time=NOW, containers=(box,) if box else ()))
 
 
-def leftovers(record: RankRecord, answer: NodeObservation | None, busy: bool = False, now: float = NOW) -> Tidy:
+def leftovers(record: RankRecord, answer: NodeObservation | None, busy: bool = False, now: float = NOW) -> Cleanup:
     observations = {"n0": answer} if answer else {}
     key = frozenset({(ID, 1, 0)}) if busy else frozenset[tuple[str, int, int]]()
-    return tidy_leftovers([record], observations, (), key, now)
+    return clean_up_leftovers([record], observations, (), key, now)
 
 
-def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
+def verbs(tidy: Cleanup) -> list[tuple[str, str | None]]:
     return [(w.verb, w.signal) for w in tidy.operations]
 
 
@@ -60,7 +60,7 @@ def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_
         story += [e.kind for e in tidy.events]
         for operation in tidy.operations:
             story.append(operation.verb)
-            record = tried(record, at)
+            record = with_try(record, at)
         at += 0.5
     assert story[:7] == ["fenced", "signal", "signal", "signal", "remove", "remove", "stuck"]
     assert set(story[7:]) == {"remove"}
@@ -80,7 +80,7 @@ def test_its_gpus_are_not_free_even_while_another_work_is_under_way() -> None:
 @pytest.mark.parametrize("phase", ["running", "preparing"])
 def test_what_ended_holds_no_gpus_while_it_is_being_removed(phase: str) -> None:
     ended = rank(gone=True, finished_at=NOW - 5)
-    assert leftovers(ended, says(phase), busy=True) == Tidy()
+    assert leftovers(ended, says(phase), busy=True) == Cleanup()
     assert [r.gone for r in leftovers(ended, says(phase)).changed] == [False], "alive though nobody is at it"
 
 
@@ -109,19 +109,19 @@ def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() ->
     for answer in (failure, hung, None):
         tidy = leftovers(rank(), answer)
         assert (tidy.operations, tidy.settled, tidy.changed) == ([], [], [])
-    assert tidy_leftovers([rank(node="left")], {}, (), frozenset(), NOW).settled == []
-    assert tidy_leftovers([rank(node="left")], {}, ("left",), frozenset(), NOW).settled == [rank(node="left")]
+    assert clean_up_leftovers([rank(node="left")], {}, (), frozenset(), NOW).settled == []
+    assert clean_up_leftovers([rank(node="left")], {}, ("left",), frozenset(), NOW).settled == [rank(node="left")]
 
 
 def strays(
     answer: NodeObservation, known: bool = False, busy: bool = False, removed: float | None = None,
-    told: set[RankKey] | None = None,
-) -> Tidy:  # fmt: skip
+    seen: set[RankKey] | None = None,
+) -> Cleanup:  # fmt: skip
     key = (ID, 1, 0)
     one, none = frozenset({key}), frozenset[tuple[str, int, int]]()
     memory = {} if removed is None else {key: removed}
-    told = set() if told is None else told
-    return reap_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW, told)
+    seen = set() if seen is None else seen
+    return remove_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW, seen)
 
 
 def test_an_unknown_container_of_ours_is_reaped() -> None:
@@ -129,7 +129,7 @@ def test_an_unknown_container_of_ours_is_reaped() -> None:
     assert verbs(tidy) == [("remove", None)]
     assert [(e.kind, e.node, e.job_id) for e in tidy.events] == [("reaped", "n0", ID)]
     told: set[RankKey] = set()
-    assert [len(strays(says("running"), told=told).events) for _ in range(3)] == [1, 0, 0]
+    assert [len(strays(says("running"), seen=told).events) for _ in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])
@@ -155,15 +155,15 @@ def test_tries_are_due_at_once_then_after_pauses_that_double_up_to_a_minute() ->
         one = rank(tries=tries, tried_at=NOW)
         assert (is_due(one, NOW), is_due(one, NOW + pause - 0.01), is_due(one, NOW + pause)) == (False, False, True)
         assert is_due(one, NOW - 0.01), "a clock that was set back"
-    again = tried(rank(tries=2), NOW)
+    again = with_try(rank(tries=2), NOW)
     assert (again.tries, again.tried_at) == (3, NOW)
 
 
 def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
     for tries, more, gives in ((4, {}, False), (5, {}, True), (6, {}, True), (5, {"stuck": True}, False)):
-        assert gives_up(rank(tries=tries, tried_at=NOW, **more), NOW + 60) is gives
-    assert not gives_up(rank(tries=5, tried_at=NOW), NOW + 15.9)
-    assert gives_up(rank(tries=5, tried_at=NOW), NOW + 16)
+        assert is_exhausted(rank(tries=tries, tried_at=NOW, **more), NOW + 60) is gives
+    assert not is_exhausted(rank(tries=5, tried_at=NOW), NOW + 15.9)
+    assert is_exhausted(rank(tries=5, tried_at=NOW), NOW + 16)
     event = stuck_event(rank(gpus=(2, 3), trouble="no"), NOW)
     assert (event.kind, event.job_id, event.node, event.time) == ("stuck", ID, "n0", NOW)
     assert event.data == {"attempt": 1, "rank": 0, "gpus": [2, 3], "error": "no"}
@@ -171,15 +171,15 @@ def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
 
 def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
     one = rank(stuck=True, gpus=(3, 1), trouble="busy")
-    assert stuck_on("n0", [one]) == f"GPU 1, 3 not allocated: attempt 1 of job {ID} cannot be killed (busy)"
+    assert stuck_message("n0", [one]) == f"GPU 1, 3 not allocated: attempt 1 of job {ID} cannot be killed (busy)"
     plain = rank(stuck=True, attempt=2)
-    assert stuck_on("n0", [plain]) == f"attempt 2 of job {ID} cannot be killed"
-    assert stuck_on("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not allocated: ")
-    assert stuck_on("n0", [plain, one]).endswith("cannot be killed, and 1 more")
-    assert stuck_on("n0", [plain, one, plain]).endswith(", and 2 more")
+    assert stuck_message("n0", [plain]) == f"attempt 2 of job {ID} cannot be killed"
+    assert stuck_message("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not allocated: ")
+    assert stuck_message("n0", [plain, one]).endswith("cannot be killed, and 1 more")
+    assert stuck_message("n0", [plain, one, plain]).endswith(", and 2 more")
     others = [rank(), rank(stuck=True, gone=True), rank(stuck=True, node="n1")]
-    assert stuck_on("n0", others) == ""
-    assert stuck_on("n0", [*others, plain]) == stuck_on("n0", [plain])
+    assert stuck_message("n0", others) == ""
+    assert stuck_message("n0", [*others, plain]) == stuck_message("n0", [plain])
 
 
 def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
@@ -189,7 +189,7 @@ def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
     (over,) = leftovers(rank(tries=9, tried_at=NOW - 1, collected=True), says("exited")).changed
     assert (over.gone, over.stuck, over.tries, over.tried_at) == (True, False, 0, None)
     held = rank(gone=True, tries=9, tried_at=NOW - 1, collected=True)
-    assert leftovers(held, says("exited")) == Tidy(), "not due yet"
+    assert leftovers(held, says("exited")) == Cleanup(), "not due yet"
     assert leftovers(rank(gone=True, tries=9, tried_at=NOW - 1), says("exited")).operations, (
         "output is asked for at once"
     )
@@ -197,7 +197,7 @@ def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
 
 def test_one_forgotten_or_silent_rank_does_not_hide_those_after_it() -> None:
     ranks = [rank(node="left"), rank(node="silent"), rank()]
-    tidy = tidy_leftovers(ranks, {"n0": says("exited")}, ("left",), frozenset(), NOW)
+    tidy = clean_up_leftovers(ranks, {"n0": says("exited")}, ("left",), frozenset(), NOW)
     assert (tidy.settled, verbs(tidy)) == ([ranks[0]], [("collect", None)])
 
 
@@ -211,7 +211,7 @@ def test_a_stray_is_found_after_others_that_are_none_and_settled_leftovers_need_
     silent = NodeObservation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
     removed = {(ID, 1, 0): NOW - 1}  # as old as the question
     news = {"n0": silent, "n1": answer}
-    tidy = reap_strays(NODES, frozenset(), removed, news, "c", frozenset(), NOW, set())
+    tidy = remove_strays(NODES, frozenset(), removed, news, "c", frozenset(), NOW, set())
     assert [(w.node, w.rank.job_id, w.rank.attempt, w.rank.rank, w.rank.collected) for w in tidy.operations] == [
         ("n1", "b0", 2, 1, True)
     ]

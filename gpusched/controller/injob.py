@@ -1,8 +1,7 @@
-"""What running jobs ask: Slurm's commands inside them, answered for their own user's jobs. docs/decisions/0058.
+"""Slurm's commands inside running jobs, answered for the job's own user. See docs/decisions/0058.
 
-A request is a file in the job's folder, seen with each reading of its node until the job has its answer. Here it is
-looked at each time as if it were the first: what it changes goes through the inbox under a name of its own, which is
-folded once.
+A request is a file in the job's folder. Every reading of its node shows it until it is answered, so each cycle handles
+it from scratch. Its changes go through the inbox under a name derived from the request, and are therefore applied once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.cluster.base import NodeObservation, Operation
-from gpusched.controller.fold import is_cancelled
+from gpusched.controller.commandfiles import is_cancelled
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import RelayedCommand, Submit
@@ -29,102 +28,102 @@ from gpusched.views.squeue import NotAnswered, sacct, squeue
 
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
-MAX_READ = 4  # scripts of one user and cycle
-SINCE_S = 86400.0  # of ended jobs, where sacct is not told which
-STALE_S = 3600.0  # nobody waits for the answer; it must be less than what is folded is remembered for
+MAX_SCRIPTS_READ = 4  # scripts read per user and cycle
+SACCT_S = 86400.0  # age of the ended jobs that sacct lists by default
+STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_APPLIED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
 Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
-"""What sbatch inside a job asks for: the submission, or which word (0: stdin) names the script, to be asked for."""
+"""Parses sbatch inside a job: the submission, or the index of the word that names the script to fetch (0: stdin)."""
 
 
-class Asking:
-    """Answers; it keeps nothing of its own.
+class InJobCommandHandler:
+    """Answers the requests of running jobs; stateless.
 
     Args:
         store: The jobs.
-        inbox: Where changes go.
-        prepare: Reads what sbatch asks for; None: nobody here can.
+        inbox: Receives changes.
+        prepare: Parses sbatch; None: sbatch is not supported.
     """
 
     def __init__(self, store: Store, inbox: Inbox, prepare: Prepare | None = None) -> None:
         self._store, self._inbox, self._prepare = store, inbox, prepare
 
     def answers(self, observations: Mapping[str, NodeObservation], inventory: Inventory, now: float) -> list[Operation]:
-        """Return the answers to what is asked on these nodes; what must be folded first has to wait for its."""
-        read = Counter[int]()
-        asks = [
+        """Return the answers to the requests on these nodes; a request whose command is not applied yet has none."""
+        reads = Counter[int]()
+        requests = [
             (name, reading.node, container.ask)
             for observation in observations.values()
-            if (reading := observation.whole) is not None
+            if (reading := observation.complete_reading) is not None
             for container in reading.containers or ()
             if container.ask is not None and (name := parse_container_name(container.name)) is not None
         ]
         operations = []
-        for (job_id, attempt, rank), node, ask in asks:
+        for (job_id, attempt, rank), node, ask in requests:
             job = self._store.job(job_id)
             record = next((r for r in self._store.ranks(job_id=job_id) if (r.attempt, r.rank) == (attempt, rank)), None)
             current = rank == 0 and job is not None and job.attempt == attempt == ask.attempt
             if not current or record is None or record.node != node or not _ID.fullmatch(ask.id) or ask.age_s > STALE_S:
                 continue
             assert job is not None
-            if (answer := self._answer(job, ask, inventory, read, now)) is not None:
+            if (answer := self._answer(job, ask, inventory, reads, now)) is not None:
                 code, text = answer
                 note = f"{ask.id} {code}\n{text}"[:MAX_ANSWER].replace("\0", "")
                 operations.append(Operation(verb="answer", node=node, rank=record, note=note))
         return operations
 
     def _answer(
-        self, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
+        self, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Counter[int], now: float
     ) -> tuple[int, str] | None:
-        """Return exit code and text; None: it is not done yet."""
+        """Return exit code and output; None: not done yet."""
         program, words = ask.words[0], ask.words[1:]
         try:
             match program:
                 case "squeue":
-                    return 0, squeue(self._own(job, now, ended=False), words, job.user, now)
+                    return 0, squeue(self._own_jobs(job, now, ended=False), words, job.user, now)
                 case "sacct":
-                    return 0, sacct(self._own(job, now, ended=True), words, job.user, now)
+                    return 0, sacct(self._own_jobs(job, now, ended=True), words, job.user, now)
                 case "scancel":
-                    return self._done(
+                    return self._relay(
                         "cancel", [word for word in words if word not in ("-Q", "--quiet")], job, ask, now
                     )
                 case "scontrol" if words[:1] == ("requeue",):
-                    return self._done("requeue", words[1:], job, ask, now)
+                    return self._relay("requeue", words[1:], job, ask, now)
                 case "sbatch" if self._prepare is not None:
-                    return self._submitted(self._prepare, job, ask, inventory, read, now)
+                    return self._submit(self._prepare, job, ask, inventory, reads, now)
             raise NotAnswered("not supported inside a job")
         except NotAnswered as error:
             return 1, f"{program}: error: {error}\n"
 
-    def _submitted(
-        self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
+    def _submit(
+        self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Counter[int], now: float
     ) -> tuple[int, str] | None:
-        """Queue the job that sbatch asks for; its id, made of the request's name, says whether that was done."""
+        """Submit sbatch's job. Its id is derived from the request's name, which shows whether that was done before."""
         match = _ID.fullmatch(ask.id)
         assert match is not None
         new = ids.of_request(f"{job.id}-{job.attempt}-{ask.id}", int(match[1]))
         if any(row.asked_by == job.id for row in self._store.rows_of(new)):
             options = ask.words[1 : ask.script_word or len(ask.words)]
-            alone = any(word.startswith("--pars") for word in options)  # it may be cut short
-            return 0, f"{new}\n" if alone else f"Submitted batch job {new}\n"
+            parsable = any(word.startswith("--pars") for word in options)  # options may be abbreviated
+            return 0, f"{new}\n" if parsable else f"Submitted batch job {new}\n"
         if self._store.was_folded(f"{new}.submit"):
-            whys = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
-            raise NotAnswered(str(whys[-1]) if whys else "the job was not queued")
+            reasons = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
+            raise NotAnswered(str(reasons[-1]) if reasons else "the job was not queued")
         if is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
-        if self._inbox.holds(new) or read[job.uid] >= MAX_READ:
+        if self._inbox.holds(new) or reads[job.uid] >= MAX_SCRIPTS_READ:
             return None
-        read[job.uid] += 1
+        reads[job.uid] += 1
         try:
             found = prepare(inventory, job, ask)
         except GpuschedError as error:
             raise NotAnswered(error.line()) from None
-        except Exception as error:  # what nobody thought of in one script must not stop the cycle
+        except Exception as error:  # an unforeseen error in one script must not fail the cycle
             raise NotAnswered(f"internal error: {type(error).__name__}") from None
         if isinstance(found, int):
             return 3, f"{found}\n"
-        for other in {one.job_id for one in found.spec.dependencies if one.job_id}:
+        for other in {dependency.job_id for dependency in found.spec.dependencies if dependency.job_id}:
             rows = self._store.rows_of(other)
             if not rows or rows[0].uid != job.uid:
                 raise NotAnswered(f"--dependency: {job.user} has no job {other}")
@@ -132,31 +131,31 @@ class Asking:
             self._inbox.deliver(msgspec.structs.replace(found, id=new, time=now, asked_by=job.id))
         return None
 
-    def _own(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
-        """Return the jobs of its user: the latest ones, and itself."""
+    def _own_jobs(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
+        """Return the latest jobs of the job's user, including itself."""
         states = None if ended else frozenset(JobState) - ENDED
-        found = self._store.jobs(states=states, user=job.user, since=now - SINCE_S if ended else None, limit=MAX_JOBS)
-        return [one for one in found if one.uid == job.uid]
+        found = self._store.jobs(states=states, user=job.user, since=now - SACCT_S if ended else None, limit=MAX_JOBS)
+        return [job_found for job_found in found if job_found.uid == job.uid]
 
-    def _done(
-        self, act: Literal["cancel", "requeue"], words: Sequence[str], job: JobRecord, ask: AskReading, now: float
+    def _relay(
+        self, action: Literal["cancel", "requeue"], words: Sequence[str], job: JobRecord, ask: AskReading, now: float
     ) -> tuple[int, str] | None:
-        file = f"{job.id}-{job.attempt}-{ask.id}"
-        if self._store.was_folded(f"{file}.asked"):
+        name = f"{job.id}-{job.attempt}-{ask.id}"
+        if self._store.was_folded(f"{name}.asked"):
             return 0, ""
-        names = tuple(one for word in words for one in word.split(",") if one)
-        if not names or any(one.startswith("-") for one in names):
+        names = tuple(job_id for word in words for job_id in word.split(",") if job_id)
+        if not names or any(job_id.startswith("-") for job_id in names):
             raise NotAnswered(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
-        for one in names:
-            rows = self._store.rows_of(one)
+        for job_id in names:
+            rows = self._store.rows_of(job_id)
             if not rows:
-                raise NotAnswered(f"there is no job {one[:60]}")
+                raise NotAnswered(f"there is no job {job_id[:60]}")
             if any(row.uid != job.uid for row in rows):
-                raise NotAnswered(f"job {one} belongs to {rows[0].user}")
-        if act == "requeue" and job.id in names and is_cancelled(job):
+                raise NotAnswered(f"job {job_id} belongs to {rows[0].user}")
+        if action == "requeue" and job.id in names and is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
-        with contextlib.suppress(FileExistsError):  # it lies there already
+        with contextlib.suppress(FileExistsError):  # already in the inbox
             self._inbox.deliver(
-                RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=act, job_ids=names), name=file
+                RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=action, job_ids=names), name=name
             )
         return None

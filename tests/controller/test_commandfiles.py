@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.fold import Caller, CommandApplier, CommandRefused
+from gpusched.controller.commandfiles import Caller, CommandApplier, CommandRefused
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -233,7 +233,7 @@ def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(desk: Desk) -
     job = desk.submit(secret_names=("TOKEN",), secrets={"TOKEN": "s3cr3t"})
     assert desk.secrets.read(job) == {"TOKEN": "s3cr3t"}
     desk.put(job, JobState.FAILED)
-    desk.secrets.forget(job)
+    desk.secrets.delete(job)
     assert "submit it again" in desk.say(Requeue(time=NOW, job_ids=(job,)))
     assert desk.job(job).state == JobState.FAILED
     (event,) = desk.kinds("refused")  # in the job's events, where its owner looks
@@ -400,7 +400,7 @@ def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.
     def fault(*_: object) -> None:
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
-    monkeypatch.setattr("gpusched.controller.fold.CommandApplier._hold", fault)
+    monkeypatch.setattr("gpusched.controller.commandfiles.CommandApplier._hold", fault)
     desk.fold()
     assert desk.job(submitted.id).state == JobState.PENDING
     assert "OverflowError" in desk.refusals()[0].data["why"]
@@ -468,7 +468,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
 
     def fold() -> int:
         desk.now += 1
-        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).fold(desk.now)
+        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).apply_inbox(desk.now)
 
     assert fold() == 2
     assert [j.id for j in desk.store.pending()] == [first.id, last.id]

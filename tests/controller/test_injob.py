@@ -13,7 +13,7 @@ import pytest
 from gpusched.cli import options
 from gpusched.client.inside import prepare
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.asking import Asking
+from gpusched.controller.injob import InJobCommandHandler
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
 from gpusched.model.readings import AskReading, ContainerReading, NodeReading
@@ -43,7 +43,7 @@ def ask(
     container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
     reading = NodeReading(node=node, time=NOW, containers=(container,))
     observed = {node: NodeObservation(began=NOW, result=reading)}
-    asking = Asking(desk.store, desk.inbox, partial(prepare, options))  # a new one each time, as after a crash
+    asking = InJobCommandHandler(desk.store, desk.inbox, partial(prepare, options))  # new each time, as after a crash
     operations = asking.answers(observed, desk.inventory, desk.now)
     if not operations:
         return None
