@@ -457,7 +457,7 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
         or policy.sizes != "base"
     ):
         return job
-    nodes = usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)
+    nodes = usable_nodes(partition, job.spec)
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
@@ -465,7 +465,7 @@ def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation 
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()
-    allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
+    allowed = {n.name for n in usable_nodes(partition, job.spec)}
     if reserved is not None:
         allowed &= set(reserved.nodes)
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()
