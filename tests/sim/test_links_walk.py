@@ -14,8 +14,8 @@ from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sched.state import POLICY
-from gpusched.sim.engine.build import Options, log_of, world_of
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, run_walk
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, NEVER, PARTS, RUNNING, RUNS, WAITING
 from gpusched.sim.placed import walked, walks, with_ways
@@ -112,10 +112,10 @@ def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
     submit = np.array([v.submit_time for v in pending] + [LATE] * (len(running) + 1))
     trace = replace(trace_of(submit, limit, gpus, limit=limit), nodes=np.array(parts))
     kind = np.append(costs.load.jobs["kind"], 0)
-    network = Network(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
+    network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
     rule = ordered(policy.place, "fifo", policy.backfill, policy.place_wait_s)
-    world, placing = with_ways(world_of(trace, pool, rule, Options(network=network, generic=True)))
+    world, placing = with_ways(world_of(trace, pool, rule, ReplayOptions(network=network, generic=True)))
     assert walks(world)
     world, walk = walked(world, placing)
     sim, log = world.sim, log_of(world)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import Agent, Graph, start_in
-from gpusched.agents.topology.places import GOOD, MOST, Choice, best_place, worth_of_handing, worth_of_waiting
+from gpusched.agents.topology.network import Graph, TopologyWeights, start_in
+from gpusched.agents.topology.places import GOOD, MOST, PlaceChoice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge, exceeds
@@ -31,7 +31,7 @@ from gpusched.sched.state import (
     Flags,
     Floats,
     Ints,
-    Jobs,
+    QueueJobs,
     Requests,
     Resources,
 )
@@ -39,7 +39,7 @@ from gpusched.sched.topology.contention import Ways, cost_of
 from gpusched.sched.topology.load import Load, enter_links, new_look
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
-from gpusched.sched.topology.slowdown import NARROWEST, Model, link_kind, lost_beside
+from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, link_kind, lost_beside
 
 DAY_S = 86_400.0
 """In whose parts the network hears of a wait: as in training."""
@@ -53,7 +53,7 @@ class Offers(NamedTuple):
     Attributes:
         rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
         own, harm: What the place costs the job and its neighbours, as far as is sure.
-        way: Of `Deal.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
+        way: Of `AuctionState.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
         nodes: ``int64[schedulers, parts]``: a job's are ``nodes[:, offset[job]:]``. offset: ``int64[jobs]``.
         sound: ``uint8[schedulers]``: 0: some value was no number.
     """
@@ -69,7 +69,7 @@ class Offers(NamedTuple):
     sound: Flags
 
 
-class Deal(NamedTuple):
+class AuctionState(NamedTuple):
     """A decision of several schedulers.
 
     Attributes:
@@ -86,7 +86,7 @@ class Deal(NamedTuple):
         again: ``int64[1]``: how many offers were made again.
     """
 
-    agent: Agent
+    agent: TopologyWeights
     offers: Offers
     home: Ints
     whole: Flags
@@ -101,7 +101,7 @@ class Deal(NamedTuple):
     again: Ints
 
 
-class Desk(NamedTuple):
+class SchedulerWorkspace(NamedTuple):
     """What a scheduler changes as if it started the jobs that are its, all its own.
 
     ``full``: ``uint8[shapes]``: what has no room there, at first nothing.
@@ -116,7 +116,7 @@ class Desk(NamedTuple):
 
 @jit
 def offer(
-    deal: Deal, number: int, others: bool, jobs: Jobs, queue: Ints, now: float, desk: Desk
+    deal: AuctionState, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: SchedulerWorkspace
 ) -> None:  # fmt: skip
     """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
     offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
@@ -154,7 +154,7 @@ def offer(
 
 
 @jit
-def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
+def _look(deal: AuctionState, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
     """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
     offers, waited = deal.offers, now - costs.since[job]
     _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
@@ -166,7 +166,8 @@ def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, 
 
 @jit
 def _try(
-    deal: Deal, number: int, graph: Graph, costs: Costs, model: Model, ways: Ways, room: Resources, job: int,
+    deal: AuctionState, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources,
+    job: int,
     waited: float,
 ) -> None:  # fmt: skip
     offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
@@ -183,7 +184,7 @@ def _try(
         own, harm = cost_of(
             costs.tree, costs.sure, costs.load, costs.sure_ways, c, search.best, request.parts, request.gpus, search
         )
-        best = Choice(best.rank, best.value + best.own + best.harm - own - harm, best.way, own, harm)
+        best = PlaceChoice(best.rank, best.value + best.own + best.harm - own - harm, best.way, own, harm)
         if not (np.isfinite(best.rank) and np.isfinite(best.value)):
             offers.sound[number] = 0
     waits = worth_of_waiting(agent, graph, number, gpus, aged, waited / PATIENCE_S, best)
@@ -246,7 +247,7 @@ settle = priced_pass(_attempt)
 
 
 @jit
-def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -> None:
+def _close_kept(calendar: Calendar | None, deal: AuctionState, masks: Flags, row: int) -> None:
     """What the walk keeps for one before a job (`keeping`) is closed to schedulers, and with it what they offered."""
     if calendar is None or calendar.kept_times[0] == np.inf:
         return
@@ -258,7 +259,7 @@ def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -
 
 
 @jit
-def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
+def _highest(deal: AuctionState, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
     """Whose offer to a job ranks highest, of those that hold. -1: nobody's, and nobody has room.
 
     One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
@@ -287,7 +288,7 @@ def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, ho
 
 
 @jit
-def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
+def _holds(deal: AuctionState, room: Resources, number: int, job: int) -> bool:
     """Whether there is room where a scheduler offers it."""
     offers = deal.offers
     request, first = request_of(deal.requests, deal.ways.shape[offers.way[number, job]]), offers.offset[job]
@@ -298,13 +299,13 @@ def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
 
 
 @jit
-def _offer_again(deal: Deal, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
+def _offer_again(deal: AuctionState, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
     deal.again[0] += 1
     _look(deal, number, deal.graph, costs, room, job, now)
 
 
 @jit
-def set_speeds(model: Model, load: Load, nodes: int) -> None:
+def set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
     """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
     for job in range(load.jobs.size):
         own = load.jobs[job]
@@ -328,7 +329,7 @@ def set_speeds(model: Model, load: Load, nodes: int) -> None:
 
 
 @jit
-def set_waiting(graph: Graph, home: Ints, jobs: Jobs, queue: Ints, gpus: Ints, since: Floats, now: float) -> None:
+def set_waiting(graph: Graph, home: Ints, jobs: QueueJobs, queue: Ints, gpus: Ints, since: Floats, now: float) -> None:
     """Who waits in each part, as `engine` has it."""
     for job in queue:
         if jobs.feasibility[jobs.shape[job]] != OK:
@@ -341,7 +342,7 @@ def set_waiting(graph: Graph, home: Ints, jobs: Jobs, queue: Ints, gpus: Ints, s
 
 
 @jit
-def set_homes(deal: Deal, usable: Resources, racks: Ints, of: Ints, queue: Ints, large: Flags) -> None:
+def set_homes(deal: AuctionState, usable: Resources, racks: Ints, of: Ints, queue: Ints, large: Flags) -> None:
     """Jobs on to a scheduler on whose nodes, empty, they fit; ``large`` ones, and others, to the first, on all."""
     count = deal.offers.rank.shape[0]
     fits = np.full((count, deal.classes), -1)
@@ -360,7 +361,7 @@ def set_homes(deal: Deal, usable: Resources, racks: Ints, of: Ints, queue: Ints,
 
 
 @jit
-def _ever_fits(deal: Deal, usable: Resources, racks: Ints, c: int, in_rack: Ints) -> bool:
+def _ever_fits(deal: AuctionState, usable: Resources, racks: Ints, c: int, in_rack: Ints) -> bool:
     for way in range(deal.ways.first[c], deal.ways.first[c + 1]):
         request, found = request_of(deal.requests, deal.ways.shape[way]), 0
         in_rack[:] = 0

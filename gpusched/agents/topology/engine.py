@@ -10,24 +10,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import SHAPES, Agent, Graph, new_graph, pass_messages
+from gpusched.agents.topology.network import SHAPES, Graph, TopologyWeights, new_graph, pass_messages
 from gpusched.agents.topology.places import GOOD, MOST, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.state import Flags, Floats, Ints
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.ledger import exceeds_limit
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import Network, Placing, append, holds, look_again, wait_on
-from gpusched.sim.engine.state import DECIDE, READY, Links, Log, Passes, Sim
+from gpusched.sim.engine.placing import PlacementNetwork, PlacingState, append, holds, look_again, wait_on
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Links, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.placed import with_ways
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
 _HAND = 1e-6  # of two places that are worth the same, its own scheduler's
@@ -47,8 +47,8 @@ class Acting(NamedTuple):
         queued: ``uint8[classes]``: room.
     """
 
-    placing: Placing
-    agent: Agent
+    placing: PlacingState
+    agent: TopologyWeights
     graph: Graph
     part: Ints
     handed: Floats
@@ -56,7 +56,7 @@ class Acting(NamedTuple):
 
 
 @jit
-def decide_agents(sim: Sim, log: Log, passes: Passes, acting: Acting) -> int:
+def decide_agents(sim: Sim, log: EventLog, passes: Passes, acting: Acting) -> int:
     """Starts whoever may start, and hands on who does better elsewhere."""
     of, graph, now, order = acting.placing, acting.graph, sim.clock[0], acting.placing.order
     pace = sim.pace
@@ -146,7 +146,7 @@ def _count(acting: Acting, c: int, sign: float) -> None:
 
 @jit
 def _act(
-    sim: Sim, log: Log, passes: Passes, acting: Acting, links: Links, c: int, job: int, now: float
+    sim: Sim, log: EventLog, passes: Passes, acting: Acting, links: Links, c: int, job: int, now: float
 ) -> tuple[int, int]:  # fmt: skip
     """What becomes of a job: it starts, waits, or is handed on, and to which class."""
     of, graph, agent, part = acting.placing, acting.graph, acting.agent, acting.part[c]
@@ -196,15 +196,17 @@ def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     return replace(composed("fifo+skip"), name=name or placement, placement=placement)
 
 
-def replayed(trace: Trace, pool: Pool, network: Network, agent: Agent, parts: int, seed: int = 0) -> Result:
+def replayed(
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0
+) -> ReplayResult:
     """A trace under ``parts`` schedulers with equal weights."""
-    model = Model("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
+    model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
     spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 
 
-def new_acting(world: World, agent: Agent, parts: int) -> tuple[World, Acting]:
+def new_acting(world: SimWorld, agent: TopologyWeights, parts: int) -> tuple[SimWorld, Acting]:
     """The world with the ways in which its jobs may be laid out on ``parts`` of the nodes, and what agents keep."""
     by_rule, placing = with_ways(world._replace(policy=placed_by("contention")), parts)
     world = by_rule._replace(policy=world.policy)

@@ -12,29 +12,39 @@ from zlib import crc32
 import numpy as np
 
 from gpusched.agents.common.vector import joined
-from gpusched.agents.topology.bids import UNASKED, Deal, Desk, Offers, offer, set_homes, set_speeds, set_waiting, settle
-from gpusched.agents.topology.network import SHAPES, Agent, Graph, agent_of, new_graph, pass_messages
-from gpusched.config.weights import Model
+from gpusched.agents.topology.bids import (
+    UNASKED,
+    AuctionState,
+    Offers,
+    SchedulerWorkspace,
+    offer,
+    set_homes,
+    set_speeds,
+    set_waiting,
+    settle,
+)
+from gpusched.agents.topology.network import SHAPES, Graph, TopologyWeights, agent_of, new_graph, pass_messages
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
-from gpusched.sched.arrays import NodeArrays, Waiting
-from gpusched.sched.reasons import Block
+from gpusched.sched.arrays import NodeArrays, PendingArrays
+from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import held_back, say_who_waits
 from gpusched.sched.state import BACKFILLS, Flags, Ints, Requests, copied
 from gpusched.sched.topology.contention import Ways, new_search
 from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.queue import Costs, Priced
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.tree import NetworkTree
 
 NOTHING_LEARNED = "no measured placement costs yet"
 _WORTH_TELLING = 0.005
 
 
-def prepare(model: Model) -> Agent:
+def prepare(model: TrainedModel) -> TopologyWeights:
     """The weights. ValueError: they are of another shape."""
     return agent_of(joined(model.arrays, SHAPES))
 
 
-def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
     """One partition's decision; see `gpusched.sched.agent`.
 
     Raises:
@@ -54,10 +64,10 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     return queue.tolist(), settled(deal, context, costs, queue)
 
 
-def desk_of(deal: Deal, context: Context, costs: Costs) -> Desk:
+def desk_of(deal: AuctionState, context: Context, costs: Costs) -> SchedulerWorkspace:
     """Arrays of a scheduler's own."""
     waiting, graph = context.waiting, deal.graph
-    return Desk(
+    return SchedulerWorkspace(
         graph._replace(
             idle=graph.idle.copy(), waiting=graph.waiting.copy(), place=graph.place.copy(), wait=graph.wait.copy(),
             hand=graph.hand.copy(),
@@ -68,12 +78,14 @@ def desk_of(deal: Deal, context: Context, costs: Costs) -> Desk:
     )  # fmt: skip
 
 
-def offers_of(deal: Deal, number: int, others: bool, desk: Desk, context: Context, queue: Ints) -> None:
+def offers_of(
+    deal: AuctionState, number: int, others: bool, desk: SchedulerWorkspace, context: Context, queue: Ints
+) -> None:
     """What one scheduler offers the jobs that are its, or, after all have done that, those of ``others`` that ask."""
     offer(deal, number, others, context.waiting.jobs, queue, context.snapshot.now, desk)
 
 
-def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
+def settled(deal: AuctionState, context: Context, costs: Costs, queue: Ints) -> QueueBlock:
     """Starts what is to start.
 
     Raises:
@@ -85,7 +97,7 @@ def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
         raise Unusable(NO_NUMBER)
     waits = [job for job in held_back(context, queue) if costs.told[job].max() >= _WORTH_TELLING]
     say_who_waits(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
-    return Block(policy, int(head), float(shadow))
+    return QueueBlock(policy, int(head), float(shadow))
 
 
 def own_room(costs: Costs) -> Costs:
@@ -95,7 +107,7 @@ def own_room(costs: Costs) -> Costs:
     return costs._replace(tree=tree, load=load, told=costs.told.copy(), search=new_search(tree))
 
 
-def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
+def new_deal(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> AuctionState:
     """Nodes and jobs dealt out, and what the graph says of them now; nobody has made an offer yet."""
     world, waiting, count = context.world, context.waiting, context.policy.schedulers
     lo, hi = world.span.get(context.partition, (0, 0))
@@ -111,7 +123,7 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
     home = np.array([crc32(view.id.encode()) % count for view in waiting.views], np.int64)
     graph = _graph_of(world, costs.tree, part, lo, hi, count)
     bound, masks = _bounded(waiting, part, lo, hi, count)
-    deal = Deal(
+    deal = AuctionState(
         agent=agent, offers=offers, home=home, whole=np.zeros(jobs, np.uint8), asks=np.ones(jobs, np.uint8),
         requests=bound, masks=masks, ways=_ways_of_all(costs.ways, len(requests.lo), count + 1),
         sure_ways=_ways_of_all(costs.sure_ways, len(requests.lo), count + 1),
@@ -128,8 +140,8 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
     return deal
 
 
-def _bounded(waiting: Waiting, part: Ints, lo: int, hi: int, count: int) -> tuple[Requests, Flags]:
-    """`Deal.requests` and its masks."""
+def _bounded(waiting: PendingArrays, part: Ints, lo: int, hi: int, count: int) -> tuple[Requests, Flags]:
+    """`AuctionState.requests` and its masks."""
     requests = waiting.requests
     own = np.stack([part == number for number in range(count)] + [np.ones(len(part), np.bool_)]).astype(np.uint8)
     base = np.concatenate([waiting.jobs.masks, np.ones((1, len(part)), np.uint8)])
@@ -143,7 +155,7 @@ def _bounded(waiting: Waiting, part: Ints, lo: int, hi: int, count: int) -> tupl
 
 
 def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
-    """`Deal.ways`."""
+    """`AuctionState.ways`."""
     number, count = np.arange(times)[:, None], len(ways.shape)
     first = np.append((number * count + ways.first[:-1]).ravel(), times * count)
     return Ways(
@@ -160,7 +172,7 @@ def _most_parts(costs: Costs, parts: Ints) -> Ints:
     return most
 
 
-def _graph_of(world: NodeArrays, tree: Tree, part: Ints, lo: int, hi: int, count: int) -> Graph:
+def _graph_of(world: NodeArrays, tree: NetworkTree, part: Ints, lo: int, hi: int, count: int) -> Graph:
     """The graph, with racks cut where partitions meet; nodes of other partitions are in a part of their own."""
     inside = np.zeros(len(part), np.int64)
     inside[lo:hi] = 1
@@ -168,7 +180,7 @@ def _graph_of(world: NodeArrays, tree: Tree, part: Ints, lo: int, hi: int, count
     return new_graph(tree, racks.reshape(-1).astype(np.int64), world.total.gpus, part, count + 1)
 
 
-def parts_of(world: NodeArrays, tree: Tree, lo: int, hi: int, count: int) -> Ints:
+def parts_of(world: NodeArrays, tree: NetworkTree, lo: int, hi: int, count: int) -> Ints:
     """The scheduler that has each node, ``int64[nodes]``; ``count`` for rows that are not ``lo <= row < hi``.
 
     Whole racks, one after the other as switches above them are, where there are enough, else nodes in that order; with
