@@ -205,66 +205,8 @@ def asked(
             help="Set Slurm's variables too, as in jobs with a script. Default: the partition's.",
         ),
     ] = None,
-) -> SubmitRequest:
-    """The options as typed."""
-    return SubmitRequest(
-        command=tuple(command or ()),
-        name=name,
-        partition=partition,
-        flavor=flavor,
-        nodes=nodes,
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        cpus=cpus,
-        mem=mem,
-        time=time,
-        image=image,
-        array=array,
-        chain=chain,
-        dependency=dependency,
-        begin=begin,
-        requeue=requeue,
-        preemptible=preemptible,
-        resizable=resizable,
-        sizes=sizes,
-        base=base,
-        batch=batch,
-        cooldown=cooldown,
-        signal=signal,
-        priority=priority,
-        nice=nice,
-        env=tuple(env or ()),
-        secret=tuple(secret or ()),
-        mount=tuple(mount or ()),
-        workdir=workdir,
-        output=output_file,
-        nodelist=tuple(nodelist or ()),
-        exclude=tuple(exclude or ()),
-        gpu_type=tuple(gpu_type or ()),
-        max_spread=max_spread,
-        wait_for_placement=wait_for_placement,
-        exclusive=exclusive,
-        share=share,
-        gpu_mem=gpu_mem,
-        reservation=reservation,
-        mail=mail,
-        notify=tuple(notify or ()),
-        hold=hold,
-        comment=comment,
-        group=group,
-        qos=qos,
-        ntasks=ntasks,
-        ntasks_per_node=ntasks_per_node,
-        cpus_per_task=cpus_per_task,
-        cpus_per_gpu=cpus_per_gpu,
-        gpus_per_task=gpus_per_task,
-        mem_per_node=mem_per_node,
-        mem_per_gpu=mem_per_gpu,
-        mem_per_cpu=mem_per_cpu,
-        error=error,
-        open_mode=open_mode,
-        slurm_env=slurm_env,
-    )
+) -> None:
+    """The options of a job: their names are those of `SubmitRequest`, but for ``output_file``."""
 
 
 class WithSbatch(TyperCommand):
@@ -321,7 +263,7 @@ def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
 
         @functools.wraps(command)
         def run(**given: Any) -> int:
-            return command(asked(**{p.name: given.pop(p.name) for p in options}), **given)
+            return command(request_of({p.name: given.pop(p.name) for p in options}), **given)
 
         own.sort(key=lambda p: p.default is not inspect.Parameter.empty)
         first = [p for p in own if p.default is inspect.Parameter.empty]
@@ -343,7 +285,9 @@ def typed(context: Any) -> dict[str, Any]:
 
 def request_of(given: Mapping[str, Any]) -> SubmitRequest:
     """The request of such options; what is not given is as if it had been left out."""
-    return asked(**given)
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    said["output"] = said.pop("output_file", None)
+    return SubmitRequest(**{name: value for name, value in said.items() if value is not None})
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:

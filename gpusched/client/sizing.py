@@ -192,7 +192,7 @@ def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, 
             f"{count_of(total.gpus, 'GPU')} cannot be split evenly across {count_of(count, 'node')}",
             "choose another -N",
         )
-    nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
+    nodes = usable_nodes(partition, asked)
     counts = [count] if count is not None else range(1, len(nodes) + 1)
     lean = total
     if asked.core_range or asked.memory_range:
@@ -235,7 +235,7 @@ def whole_nodes(sized: SizedRequest, asked: ResourceRequest, inventory: Inventor
     Raises:
         UsageError: There are not so many of any size.
     """
-    nodes = usable_nodes(known_partition(inventory, sized.partition), asked.nodelist, asked.exclude, asked.gpu_types)
+    nodes = usable_nodes(known_partition(inventory, sized.partition), asked)
     needs = (sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node)
     kinds = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
     enough = [of for of, count in kinds.items() if count >= sized.nodes and covers(of, needs)]

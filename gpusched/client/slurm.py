@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.ids import slurm_id
@@ -274,7 +276,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     few = 0 < len(asked.nodelist) <= nodes
     if few:
         yield f"-w {_quoted(compress_names(asked.nodelist))}"
-    left = usable_nodes(partition, () if few else asked.nodelist, asked.exclude, asked.gpu_types)
+    left = usable_nodes(partition, msgspec.structs.replace(asked, nodelist=()) if few else asked)
     out = [node.name for node in partition.nodes if node not in left]
     if out and (asked.exclude or len(asked.gpu_types) > 1 or (asked.nodelist and not few)):
         yield f"-x {_quoted(compress_names(out))}"

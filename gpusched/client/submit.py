@@ -162,7 +162,7 @@ def assembled(
         **msgspec.structs.asdict(sized),
         image=request.image,
         command=request.command,
-        workdir=request.workdir if request.workdir is not None else _workdir(request, mounts, cwd, partition),
+        workdir=_workdir(request.script, mounts, cwd, partition, asked) if request.workdir is None else request.workdir,
         env=options.environment(request.env, who.environ),
         secret_names=tuple(secrets),
         mounts=mounts,
@@ -181,9 +181,9 @@ def assembled(
         preemptible=_preemptible(request.preemptible, partition),
         signal=signal,
         signal_before_s=signal_before_s,
-        nodelist=options.names(request.nodelist),
-        exclude=options.names(request.exclude),
-        gpu_types=options.names(request.gpu_type),
+        nodelist=asked.nodelist,
+        exclude=asked.exclude,
+        gpu_types=asked.gpu_types,
         comment=request.comment,
         elastic=_elastic(request, may, asked, sized) if may.resizable else None,
         **_placement(request, tasks, sized, may.resizable, inventory),
@@ -280,12 +280,9 @@ def _in_one_partition(request: SubmitRequest, inventory: Inventory) -> SubmitReq
     for partition in [known_partition(inventory, name) for name in names]:
         here = msgspec.structs.replace(request, partition=partition.name)
         try:
-            sized = _shape(here, inventory).sized
-            held = nodes_that_hold(
-                usable_nodes(partition, options.names(request.nodelist), options.names(request.exclude),
-                             options.names(request.gpu_type)),
-                sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node,
-            )  # fmt: skip
+            _, _, asked, sized, _ = _shape(here, inventory)
+            needs = (sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node)
+            held = nodes_that_hold(usable_nodes(partition, asked), *needs)
             if held < sized.nodes:
                 raise UsageError(f"partition {partition.name} has no {sized.nodes} nodes that can hold the job")
             most = max_time(partition)
@@ -348,7 +345,7 @@ def _elastic(request: SubmitRequest, may: _Resizing, asked: ResourceRequest, bas
 def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
     """Of sizes that nobody named, those that its nodes can give."""
     assert spec.elastic is not None
-    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    nodes = usable_nodes(partition, spec)
     sizes = tuple(g for g in spec.elastic.sizes if g == spec.elastic.base_gpus or shape_on(nodes, spec, g) is not None)
     return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
@@ -420,13 +417,13 @@ def _tasks(request: SubmitRequest) -> TaskRequest:
     )
 
 
-def _workdir(request: SubmitRequest, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None) -> str | None:
+def _workdir(
+    script: str | None, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None, asked: ResourceRequest
+) -> str | None:
     """Scripts start in the folder they are submitted from, as in Slurm, wherever the job has it."""
-    if request.script is None or partition is None:
+    if script is None or partition is None:
         return None
-    nodes = usable_nodes(
-        partition, options.names(request.nodelist), options.names(request.exclude), options.names(request.gpu_type)
-    )
+    nodes = usable_nodes(partition, asked)
     mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
     return cwd if mounted or all_bare({node.runtime for node in nodes}) else None
 

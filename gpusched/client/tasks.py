@@ -45,7 +45,7 @@ def size_by_tasks(asked: ResourceRequest, tasks: TaskRequest, inventory: Invento
         found = size(asked, inventory)
         return found, _on_each(_count(asked, tasks, found.nodes, found.nodes * found.gpus_per_node), found.nodes)
     partition = partition_of(asked, inventory)
-    nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
+    nodes = usable_nodes(partition, asked)
     fixed = _node_count(asked, tasks)
     if fixed is not None:
         return _over(asked, tasks, fixed, nodes, inventory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -128,15 +129,27 @@ def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
         raise UsageError(f"{what} has {size} bytes; the maximum is {limit}", "put it into a file")
 
 
-def usable_nodes(
-    partition: Partition, nodelist: tuple[str, ...], exclude: tuple[str, ...], gpu_types: tuple[str, ...] = ()
-) -> list[Node]:
-    """The partition's nodes that a job with this nodelist, exclude and these GPU types may use."""
-    return [
-        n
-        for n in partition.nodes
-        if (not nodelist or n.name in nodelist) and n.name not in exclude and (not gpu_types or n.gpu_type in gpu_types)
-    ]
+class AsksForNodes(Protocol):
+    """What says which nodes a job may use: a `JobSpec`, or what was typed."""
+
+    @property
+    def nodelist(self) -> tuple[str, ...]:
+        """Only these; empty: all."""
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Not these."""
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Only with such GPUs; empty: with any."""
+
+
+def usable_nodes(partition: Partition, asked: AsksForNodes) -> list[Node]:
+    """The partition's nodes that a job which asks so may use."""
+    names, without, types = asked.nodelist, asked.exclude, asked.gpu_types
+    nodes = [n for n in partition.nodes if (not names or n.name in names) and n.name not in without]
+    return [n for n in nodes if not types or n.gpu_type in types]
 
 
 def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: int) -> int:
@@ -278,7 +291,7 @@ def _check_numbers(spec: JobSpec) -> None:
 
 def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...]) -> None:
     here = f"partition {partition.name}"
-    runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
+    runtimes = {node.runtime for node in usable_nodes(partition, spec)}
     bare = all_bare(runtimes)
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
@@ -352,7 +365,7 @@ def max_time(partition: Partition) -> int | None:
 
 
 def _check_fits(spec: JobSpec, partition: Partition) -> None:
-    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    nodes = usable_nodes(partition, spec)
     room = nodes_that_hold(nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
     if room < spec.nodes:
         of = "allowed" if len(nodes) < len(partition.nodes) else f"of partition {partition.name}"
@@ -384,7 +397,7 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "write the smaller number first, at least 1")
     if spec.flavor is not None:
         raise UsageError(f"flavor {spec.flavor} has a fixed size; --resizable does not apply", "say --gpus 1-8")
-    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    nodes = usable_nodes(partition, spec)
     rules = partition.resizable
     found = next((gpus for gpus in sizes if not rules.allow(gpus)), None)
     if found is not None:
@@ -434,7 +447,7 @@ def _check_placement(spec: JobSpec, partition: Partition) -> None:
         raise UsageError(f"{option} and --resizable cannot be combined: the policy chooses the nodes", "omit one")
     if spec.exclusive:
         whole = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
-        nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+        nodes = usable_nodes(partition, spec)
         if most is not None or sum((n.gpus, n.cores, n.memory_mib) == whole for n in nodes) < spec.nodes:
             raise UsageError(f"--exclusive: no {count_of(spec.nodes, 'node')} of exactly that size")
 
@@ -462,7 +475,7 @@ def _check_share(spec: JobSpec) -> None:
 
 def may_share(spec: JobSpec, partition: Partition) -> bool:
     """Whether a node that the job may use lets two jobs share a GPU."""
-    return any(node.sharing for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types))
+    return any(node.sharing for node in usable_nodes(partition, spec))
 
 
 def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None:
@@ -470,7 +483,7 @@ def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None
         return
     racks, parts = topology.racks(), (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
     by_rack: dict[str, list[Node]] = {}
-    for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types):
+    for node in usable_nodes(partition, spec):
         by_rack.setdefault(racks.get(node.name, node.name), []).append(node)
     most = max((nodes_that_hold(nodes, *parts) for nodes in by_rack.values()), default=0)
     if most < spec.nodes:

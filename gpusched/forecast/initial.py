@@ -249,7 +249,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
     releases = releases_of(snapshot.running, world, waiting.parts)
     used, scratch = int(releases.used[0]), scratch_for(world, waiting, releases)
     releases.owner[:used] = (len(jobs.shape) + first)[-1 - releases.owner[:used]]
-    set_feasibility(world.total, world.usable, jobs.masks, waiting.requests, scratch, jobs.feasibility)
+    set_feasibility(world.total, world.usable, waiting.requests, jobs, scratch)
     jobs = jobs._replace(account=np.concatenate((jobs.account, account)), links=np.array(links, LINK))
     return Passes(waiting.requests, jobs, releases, scratch, seed_words(0), world.total, copied(world.usable))
 

@@ -459,7 +459,7 @@ def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, Policy
         or policy.sizes != "base"
     ):
         return job
-    nodes = usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)
+    nodes = usable_nodes(partition, job.spec)
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
@@ -467,7 +467,7 @@ def _effective_exclusions(job: JobRecord, inventory: Inventory, reserved: Reserv
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()
-    allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
+    allowed = {n.name for n in usable_nodes(partition, job.spec)}
     if reserved is not None:
         allowed &= set(reserved.nodes)
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

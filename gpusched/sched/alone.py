@@ -87,7 +87,7 @@ class SingleJobView:
         """Whether it fits now on that."""
         (waiting, scratch), on = self._asked(job), self.of(what)
         jobs = waiting.jobs
-        set_feasibility(on, on, jobs.masks, waiting.requests, scratch, jobs.feasibility)
+        set_feasibility(on, on, waiting.requests, jobs, scratch)
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
     def earliest(self, job: PendingView) -> tuple[float, str] | None:

@@ -31,10 +31,9 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.spread import SpreadRequest, asks, waits_until
 
-# nodelist, exclude, excluded nodes, GPU types, size of whole nodes
+# nodelist, exclude, excluded nodes, GPU types, size of whole nodes; all empty: any node
 AllowedKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
-# the same, reservation it is of (-1), alike to reservations
-MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...], int, float]
+MaskKey = tuple[AllowedKey, int, float]  # reservation it is of (-1), alike to reservations
 _NO_RESERVATIONS = -1.0
 Column = Iterable[Any]
 ShapeKey = tuple[str, int, int, int, int, int, int, int]
@@ -190,11 +189,10 @@ def waiting_of(
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
     owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
+    nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]
     mask = [
-        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s), own, like), len(masks))
-        if like >= 0 or s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
-        else -1
-        for s, j, own, like in zip(specs, eligible, owns, alike, strict=False)
+        masks.setdefault((key, own, like), len(masks)) if like >= 0 or any(key) else -1
+        for key, own, like in zip(nodes, owns, alike, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
@@ -334,11 +332,11 @@ def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world
     ``limits``: of those that are alike, the longest limit, or about that of all.
     """
     if not world.reserved or not keys:
-        return _allowed([key[:5] for key in keys], world), no_calendar()
+        return _allowed([key for key, _, _ in keys], world), no_calendar()
     place: dict[AllowedKey, int] = {}
-    base = ints([place.setdefault(key[:5], len(place)) for key in keys])
-    limit = np.array([limits[key[5:]] for key in keys], np.float64)
-    own = ints([key[5] for key in keys])
+    base = ints([place.setdefault(key, len(place)) for key, _, _ in keys])
+    limit = np.array([limits[own, like] for _, own, like in keys], np.float64)
+    own = ints([own for _, own, _ in keys])
     return reserved_masks(world.reserved, _allowed(list(place), world), base, own, limit, world.usable)
 
 

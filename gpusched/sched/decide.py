@@ -172,7 +172,7 @@ def _run(
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     scratch = scratch_for(world, waiting, releases)
-    set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
+    set_feasibility(world.total, world.usable, waiting.requests, waiting.jobs, scratch)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []

@@ -17,6 +17,7 @@ from gpusched.sched.state import (
     Flags,
     Ints,
     PlacementRequest,
+    QueueJobs,
     Requests,
     Resources,
     Scratch,
@@ -63,15 +64,14 @@ def with_mask(request: PlacementRequest, mask: int) -> PlacementRequest:
 
 
 @jit
-def set_feasibility(
-    total: Resources, usable: Resources, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
-) -> None:
-    """Whether each request can ever run, into ``feasibility: int64[shapes]``.
+def set_feasibility(total: Resources, usable: Resources, requests: Requests, jobs: QueueJobs, scratch: Scratch) -> None:
+    """Whether each request can ever run, into ``jobs.feasibility``.
 
     BAD_CONSTRAINTS: not even on ``total``, the nodes as declared, all of them empty and well. NOT_AVAILABLE: not on
     ``usable``, without those that are not available and without blocked GPUs, empty of jobs. RESERVED: only when
     reservations are over. Else OK. Of a request with looser ones: whether any of them can.
     """
+    masks, feasibility = jobs.masks, jobs.feasibility
     for shape in range(feasibility.size):
         request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
         if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):

@@ -233,7 +233,7 @@ def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None)
         requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
         scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
     )  # fmt: skip
-    set_feasibility(passes.total, passes.usable, passes.jobs.masks, requests, passes.scratch, feasibility)
+    set_feasibility(passes.total, passes.usable, requests, passes.jobs, passes.scratch)
     pace = pace._replace(milli=np.full(len(shapes), 1000, np.int64))
     return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 

@@ -102,7 +102,7 @@ class ResizedShapes:
         requests = passes.requests._replace(**longer)
         jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
         passes = passes._replace(requests=requests, jobs=jobs)
-        set_feasibility(passes.total, passes.usable, jobs.masks, requests, passes.scratch, jobs.feasibility)
+        set_feasibility(passes.total, passes.usable, requests, jobs, passes.scratch)
         assert sim.pace is not None
         pace = sim.pace._replace(milli=np.append(sim.pace.milli, 1000))
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)

@@ -27,12 +27,11 @@ from gpusched.traces.trace import ProgressRecords, Trace
 
 SUFFIX = ".gpusched.npz"
 VERSION = 1
-FLOATS = ("submit", "duration", "limit", "wait")
-INTS = (
-    "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "user", "group", "model", "gpu_type", "depends_on", "status",
-)  # fmt: skip
+_KINDS = {f.name: f.type for f in fields(Trace)}  # as text
+FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for of in ("Floats", "Ints"))
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
-SOME = ("preemptible", "account", "qos", "share_mib")  # columns that most sources do not have
+# columns that most sources do not have
+SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "Flags | None"))
 _SOME_NAMES = {"account": "accounts", "qos": "classes"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
@@ -53,14 +52,11 @@ def write(path: Path, trace: Trace) -> None:
     arrays: _Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for column in (*FLOATS, *INTS):
         arrays[column] = _compact(getattr(trace, column))
-    if trace.preemptible is not None:
-        arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
-    if trace.share_mib is not None:
-        arrays["share_mib"] = _compact(trace.share_mib)
-    for column, plural in _SOME_NAMES.items():
-        if getattr(trace, column) is not None:
-            arrays[column] = _compact(getattr(trace, column))
-            _put_texts(arrays, plural, getattr(trace, plural))
+    for column in SOME:
+        if (rows := getattr(trace, column)) is not None:
+            arrays[column] = _compact(rows.astype(np.int8) if rows.dtype == np.bool_ else rows)
+            if column in _SOME_NAMES:
+                _put_texts(arrays, _SOME_NAMES[column], getattr(trace, _SOME_NAMES[column]))
     if trace.told is not None:
         arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(ProgressRecords)}
     for column in ("ids", *NAMES.values()):
@@ -108,13 +104,10 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns: dict[str, Any] = {name: _spread(arrays[name], count, np.float64) for name in FLOATS}
     columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
-    if "preemptible" in arrays:
-        columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
-    if "share_mib" in arrays:
-        columns["share_mib"] = _spread(arrays["share_mib"], count, np.int64)
-    for column, plural in _SOME_NAMES.items():
-        if column in arrays:
-            columns |= {column: _spread(arrays[column], count, np.int64), plural: _texts(arrays, plural)}
+    columns |= {name: _spread(arrays[name], count, np.int64) for name in SOME if name in arrays}
+    if "preemptible" in columns:
+        columns["preemptible"] = columns["preemptible"] != 0
+    columns |= {plural: _texts(arrays, plural) for column, plural in _SOME_NAMES.items() if column in columns}
     if "told.steps" in arrays:
         columns["told"] = ProgressRecords(
             **{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(ProgressRecords)}

@@ -178,7 +178,7 @@ class World:
         self.resources = resources_of(self.free)
         self.releases = new_releases(64)
         whole = resources_of([4] * n)
-        set_feasibility(whole, copied(whole), NO_MASKS, self.requests, self.scratch, self.jobs.feasibility)
+        set_feasibility(whole, copied(whole), self.requests, self.jobs, self.scratch)
 
     def decide(self, backfill: int, rule: int = RACK) -> tuple[int, float]:
         jobs = np.arange(len(self.links))

@@ -80,7 +80,7 @@ def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int]
     shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
     scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
     jobs, requests, count, parts = field.waiting.jobs, field.waiting.requests, len(order), field.waiting.parts
-    set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
+    set_feasibility(world.total, world.usable, requests, jobs, scratch)
     holders, whole = _holders(world, field, order), _with_running(world, field)
     rule, at = steady_rule(PLACES.get(policy.place, BEST_FIT)), len(holders.first) - len(field.stoppable)
     shares = PreemptiveAllocation(

@@ -112,7 +112,7 @@ class _Partition:
         shape_of = asked.jobs.shape  # of views; menus name views until now
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
         scratch = self.scratch._replace(calendar=asked.calendar)
-        set_feasibility(self.world.total, self.world.usable, masks, requests, scratch, feasibility)
+        set_feasibility(self.world.total, self.world.usable, requests, asked.jobs, scratch)
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         settled = partial(settle, scene, claims, self.world.resources, requests, masks, self.scratch)

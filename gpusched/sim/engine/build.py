@@ -354,7 +354,7 @@ def _passes(
         total=demand.resources,
         usable=copied(demand.resources) if scratch.calendar is None else scratch.calendar.usable,
     )
-    set_feasibility(passes.total, passes.usable, demand.masks, demand.requests, scratch, feasibility)
+    set_feasibility(passes.total, passes.usable, passes.requests, passes.jobs, scratch)
     return passes
 
 

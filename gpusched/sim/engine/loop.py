@@ -52,8 +52,7 @@ def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
     if turned or sim.counter[MOVED] > 0:
         for node in range(sim.node.size):
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
-        jobs = passes.jobs
-        set_feasibility(passes.total, passes.usable, jobs.masks, passes.requests, passes.scratch, jobs.feasibility)
+        set_feasibility(passes.total, passes.usable, passes.requests, passes.jobs, passes.scratch)
     return code
 
 
