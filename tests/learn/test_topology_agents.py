@@ -25,12 +25,12 @@ from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.state import Resources
-from gpusched.sched.topology.load import ONE, enter, new_load
+from gpusched.sched.topology.load import ONE, enter, new_load, speed_of
 from gpusched.sched.topology.slowdown import needs_of
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
 from gpusched.sim.engine.placing import Network
-from gpusched.sim.engine.state import GROW, grown
+from gpusched.sim.engine.state import GROW, RUNNING
 from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.replay import replay
@@ -175,9 +175,25 @@ def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> 
     spec = changed(spec, backfill="skip", schedulers=parts)
     plain = world_of(trace, RACKS.pool, placed_by("contention"), Options(network=here))
     world, acting = new_acting(plain, agent_of(untrained(0)), spec)
-    log, load = log_of(world), acting.walk.costs.load
+    log, load, most = log_of(world), acting.walk.costs.load, 0
+    log = log._replace(events=log.events[:100])
     while run_agents(world.sim, log, world.passes, acting) == GROW:
-        log = grown(log, world.sim)
+        runs = world.sim.state["status"] == RUNNING
+        assert ((load.jobs["alone"] > 0) == runs).all(), "nobody else is on links"
+        for job in np.flatnonzero(runs):
+            at, links = load.jobs[job]["first"], []
+            while at >= 0:
+                links.append(int(load.uses[at]["link"]))
+                at = load.uses[at]["more"]
+            begin = world.sim.jobs["offset"][job]
+            held = world.sim.held[begin : begin + world.sim.shapes["parts"][world.sim.jobs["shape"][job]]]
+            assert len(links) == len(set(links)), "once on each"
+            assert {link for link in links if link < len(RACKS.pool)} <= set(held.tolist())
+        speeds = [speed_of(acting.walk.costs.model, load, job) for job in np.flatnonzero(runs)]
+        assert load.jobs["speed"][runs] == pytest.approx(speeds)
+        log = log._replace(events=np.append(log.events, np.zeros(2, log.events.dtype)))
+        most = max(most, int(runs.sum()))
+    assert most > 8, "seen while they are busy"
     assert not np.isnan(result_of(world, log, 1.0).end).any()
     assert (acting.deals[0].begun > 0).any() == (parts > 1)
     assert load.pressure.tolist() == [0] * len(load.pressure)
