@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.decide import build, median_ms
 from gpusched.agents.gist.networks import heuristic
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8, help="of the networks' hidden layers")
     args = parser.parse_args()
     gist = PolicySpec(name="gist", agent="gist", fallback=EASY, place="best-fit", backfill="easy")
-    models = {"p": Model("gist", heuristic(args.width, log_limit=-1.0), {}, "", "of the benchmark")}
+    models = {"p": TrainedModel("gist", heuristic(args.width, log_limit=-1.0), {}, "", "of the benchmark")}
     print(f"{args.jobs} pending jobs, {args.nodes} nodes; median CPU ms of {args.repeat}")
     print(f"{'cluster':10}{'started':>8}{'agent':>8}{'check':>8}{'sjf, EASY':>11}")
     for cluster, full in (("full", 0.97), ("busy", 0.6), ("empty", 0.0)):

@@ -24,9 +24,9 @@ import msgspec
 from benchmarks.decide import LIMITS_S, SIZES
 from gpusched.client.context import Client
 from gpusched.client.why import why
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading, NodeState
-from gpusched.queue.store import NodeRecord, Run, Store
+from gpusched.queue.store import NodeRecord, RunRecord, Store
 
 GPUS, CORES, MEMORY_MIB, USERS = 8, 128, 1 << 20, 50
 LEAST_GPUS = 10  # of the group with the smallest limit; the others have as many times more
@@ -95,9 +95,9 @@ def fill(state: Path, nodes: int, jobs: int, past: int, now: float) -> list[str]
     return waiting
 
 
-def _job(rng: random.Random, job_id: str, state: JobState, spec: JobSpec, submit: float) -> Job:
+def _job(rng: random.Random, job_id: str, state: JobState, spec: JobSpec, submit: float) -> JobRecord:
     user = f"u{rng.randrange(USERS)}"
-    return Job(id=job_id, user=user, uid=1, spec=spec, state=state, submit_time=submit)
+    return JobRecord(id=job_id, user=user, uid=1, spec=spec, state=state, submit_time=submit)
 
 
 def _put(
@@ -108,7 +108,7 @@ def _put(
         memory_mib_per_node=part.memory_mib, time_limit_s=limit,
     )  # fmt: skip
     job = _job(rng, job_id, state, spec, start)
-    job = Job(
+    job = JobRecord(
         id=job.id, user=job.user, uid=1, spec=spec, state=state, submit_time=start, start_time=start, attempt=1,
         allocation=Allocation(job_id, (part,)),
     )  # fmt: skip
@@ -116,9 +116,9 @@ def _put(
     _run(store, job, start)
 
 
-def _run(store: Store, job: Job, start: float) -> None:
+def _run(store: Store, job: JobRecord, start: float) -> None:
     store.open_run(
-        Run(job_id=job.id, attempt=1, user=job.user, partition="p", flavor=None, share=0.01, gpus=job.spec.gpus,
+        RunRecord(job_id=job.id, attempt=1, user=job.user, partition="p", flavor=None, share=0.01, gpus=job.spec.gpus,
             start_time=start, end_time=None, outcome=None, nodes={"n0001": 1})
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ import msgspec
 
 from gpusched.model import ids
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 
@@ -32,7 +32,7 @@ BASELINE = [sys.executable, "-c", "import typer, rich.table"]
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 
 
-def finished_job(number: int, end: float) -> Job:
+def finished_job(number: int, end: float) -> JobRecord:
     job_id = ids.mint(end - 3600 - number)
     spec = JobSpec(
         name=f"train-{number}", partition="A100", flavor="s-A100", gpus_per_node=2, cores_per_node=64,
@@ -40,23 +40,23 @@ def finished_job(number: int, end: float) -> Job:
         command=("python", "train.py", f"--seed={number}"),
     )  # fmt: skip
     part = NodeAllocation(rank=0, node="dgx-a100-1", gpus=(0, 1), cores=64, memory_mib=262144)
-    return Job(
+    return JobRecord(
         id=job_id, user=f"user{number % 20}", uid=1000 + number % 20, spec=spec, state=JobState.COMPLETED,
         submit_time=end - 3600 - number, start_time=end - 1800 - number, end_time=end - number, exit_code=0, attempt=1,
         allocation=Allocation(job_id, (part,)), energy_j=1e6, policy="easy", policy_version="0",
     )  # fmt: skip
 
 
-def waiting_job(number: int, end: float) -> Job:
+def waiting_job(number: int, end: float) -> JobRecord:
     job, user = finished_job(number, end), number % 100
     spec = msgspec.structs.replace(job.spec, name=f"train-{user}", command=("python", "train.py", f"--user={user}"))
-    return Job(
+    return JobRecord(
         id=job.id, user=f"user{user}", uid=1000 + user, spec=spec, state=JobState.PENDING, reason="Priority",
         message="12,300 jobs are ahead of it", submit_time=job.submit_time,
     )  # fmt: skip
 
 
-def build(state: Path, count: int, made: Callable[[int, float], Job]) -> None:
+def build(state: Path, count: int, made: Callable[[int, float], JobRecord]) -> None:
     """A store as the controller leaves it, with ``count`` such jobs."""
     Inbox(state).create()
     store = Store.create_or_open(state)

@@ -25,10 +25,10 @@ from gpusched.agents.gist.networks import JOB_INPUTS, agent_of, heuristic, obser
 from gpusched.agents.gist.replay import judging
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
-from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of
-from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, EventLog, Passes, Sim
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
 
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 @jit
-def play(sim: Sim, log: Log, passes: Passes, queue: AgentQueue, seed: int, record: Record) -> int:
+def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, record: Record) -> int:
     """One replay with orders drawn at random; returns as the engine does."""
     np.random.seed(seed)
     before, judged = 0.0, queue.agent
@@ -90,7 +90,7 @@ def play(sim: Sim, log: Log, passes: Passes, queue: AgentQueue, seed: int, recor
 def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Record:
     """One workload played to its end."""
     trace = generate(workload(servers, jobs), seed)
-    world = world_of(trace, Pool.uniform(servers, 8), policy_of(arrays), Options())
+    world = world_of(trace, Pool.uniform(servers, 8), policy_of(arrays), ReplayOptions())
     most, agent = 3 * jobs, agent_of(arrays)
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)

@@ -26,7 +26,7 @@ import numpy as np
 
 from gpusched.sched.interference import pairs as by_pairs
 from gpusched.sched.interference import placement as by_placement
-from gpusched.sched.interference.pairs import Known, Pairs
+from gpusched.sched.interference.pairs import ClassEffect, InterferenceTable
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.profiles import read_profiles
 from gpusched.sim.profiles.contention import pairs_of, read_pairs
@@ -80,7 +80,7 @@ def _fewest(times: by_placement.StepTimes, batch: Floats) -> Floats:
     return found
 
 
-def pairs(tables: dict[str, Pairs], seeds: int) -> None:
+def pairs(tables: dict[str, InterferenceTable], seeds: int) -> None:
     """A line a table."""
     print(f"\n{'pairs held out':22}{'pairs':>6}{'error':>8}{'without':>9}{'formula':>9}{'80 % held':>11}")
     for name, table in tables.items():
@@ -104,7 +104,7 @@ def pairs(tables: dict[str, Pairs], seeds: int) -> None:
               f"{np.mean(held):11.1%}")  # fmt: skip
 
 
-def probes(tables: dict[str, Pairs], seeds: int) -> None:
+def probes(tables: dict[str, InterferenceTable], seeds: int) -> None:
     """A line a table."""
     head = ("error", 8), ("without", 9), ("80 % held", 11), ("among", 9), ("3 for all", 11)
     print(f"\n{'family after 3 probes':22}{'new':>6}{''.join(f'{name:>{room}}' for name, room in head)}  by family")
@@ -143,8 +143,14 @@ def probes(tables: dict[str, Pairs], seeds: int) -> None:
 
 
 def _probed(
-    table: Pairs, fit: by_pairs.PairFit, kinds: Ints, with_others: Ints, rng: np.random.Generator, *, apart: bool
-) -> tuple[list[Known], Ints]:
+    table: InterferenceTable,
+    fit: by_pairs.PairFit,
+    kinds: Ints,
+    with_others: Ints,
+    rng: np.random.Generator,
+    *,
+    apart: bool,
+) -> tuple[list[ClassEffect], Ints]:
     """What is believed of all kinds once three pairs of each new one were measured, and their rows.
 
     Not ``apart``: three in all, and what they say of one holds for all of the family.
@@ -166,7 +172,7 @@ def _probed(
     return known, np.array(rows, np.int64)
 
 
-def _tables(folder: Path) -> dict[str, Pairs]:
+def _tables(folder: Path) -> dict[str, InterferenceTable]:
     gavel = read_profiles([next(folder.rglob("gavel_throughputs.json*"))])
     files = {
         "network (DeepShare)": "deepshare_pairs.csv", "same GPUs (PAL)": "pal_colocation_norm_speed.csv",

@@ -29,7 +29,7 @@ def main() -> None:
         for seed in range(options.seeds):
             cpu = time.process_time()
             found = dqn.train(
-                paper("A100"), variant, dqn.Hyper(), seed, until=lambda point: point.utilization >= MARK * optimum
+                paper("A100"), variant, dqn.DQNSettings(), seed, until=lambda point: point.utilization >= MARK * optimum
             )
             last = found.course[-1]
             print(

@@ -24,7 +24,7 @@ import asyncssh
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe, request_script
-from gpusched.nodes.transport import Script, Transport
+from gpusched.nodes.transport import RemoteScript, Transport
 from tests.testbed import Testbed
 
 CLUSTER = "bench"
@@ -65,7 +65,7 @@ def measure(testbed: Testbed, threads: int, rounds: int, runtime: RuntimeName) -
             for _ in range(rounds):
                 ours.append(timed(lambda: list(pool.map(ask, pairs))))
                 theirs.append(timed(lambda: runner.run(peer.ask_all())))
-                parts.append(timed(lambda: list(pool.map(lambda t: t.run(Script(("true",)), 60), transports))))
+                parts.append(timed(lambda: list(pool.map(lambda t: t.run(RemoteScript(("true",)), 60), transports))))
             runner.run(peer.close())
         local = timed(lambda: ask(pairs[0]))
     for transport in transports:
@@ -91,7 +91,7 @@ class Peer:
     """asyncssh with one open connection per node."""
 
     def __init__(
-        self, connections: list[asyncssh.SSHClientConnection], scripts: list[Script], connect_s: float
+        self, connections: list[asyncssh.SSHClientConnection], scripts: list[RemoteScript], connect_s: float
     ) -> None:
         self.connections, self.scripts, self.connect_s = connections, scripts, connect_s
 
@@ -99,7 +99,7 @@ class Peer:
         """One round over all nodes."""
         await asyncio.gather(*(self._ask(c, s) for c, s in zip(self.connections, self.scripts, strict=True)))
 
-    async def _ask(self, connection: asyncssh.SSHClientConnection, script: Script) -> None:
+    async def _ask(self, connection: asyncssh.SSHClientConnection, script: RemoteScript) -> None:
         done = await connection.run(shlex.join(script.argv), input=script.stdin, encoding=None)
         assert done.exit_status == 0
         assert isinstance(done.stdout, bytes)

@@ -14,7 +14,7 @@ from benchmarks.reservations import cases, reserved
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.queue.quotas import Ledger
+from gpusched.queue.quotas import QuotaLedger
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
@@ -42,7 +42,7 @@ def quotas_of(users: int) -> Quotas:
 def with_quotas(snapshot: Snapshot, users: int) -> Snapshot:
     """The same jobs, of so many users in groups, each with what bounds it."""
     quotas = quotas_of(users)
-    ledger = Ledger(quotas, (), (), snapshot.now)
+    ledger = QuotaLedger(quotas, (), (), snapshot.now)
 
     def bounded(i: int, job: PendingView) -> PendingView:
         user, spec = f"u{i % users}", replace(job.spec, qos=CLASSES[i % len(CLASSES)])

@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plot import Series, loglog
-from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay, to_the_end
@@ -124,7 +124,7 @@ def special(pool: Pool, loads: list[float]) -> None:
             for round_ in range(6):  # the first loads the code
                 done = set()
                 for kind in kinds:
-                    world = world_of(trace, pool, policy_by_name(policy), Options(generic=kind == "generic"))
+                    world = world_of(trace, pool, policy_by_name(policy), ReplayOptions(generic=kind == "generic"))
                     log, cpu = log_of(world), time.process_time()
                     world, run = next(k for k in KINDS if k.name == kind).ready(world)
                     to_the_end(world, log, run)

@@ -21,12 +21,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpusched.agents.common import torch_
-from gpusched.agents.rltune.candidates import Rule, arrays_of, odds_of, without_net
+from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, odds_of, without_net
 from gpusched.agents.rltune.episodes import cut
-from gpusched.agents.rltune.evaluation import Evaluation
+from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.ppo import Learner
-from gpusched.agents.rltune.settings import Settings
-from gpusched.config.weights import Model
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Plan
 from gpusched.model.policy import Mapping, PolicySpec
 from gpusched.sched.decide import decide
@@ -43,11 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    settings = Settings()
+    settings = RltuneSettings()
     torch_.begin(0)
     trace = generate(replace(load_workload(PHILLY_LIKE), jobs=3000), 0)
-    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration))
-    evaluation = Evaluation(trace, Pool.uniform(4, 8), settings)
+    base = without_net(
+        CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration)
+    )
+    evaluation = TraceEvaluation(trace, Pool.uniform(4, 8), settings)
     before = evaluation.result(base)
     assert before is not None
     episodes = cut(before, settings, 16, np.random.default_rng(0))
@@ -78,7 +80,7 @@ def main() -> None:
             print(f"  {last.remarks['p']}")
 
 
-def _decision(learner: Learner, settings: Settings, place: str) -> tuple[list[float], Plan]:
+def _decision(learner: Learner, settings: RltuneSettings, place: str) -> tuple[list[float], Plan]:
     rng = np.random.default_rng(0)
     nodes = [node(f"n{i:03}", gpu_type=("V100", "P100", "K80")[i % 3]) for i in range(150)]
     busy = [
@@ -92,7 +94,9 @@ def _decision(learner: Learner, settings: Settings, place: str) -> tuple[list[fl
     import msgspec
 
     snap = msgspec.structs.replace(snap, policies=policies)
-    model = Model("rltune", arrays_of(learner.policy()), {"knows": settings.knows, "backfill": "skip"}, "", "bench")
+    model = TrainedModel(
+        "rltune", arrays_of(learner.policy()), {"knows": settings.knows, "backfill": "skip"}, "", "bench"
+    )
     decide(snap, {"p": model})
     times = []
     for _ in range(20):

@@ -21,18 +21,18 @@ import numpy as np
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.sched.sizing.question import Question
 from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.engine.build import Elastic
+from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.policies import ReplayPolicy, of_spec, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import one_job, replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
 POLICIES = ("elastic", "drf", "optimus", "proportional", "sia")
@@ -67,7 +67,7 @@ def asked() -> ReplayPolicy:
     AGENTS["asked"] = AgentTraits(sizes=True)  # type: ignore[index]
     spec = msgspec.structs.replace(load_policy(BUILT_IN / "drf.yaml"), agent="asked", name="agent")
     return replace(
-        policy_by_name("drf", sizes=True), name="agent", spec=spec, model=Model("asked", {}, {}, "", "asked")
+        policy_by_name("drf", sizes=True), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked")
     )
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     options.add_argument("--policy", action="append", default=[], help="a trained agent's folder; may repeat")
     args = options.parse_args()
     trace, pool = workload(args.jobs, args.nodes, args.load, args.seed), Pool.uniform(args.nodes, GPUS)
-    sizes = Elastic(least=np.ones(args.jobs, np.int64), most=np.full(args.jobs, GPUS), linear=True)
+    sizes = ResizableJobs(least=np.ones(args.jobs, np.int64), most=np.full(args.jobs, GPUS), linear=True)
     per_s = {(gpus, 1): gpus**args.power for gpus in SIZES}
     rates = Rates(profiles=Profiles(series={("m", ""): Series(per_s, "any")}))
 
-    def best(policy: ReplayPolicy) -> Result:
+    def best(policy: ReplayPolicy) -> ReplayResult:
         elastic = sizes if policy.chooses_sizes else None
         runs = [
             replay(trace, pool, policy, elastic=elastic, restart_s=args.restart, rates=rates)

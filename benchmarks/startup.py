@@ -25,10 +25,10 @@ from gpusched.controller.fold import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import NodeRecord, Run, Store
+from gpusched.queue.store import NodeRecord, RunRecord, Store
 
 BASE = 'python -c "import numpy"'
 INVENTORY = """\
@@ -80,11 +80,11 @@ def ended(store: Store, name: str, begin: float, seconds: float, nodes: int) -> 
     spec = JobSpec(name=name, partition="A100", nodes=nodes, gpus_per_node=8, cores_per_node=1, memory_mib_per_node=1,
                    time_limit_s=int(seconds) + 60)  # fmt: skip
     store.put_jobs([
-        Job(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=begin, start_time=begin,
+        JobRecord(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=begin, start_time=begin,
             end_time=begin + seconds, attempt=1)
     ])  # fmt: skip
     store.open_run(
-        Run(job_id=name, attempt=1, user="ann", partition="A100", flavor=None, share=0.5, gpus=8 * nodes,
+        RunRecord(job_id=name, attempt=1, user="ann", partition="A100", flavor=None, share=0.5, gpus=8 * nodes,
             start_time=begin, end_time=None, outcome=None, nodes={"a1": 8})
     )  # fmt: skip
     store.close_run(name, 1, begin + seconds, JobState.COMPLETED)

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.queue.store import Reader, Store
 
 
@@ -21,7 +21,7 @@ def measure(what: str, tasks: int, env: dict[str, str]) -> None:
         store = Store.create_or_open(state)
         with store.transaction():
             store.put_jobs(
-                Job(id=f"0123456789a_{n}", array_id="0123456789a", array_index=n, **job) for n in range(tasks)
+                JobRecord(id=f"0123456789a_{n}", array_id="0123456789a", array_index=n, **job) for n in range(tasks)
             )
         room = sum(file.stat().st_size for file in state.glob("gpusched.db*")) / 1e6
         reader = Reader.open(state)

@@ -30,19 +30,19 @@ from msgspec.structs import replace as with_changes
 from benchmarks.decide import build, median_ms
 from gpusched.agents.common.vector import named
 from gpusched.agents.topology import live as agents
-from gpusched.agents.topology.network import SHAPES, Agent, untrained
+from gpusched.agents.topology.network import SHAPES, TopologyWeights, untrained
 from gpusched.agents.topology.replay import placed_by
 from gpusched.agents.topology.reproduce import run_of, settings_of
 from gpusched.agents.topology.workloads import draw, ours
-from gpusched.config.weights import Model
-from gpusched.model.interference import KindBelief, Link, Paces, Shape, Sway
+from gpusched.config.weights import TrainedModel
+from gpusched.model.interference import ContentionEstimate, JobClassEstimate, JobShape, Link, Paces
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.topology import Switch, Topology
 from gpusched.sched.agent import Context
 from gpusched.sched.decide import decide
-from gpusched.sched.reasons import Block
-from gpusched.sim.engine.placing import Network
+from gpusched.sched.reasons import QueueBlock
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.placed import RULES
 from gpusched.sim.replay import replay
 
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"{name:>20}: {run.jobs_per_s:9,.0f} jobs/s; mean JCT {jct:6.2f} h", flush=True)
     trace, kind = drawn
     trace = replace(trace, limit=trace.duration * np.random.default_rng(args.seed).uniform(1.0, 5.0, len(trace)))
-    network = Network(setting.tree, setting.model, kind)
+    network = PlacementNetwork(setting.tree, setting.model, kind)
     for name in (name for name in wanted if name in RULES):
         policy = replace(placed_by(name, f"{name}+easy"), backfill="easy", knows="limit")
         done = [replay(trace, setting.pool, policy, network=network, seed=args.seed) for _ in range(args.repeat)]
@@ -120,7 +120,7 @@ def live(nodes: int, waiting: int, repeat: int) -> None:
 
 def by_agents(nodes: int, waiting: int, repeat: int) -> None:
     """One decision, by one scheduler and by four."""
-    model = Model("topology", named(untrained(0), SHAPES), {}, "", "")
+    model = TrainedModel("topology", named(untrained(0), SHAPES), {}, "", "")
     for name, full in (("full", 0.97), ("empty", 0.0)):
         *_, (_, _, snapshot) = decisions(nodes, waiting, full)
         names = [node.name for node in snapshot.nodes]
@@ -147,11 +147,11 @@ def by_agents(nodes: int, waiting: int, repeat: int) -> None:
             )
 
 
-def parts_ms(snapshot: Snapshot, model: Model) -> tuple[float, float, float]:
+def parts_ms(snapshot: Snapshot, model: TrainedModel) -> tuple[float, float, float]:
     """CPU milliseconds: dealing out, the longest of the schedulers' offers, settling."""
     found: list[tuple[float, float, float]] = []
 
-    def timed(agent: Agent, context: Context) -> tuple[list[int], Block]:
+    def timed(agent: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
         assert context.costs is not None
         marks = [time.thread_time()]
         queue = context.waiting.ordered(context.partition, context.policy.order)
@@ -210,19 +210,21 @@ def kind(rng: random.Random) -> str:
     return f"train-{'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN'[rng.randrange(40)]}"
 
 
-def believed(rng: random.Random) -> tuple[str, KindBelief]:
+def believed(rng: random.Random) -> tuple[str, JobClassEstimate]:
     """What jobs of a kind may have taught."""
     name = f"u/train-{'abcdefghijklmnopqrst'[rng.randrange(20)]}"
     shapes = []
     for gpus, racks in ((16, 1), (16, 2), (32, 1), (32, 2)):
-        shape = Shape(gpu_type="", unit="steps", gpus=gpus, most=8, nodes=gpus // 8, racks=racks)
+        shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=8, nodes=gpus // 8, racks=racks)
         pace = rng.gauss(2.0 - 0.2 * (racks > 1), 0.02)
         shapes.append(Paces(shape=shape, logs=((pace, 1.0),) * 5, count=5, best=pace))
     links = tuple(
-        Sway(link=link, sensitivity=rng.gauss(-1.5, 0.5), pressure=rng.gauss(-1.5, 0.5), cov=(0.1, 0.1, 0.0), count=5)
+        ContentionEstimate(
+            link=link, sensitivity=rng.gauss(-1.5, 0.5), pressure=rng.gauss(-1.5, 0.5), cov=(0.1, 0.1, 0.0), count=5
+        )
         for link in LINKS
     )
-    return name, KindBelief(kind=name, shapes=tuple(shapes), links=links)
+    return name, JobClassEstimate(kind=name, shapes=tuple(shapes), links=links)
 
 
 LINKS: tuple[Link, ...] = ("server", "nic", "uplink")

@@ -26,11 +26,11 @@ import msgspec
 from gpusched.config.inventory import load_inventory
 from gpusched.model import ids
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import NodeRecord, Run, Store, UsageRow
+from gpusched.queue.store import NodeRecord, RunRecord, Store, UsageRow
 
 GPUS = 8
 USERS = ("amira", "bjoern", "chen", "daria", "emeka", "fatima", "giulia", "hiro", "ines", "jonas", "kavya", "lukas",
@@ -119,7 +119,7 @@ class _Made:
 
     def __init__(self, rng: random.Random, now: float, nodes: list[tuple[str, str]]) -> None:
         self.rng, self.now, self.nodes = rng, now, nodes
-        self.held: dict[tuple[str, int], Job] = {}
+        self.held: dict[tuple[str, int], JobRecord] = {}
         self.idle: set[str] = set()
         self._count = 0
         self._down = {name for name, _ in nodes if rng.random() < 0.012} - {nodes[0][0]}
@@ -136,7 +136,7 @@ class _Made:
             command=("python", "train.py"), group=rng.choice(("vision", "language", "biology")), **more,
         )  # fmt: skip
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[JobRecord]:
         found, rng = [], self.rng
         whole = [n for n in self.nodes if n[0] not in self._down]
         rng.shuffle(whole)
@@ -158,7 +158,7 @@ class _Made:
                 at += gpus
         return found
 
-    def _on(self, partition: str, parts: list[tuple[str, tuple[int, ...]]]) -> Job:
+    def _on(self, partition: str, parts: list[tuple[str, tuple[int, ...]]]) -> JobRecord:
         rng = self.rng
         spec = self._spec(partition, len(parts), len(parts[0][1]))
         start = self.now - rng.random() ** 2 * min(spec.time_limit_s * 0.9, 30 * HOUR)
@@ -167,7 +167,7 @@ class _Made:
             NodeAllocation(rank=i, node=n, gpus=g, cores=8 * len(g), memory_mib=65536 * len(g))
             for i, (n, g) in enumerate(parts)
         ))  # fmt: skip
-        job = Job(
+        job = JobRecord(
             id=job_id, user=self._user(), uid=1000, spec=spec, state=JobState.RUNNING, attempt=1,
             submit_time=start - rng.uniform(20, 4 * HOUR), start_time=start, allocation=allocation, policy="easy",
         )  # fmt: skip
@@ -180,7 +180,7 @@ class _Made:
     def _user(self) -> str:
         return USERS[min(len(USERS) - 1, int(self.rng.expovariate(0.22)))]
 
-    def ended(self) -> Job:
+    def ended(self) -> JobRecord:
         rng = self.rng
         name, partition = rng.choice(self.nodes)
         gpus = rng.choice((1, 1, 2, 4, 8))
@@ -193,14 +193,14 @@ class _Made:
         )[0]
         code, job_id = (0 if state is JobState.COMPLETED else 1 if state is JobState.FAILED else None), self._id(start)
         part = NodeAllocation(rank=0, node=name, gpus=tuple(range(first, first + gpus)), cores=8, memory_mib=65536)
-        return Job(
+        return JobRecord(
             id=job_id, user=self._user(), uid=1000, spec=spec, state=state, attempt=1, exit_code=code,
             submit_time=start - 600, start_time=start, end_time=end, allocation=Allocation(job_id, (part,)),
             reason={JobState.FAILED: "NonZeroExitCode", JobState.TIMEOUT: "TimeLimit"}.get(state, ""),
             energy_j=gpus * 380.0 * (end - start), policy="easy",
         )  # fmt: skip
 
-    def waiting(self, place: int) -> Job:
+    def waiting(self, place: int) -> JobRecord:
         rng = self.rng
         nodes = rng.choice((1, 1, 1, 1, 1, 2, 4)) if len(self.nodes) >= 16 else 1
         partition = rng.choice(self.nodes)[1]
@@ -211,12 +211,12 @@ class _Made:
             reason, message = "Resources", f"needs {spec.gpus_per_node} GPUs on {nodes} nodes; the next end at 14:20"
         elif rng.random() < 0.03:
             reason, message = "Dependency", "waits for afterok:k3f9"
-        return Job(
+        return JobRecord(
             id=self._id(submit), user=self._user(), uid=1000, spec=spec, state=JobState.PENDING, reason=reason,
             message=message, submit_time=submit,
         )  # fmt: skip
 
-    def story(self, job: Job) -> list[Event]:
+    def story(self, job: JobRecord) -> list[Event]:
         nodes = {p.node: list(p.gpus) for p in job.allocation.parts} if job.allocation else {}
         start = job.start_time or 0.0
         facts = [
@@ -228,7 +228,7 @@ class _Made:
             facts.append((job.end_time, "ended", {"from": "RUNNING", "to": str(job.state), "exit_code": job.exit_code}))
         return [Event(time=t, kind=k, job_id=job.id, user=job.user, data=d) for t, k, d in facts]  # type: ignore[arg-type]
 
-    def progress(self, job: Job) -> JobProgress:
+    def progress(self, job: JobRecord) -> JobProgress:
         start, of = job.start_time or 0.0, self.rng.choice((1000.0, 20_000.0, 100_000.0))
         share = min(0.97, (self.now - start) / (job.spec.time_limit_s * 0.9))
         step = round(of * share)
@@ -305,9 +305,9 @@ class _Made:
         return rows
 
 
-def _run(job: Job) -> Run:
+def _run(job: JobRecord) -> RunRecord:
     nodes = {p.node: len(p.gpus) for p in job.allocation.parts} if job.allocation else {}
-    return Run(
+    return RunRecord(
         job_id=job.id, attempt=1, user=job.user, partition=job.spec.partition, flavor=None, share=0.01,
         gpus=job.spec.gpus, start_time=job.start_time or 0.0, end_time=None, outcome=None, nodes=nodes,
     )  # fmt: skip

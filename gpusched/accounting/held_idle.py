@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from gpusched.accounting.usage import BUCKET_S
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.reports import HeldIdle
 from gpusched.queue.store import UsageRow
 
@@ -16,7 +16,7 @@ HELD_IDLE_AFTER_S = 600.0
 _ALMOST = 0.9  # of one GPU: readings and bucket borders are never quite whole
 
 
-def held_idle(active: Iterable[Job], usage: Iterable[UsageRow], now: float) -> tuple[HeldIdle, ...]:
+def held_idle(active: Iterable[JobRecord], usage: Iterable[UsageRow], now: float) -> tuple[HeldIdle, ...]:
     """Jobs holding at least one GPU without using it for `HELD_IDLE_AFTER_S` or longer, the longest first.
 
     Buckets are looked at from now backwards as long as, on average, at least one of the job's GPUs was idle in each.
@@ -32,7 +32,7 @@ def held_idle(active: Iterable[Job], usage: Iterable[UsageRow], now: float) -> t
     return tuple(sorted(found, key=lambda idle: (-idle.idle_s, idle.job)))
 
 
-def _one(job: Job, buckets: dict[int, tuple[float, float]], now: float) -> HeldIdle | None:
+def _one(job: JobRecord, buckets: dict[int, tuple[float, float]], now: float) -> HeldIdle | None:
     bucket = max(buckets)
     if now - bucket > 2 * BUCKET_S:
         return None  # nobody has looked lately

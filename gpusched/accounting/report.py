@@ -2,7 +2,7 @@
 
 Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(lambda * tau) / (R * T)`` with R = 1:
 
-- ``lambda`` is `Run.share`, the job's dominant share of its partition; ``tau`` its run time inside the window.
+- ``lambda`` is `RunRecord.share`, the job's dominant share of its partition; ``tau`` its run time inside the window.
 - ``T`` is Eq. 3: a partition's run time begins with the first start it ever saw, so its window is
   [max(since, first start ever), until]. A partition that never started a job has no U; its energy is told all the same.
 - A node's lambda is the run's share of the partition times the part of the run that is on the node, over the node's
@@ -31,8 +31,8 @@ from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.units import parse_duration, parse_time
-from gpusched.queue.shared import Held, together
-from gpusched.queue.store import Reader, Run, UsageRow
+from gpusched.queue.shared import HeldGpus, together
+from gpusched.queue.store import Reader, RunRecord, UsageRow
 
 _J_PER_KWH = 3.6e6
 _FINE_S = 86400.0
@@ -51,7 +51,7 @@ class Window(msgspec.Struct, frozen=True):
         """Its length."""
         return max(0.0, self.end - self.start) / 3600
 
-    def overlap_s(self, run: Run) -> float:
+    def overlap_s(self, run: RunRecord) -> float:
         """Seconds of a run (Eq. 2's tau: until now where it still runs) inside the window."""
         end = self.end if run.end_time is None else min(run.end_time, self.end)
         return max(0.0, end - max(run.start_time, self.start))
@@ -157,7 +157,7 @@ def _first_measured(inventory: Inventory, usage: list[UsageRow], until: float) -
 def summarize(
     inventory: Inventory,
     partitions: tuple[Partition, ...],
-    runs: Iterable[Run],
+    runs: Iterable[RunRecord],
     usage: list[UsageRow],
     *,
     firsts: Mapping[str, float],
@@ -199,7 +199,7 @@ def _window(first: float | None, since: float, until: float) -> Window:
     return Window(max(since, first), until)
 
 
-def _on_nodes(run: Run, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
+def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
     """Of each node: its name, the run's GPUs there, which part (0..1) of the run that is, and its lambda there."""
     for name, gpus in run.nodes.items():
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
@@ -215,7 +215,7 @@ def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
     return sizes.get(name, 0) / sum(sizes.values()) if sizes else 0.0
 
 
-def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
+def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
     nodes = {p.name: p.nodes for p in frame.partitions}
     held_s: dict[tuple[str, str], float] = defaultdict(float)  # (job, node) -> GPU seconds
@@ -254,14 +254,14 @@ def _idle_s(usage: list[UsageRow], held_s: float) -> float:
     return max(0.0, sum(u.idle_s for u in usage) - excess_s)
 
 
-def _less_shared(frame: _Frame, ran_s: list[tuple[Run, float]]) -> Iterator[tuple[Run, float]]:
+def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterator[tuple[RunRecord, float]]:
     """The runs with the seconds for which their GPUs were theirs: half of those that another had, too."""
     held = {}
     for number, (run, _) in enumerate(ran_s):
         window = frame.windows.get(run.partition)
         if run.shareable and window is not None:
             end = window.end if run.end_time is None else min(run.end_time, window.end)
-            held[number] = Held(run.shareable, max(run.start_time, window.start), end)
+            held[number] = HeldGpus(run.shareable, max(run.start_time, window.start), end)
     less: dict[int, float] = defaultdict(float)
     for a, b, gpus, begin, end in together(held):
         for number in (a, b):

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node
 from gpusched.queue.store import UsageRow
@@ -23,7 +23,7 @@ IDLE_UTILIZATION = 0.05
 MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the time between them
 
 
-class Holding(msgspec.Struct, frozen=True):
+class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU of a node held by a job until ``end`` (Unix seconds); ``shares``: another may have it, too.
 
     ``begin``: not before; of a job of Slurm, which starts between readings.
@@ -36,7 +36,7 @@ class Holding(msgspec.Struct, frozen=True):
     begin: float = float("-inf")
 
 
-def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holding]]:
+def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
     """GPU index -> who held it, the first to let go first.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
@@ -45,11 +45,11 @@ def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holdi
 
     ``jobs``: those that hold something, or have let go since the last reading (``end_time`` says when).
     """
-    held: dict[int, list[Holding]] = {}
+    held: dict[int, list[GpuHolding]] = {}
     for job in jobs:
         begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
         end = now if job.end_time is None else job.end_time
-        holding = Holding(job.id, job.user, end, bool(job.spec.share), begin)
+        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -86,7 +86,7 @@ class Counters:
 
 
 def usage_between(
-    node: Node, before: NodeReading | None, after: NodeReading, held: Mapping[int, list[Holding]]
+    node: Node, before: NodeReading | None, after: NodeReading, held: Mapping[int, list[GpuHolding]]
 ) -> list[UsageRow]:
     """Usage rows of one node between two readings (at most a bucket apart in effect: the time is split by buckets).
 
@@ -138,7 +138,7 @@ def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
     return sum(known) / len(known) / 100 if known else None
 
 
-def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Holding | None, float, float]]:
+def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:
     """[begin, end) cut at bucket borders and where holders change: (bucket, holder or None, its part, seconds)."""
     cuts = {begin, end}
     cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)

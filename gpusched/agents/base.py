@@ -13,7 +13,8 @@ replays, and no ``replay``: the stages of its policy's file do the rest. One tha
 (`AgentTraits.places`) learns elsewhere: no ``train``.
 
 What the weights can is the type of what ``prepare`` makes of them, once, when they are loaded: RLTune's stop running
-jobs (`Model.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in ``decide``.
+jobs (`TrainedModel.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in
+``decide``.
 A new agent is a folder, an entry in `REGISTRY`, and one each in `describe`, `model.policy.Agent` and `AGENTS`, a policy
 file in ``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is
 none yet.
@@ -25,22 +26,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 
 if TYPE_CHECKING:
-    from gpusched.agents.common.request import Report, Trained, TrainJob
-    from gpusched.agents.dl2.live import Prepared as Dl2Weights
-    from gpusched.agents.gist.networks import Agent as GistWeights
-    from gpusched.agents.maifs.network import Agent as MaifsWeights
-    from gpusched.agents.rltune.decide import Prepared as RltuneWeights
-    from gpusched.agents.rltune.preempt import Preempting as RltuneRanks
-    from gpusched.agents.topology.network import Agent as TopologyWeights
+    from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
+    from gpusched.agents.dl2.live import LiveActor as Dl2Weights
+    from gpusched.agents.gist.networks import GistWeights as GistWeights
+    from gpusched.agents.maifs.network import MaifsWeights as MaifsWeights
+    from gpusched.agents.rltune.decide import PreparedScorer as RltuneWeights
+    from gpusched.agents.rltune.preempt import PreemptionModel as RltuneRanks
+    from gpusched.agents.topology.network import TopologyWeights as TopologyWeights
     from gpusched.sched.agent import Context
-    from gpusched.sched.reasons import Block
+    from gpusched.sched.reasons import QueueBlock
     from gpusched.sched.sizing.question import Question
     from gpusched.sched.state import Ints
-    from gpusched.sim.engine.build import World
-    from gpusched.sim.engine.state import Log
+    from gpusched.sim.engine.build import SimWorld
+    from gpusched.sim.engine.state import EventLog
 
 P = TypeVar("P")
 """The weights as an agent's passes take them."""
@@ -50,10 +51,10 @@ Taken = TypeVar("Taken", contravariant=True)
 class Live(Protocol[P]):
     """Decides about the queue of one partition."""
 
-    def prepare(self, model: Model) -> P:
+    def prepare(self, model: TrainedModel) -> P:
         """The weights as its passes take them. ValueError: they are of another shape."""
 
-    def decide_queue(self, prepared: P, context: Context) -> tuple[list[int], Block]:
+    def decide_queue(self, prepared: P, context: Context) -> tuple[list[int], QueueBlock]:
         """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
 
         It takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
@@ -66,7 +67,7 @@ class Live(Protocol[P]):
 class Sizes(Protocol[P]):
     """Chooses sizes of one partition's resizable jobs, among those that brakes allow."""
 
-    def prepare(self, model: Model) -> P:
+    def prepare(self, model: TrainedModel) -> P:
         """As of `Live`."""
 
     def choose_sizes(self, prepared: P, question: Question) -> Sequence[int] | Ints:
@@ -79,17 +80,17 @@ class Sizes(Protocol[P]):
 class Replay(Protocol[Taken]):
     """Runs replays."""
 
-    def maps(self, model: Model) -> bool:
+    def maps(self, model: TrainedModel) -> bool:
         """Whether it leaves nodes to ``place: milp`` and ``fastest``."""
 
-    def runner(self, world: World, prepared: Taken) -> tuple[World, Callable[[Log], int]]:
+    def runner(self, world: SimWorld, prepared: Taken) -> tuple[SimWorld, Callable[[EventLog], int]]:
         """The world with all that it needs, and what replays it to the end: see `sim.runs.Runner`."""
 
 
 class Train(Protocol):
     """Learns."""
 
-    def train_agent(self, job: TrainJob, report: Report) -> Trained:
+    def train_agent(self, job: TrainJob, report: TrainingReport) -> TrainerResult:
         """One partition's agent."""
 
 

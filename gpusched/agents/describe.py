@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.config.weights import Arrays, Model
+from gpusched.config.weights import Arrays, TrainedModel
 
 _NO_NETWORK = "no neural network"
 _CONTENTION = "the rule of contention: what a place costs against how long the job has waited"
 Layer = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
 
 
-def what_decides(model: Model) -> str:
+def what_decides(model: TrainedModel) -> str:
     """Return a phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
     return {"gist": _gist, "rltune": _rltune, "dl2": _dl2, "maifs": _maifs, "topology": _topology}[model.agent](model)
 
 
-def _gist(model: Model) -> str:
+def _gist(model: TrainedModel) -> str:
     from gpusched.agents.gist.networks import QUESTIONS, STARTS, start
 
     arrays = model.arrays
@@ -35,7 +35,7 @@ def _gist(model: Model) -> str:
     return f"{rule}, {_NO_NETWORK}"
 
 
-def _rltune(model: Model) -> str:
+def _rltune(model: TrainedModel) -> str:
     arrays = model.arrays
     odds = ", by odds of run times" if _count_used(arrays.get("prior")) else ""
     if model.preempts:
@@ -50,7 +50,7 @@ def _rltune(model: Model) -> str:
     return f"{rule}, and a {_network_text(layers)}{attention} at strength {strength:g}"
 
 
-def _dl2(model: Model) -> str:
+def _dl2(model: TrainedModel) -> str:
     from gpusched.agents.dl2.decide import INPUTS, SHARED
 
     out, score = model.arrays.get("trained.out"), f"a linear score of {INPUTS} inputs"
@@ -59,7 +59,7 @@ def _dl2(model: Model) -> str:
     return f"{score}, and a network of {INPUTS + SHARED}-{len(out)}-1 beside it"
 
 
-def _maifs(model: Model) -> str:
+def _maifs(model: TrainedModel) -> str:
     from gpusched.agents.maifs.network import HIDDEN, JOB
 
     rule = f"a linear rule of {JOB} inputs of a job"
@@ -68,7 +68,7 @@ def _maifs(model: Model) -> str:
     return f"{rule}, and a network of {JOB}-{HIDDEN}-2 beside it"
 
 
-def _topology(model: Model) -> str:
+def _topology(model: TrainedModel) -> str:
     from gpusched.agents.topology.network import HIDDEN, WIDTH
 
     linear, hidden = (

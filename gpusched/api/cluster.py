@@ -22,12 +22,12 @@ from gpusched.client import control
 from gpusched.client.context import Client
 from gpusched.client.jobs import Query, parse_states, queried
 from gpusched.client.resolve import Resolver
-from gpusched.client.submit import Program, prepare, submit
+from gpusched.client.submit import FunctionProgram, prepare, submit
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Job as JobRecord
+from gpusched.model.jobs import JobRecord as JobRecord
 
 if TYPE_CHECKING:
-    from gpusched.client.control import Asked
+    from gpusched.client.control import ControlResult
 
 T = TypeVar("T")
 Command = str | Sequence[str]
@@ -141,7 +141,7 @@ class Cluster:
             raise UsageError(f"{min(wrong)} is for functions, not commands")
         return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]
 
-    def _queue(self, request: Any, environ: dict[str, str], program: Program | None = None) -> str:
+    def _queue(self, request: Any, environ: dict[str, str], program: FunctionProgram | None = None) -> str:
         client = self._changeable()
         job_id = submit(client, prepare(client, request, program, environ))
         if warning := client.controller_warning():
@@ -231,23 +231,23 @@ class Cluster:
 
     # -- asking for changes
 
-    def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> Asked:
+    def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> ControlResult:
         """End jobs, waiting or running; ``now``: without the grace."""
         return control.cancel(self._changeable(), map(_id, jobs), now=now)
 
-    def hold(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+    def hold(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Prevent pending jobs from starting."""
         return control.hold(self._changeable(), map(_id, jobs))
 
-    def release(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+    def release(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Release held jobs."""
         return control.release(self._changeable(), map(_id, jobs))
 
-    def requeue(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+    def requeue(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Queue running or ended jobs again."""
         return control.requeue(self._changeable(), map(_id, jobs))
 
-    def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> Asked:
+    def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> ControlResult:
         """Set the priority of pending jobs."""
         return control.set_priority(self._changeable(), map(_id, jobs), priority)
 

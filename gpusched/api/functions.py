@@ -20,7 +20,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import gpusched.job
-from gpusched.client.submit import Program
+from gpusched.client.submit import FunctionProgram
 from gpusched.config.validate import MAX_NAME
 from gpusched.errors import UsageError
 from gpusched.job import call
@@ -51,7 +51,7 @@ def command(python: str) -> tuple[str, ...]:
 def program(
     called: Sequence[Callable[..., Any]], calls: Sequence[Call], settings: Settings,
     given: Mapping[str, Any] = MappingProxyType({}), *, array: bool = False, many: bool = False,
-) -> Program:  # fmt: skip
+) -> FunctionProgram:  # fmt: skip
     """The program that makes the one call, or, of an ``array``, one of them in each task.
 
     Args:
@@ -103,7 +103,7 @@ def program(
     told = packed(json.dumps(facts).encode())
     text = f'{_runner()}\n\nif __name__ == "__main__":\n    facts = "{told}"\n    function = "{packed(common)}"\n'
     runs = tuple(f'    run(facts, function, "{packed(part)}")\n' for part in parts)
-    return Program(name, text, runs) if array else Program(name, text + runs[0])
+    return FunctionProgram(name, text, runs) if array else FunctionProgram(name, text + runs[0])
 
 
 def packed(data: bytes) -> str:

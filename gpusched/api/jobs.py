@@ -10,13 +10,13 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
-from gpusched.client.results import Left, large_path, open_large, read_result
+from gpusched.client.results import StoredResult, large_path, open_large, read_result
 from gpusched.client.wait import exit_code
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError
 from gpusched.model.arrays import tasks_of
 from gpusched.model.jobs import ENDED, JobState
-from gpusched.model.jobs import Job as JobRecord
+from gpusched.model.jobs import JobRecord as JobRecord
 
 if TYPE_CHECKING:
     from gpusched.api.cluster import Cluster
@@ -257,7 +257,7 @@ class Job(Future[T], Generic[T]):
             assert left is not None
             yield self._fetched(job, left) if "file" in left.told else _unpickled(job, left)
 
-    def _fetched(self, job: JobRecord, left: Left) -> Any:
+    def _fetched(self, job: JobRecord, left: StoredResult) -> Any:
         """Return a result that was too large to travel, and remove it."""
         client = self._cluster._client()
         with open_large(client, job, left) as file:
@@ -277,7 +277,7 @@ class Job(Future[T], Generic[T]):
         return text[-LAST_BYTES:].rstrip("\n")
 
 
-def _raise_of(job: JobRecord, left: Left | None, output: Callable[[], str]) -> None:
+def _raise_of(job: JobRecord, left: StoredResult | None, output: Callable[[], str]) -> None:
     """Raise what became of a call, unless it returned."""
     if left is None and job.exit_code == NO_SUCH_PROGRAM:
         python = job.spec.command[-1] if job.spec.command else "program"
@@ -304,7 +304,7 @@ def _raise_of(job: JobRecord, left: Left | None, output: Callable[[], str]) -> N
     raise (error if isinstance(error, BaseException) else JobFailed(job, told)) from trace
 
 
-def _unpickled(job: JobRecord, left: Left, file: BinaryIO | None = None) -> Any:
+def _unpickled(job: JobRecord, left: StoredResult, file: BinaryIO | None = None) -> Any:
     try:
         return pickle.loads(left.data) if file is None else pickle.load(file)
     except Exception as error:

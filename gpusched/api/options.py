@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from gpusched.client.submit import Request
+from gpusched.client.submit import SubmitRequest
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 
@@ -179,7 +179,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[Request, dict[str, str]]:
+def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[SubmitRequest, dict[str, str]]:
     """The request, and the variables (with values of secrets) that it is read with.
 
     Raises:
@@ -195,7 +195,7 @@ def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[Request
         if "array" not in fields or "%" in fields["array"]:
             raise UsageError("max_running is for arrays that do not say it themselves")
         fields["array"] += f"%{int(options['max_running'])}"
-    return Request(command=tuple(command), **fields), environ
+    return SubmitRequest(command=tuple(command), **fields), environ
 
 
 def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:

@@ -16,7 +16,7 @@ from gpusched.client.results import awaited
 from gpusched.client.wait import REOPEN_S
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobState
-from gpusched.model.jobs import Job as JobRecord
+from gpusched.model.jobs import JobRecord as JobRecord
 from gpusched.queue.store import Reader
 
 POLL_S = 0.2

@@ -32,7 +32,7 @@ engine: slurm                      # jobs are Slurm's: sbatch, scancel. gpusched
 _LOST = "utilization, power, energy and foreign processes are unknown there"
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmSite(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm says. ``jobs``: partition -> how many it knows now; ``admins``: its operators and administrators."""
 
     version: str
@@ -60,7 +60,7 @@ class Chosen(msgspec.Struct, frozen=True):
         return (*also, *(f"partition {name} is excluded: {why}" for name, why in self.left_out.items()))
 
 
-def read_site(slurm: Slurm) -> Site:
+def read_site(slurm: Slurm) -> SlurmSite:
     """All that `inventory_of_site` needs.
 
     Raises:
@@ -71,7 +71,7 @@ def read_site(slurm: Slurm) -> Site:
         levels = admin_levels(slurm)
     except GpuschedError:
         levels = {}  # without slurmdbd nobody is any
-    return Site(
+    return SlurmSite(
         version=slurm.config().get("SLURM_VERSION", ""),
         partitions=tuple(slurm.partitions()),
         nodes=tuple(slurm.nodes()),
@@ -80,7 +80,7 @@ def read_site(slurm: Slurm) -> Site:
     )
 
 
-def choose(site: Site) -> Chosen:
+def choose(site: SlurmSite) -> Chosen:
     """Which partition a node belongs to here, where Slurm has it in several.
 
     That of the most jobs with GPUs that Slurm knows now has all of its nodes, then that of the next; between equals,
@@ -153,7 +153,7 @@ def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ..
 
 
 def inventory_of_site(
-    site: Site,
+    site: SlurmSite,
     chosen: Chosen,
     answers: Mapping[str, Outcome],
     *,
@@ -189,7 +189,7 @@ def inventory_of_site(
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-class _Shape(msgspec.Struct, frozen=True):
+class _NodeShape(msgspec.Struct, frozen=True):
     """What nodes of one line have in common."""
 
     gpus: int
@@ -200,12 +200,12 @@ class _Shape(msgspec.Struct, frozen=True):
     asked: bool
 
 
-def _shape(node: SlurmNode, found: Mapping[str, Discovered]) -> _Shape:
+def _shape(node: SlurmNode, found: Mapping[str, Discovered]) -> _NodeShape:
     """As Slurm has it; the rest as the node says."""
     answer = found.get(node.name)
     types = Counter({name: number for name, number in node.gpus.items() if name})
     kind = types.most_common(1)[0][0] if types else (answer.gpu_type if answer and node.gpus else "")
-    return _Shape(
+    return _NodeShape(
         gpus=min(sum(node.gpus.values()), MAX_GPUS),
         gpu_type=kind,
         cores=max(1, node.cpus),
@@ -250,7 +250,7 @@ def _partition(
             yield f"      - {{name: {scalar(names)}{words}}}" if words else f"      - {scalar(names)}"
 
 
-def _fields(shape: _Shape) -> dict[str, str]:
+def _fields(shape: _NodeShape) -> dict[str, str]:
     found = {"gpus": str(shape.gpus), "cores": str(shape.cores), "memory": memory_exact(shape.memory_mib)}
     found |= {"gpu_type": scalar(shape.gpu_type)} if shape.gpu_type else {}
     return found | ({"rated_power": power(shape.rated_power_w)} if shape.rated_power_w else {})

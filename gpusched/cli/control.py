@@ -44,7 +44,7 @@ def cancel(
             raise UsageError("no jobs given", "name job ids, or select with --user or --state")
         jobs, many = control.selected(client, user, parse_states(state or ()))
         if not jobs:
-            _say(control.Asked("cancel", ()), client)
+            _say(control.ControlResult("cancel", ()), client)
             return
         if not output.confirm(f"cancel {count_of(many, 'job')}", yes):
             output.note("nothing cancelled")
@@ -104,12 +104,12 @@ def resume(nodes: Nodes, json: output.JsonOption = False) -> None:
     _ask(control.resume, nodes)
 
 
-def _ask(ask: Callable[..., control.Asked], *given: object) -> None:
+def _ask(ask: Callable[..., control.ControlResult], *given: object) -> None:
     client = Client()
     _say(ask(client, *given), client)
 
 
-def _say(asked: control.Asked, client: Client) -> None:
+def _say(asked: control.ControlResult, client: Client) -> None:
     """What was asked for; the controller does it in its next cycle."""
     if output.json_mode():
         output.emit_json({"requested": asked.what, "ids": list(asked.ids)})

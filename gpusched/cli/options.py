@@ -12,11 +12,11 @@ from typer.core import TyperCommand
 
 from gpusched.cli import complete, output
 from gpusched.cli.coerce import make_plain
-from gpusched.client.submit import Request
+from gpusched.client.submit import SubmitRequest
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusched.client.script.values import Site
+    from gpusched.client.script.values import ScriptContext
 
 _CLICK_EXCEPTION: Any = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
@@ -205,9 +205,9 @@ def asked(
             help="Set Slurm's variables too, as in jobs with a script. Default: the partition's.",
         ),
     ] = None,
-) -> Request:
+) -> SubmitRequest:
     """The options as typed."""
-    return Request(
+    return SubmitRequest(
         command=tuple(command or ()),
         name=name,
         partition=partition,
@@ -306,10 +306,10 @@ def _own(parameters: Any) -> dict[str, bool]:
 def _site() -> Any:
     """Return what values of sbatch's options are understood by."""
     from gpusched.client.context import Client
-    from gpusched.client.script.values import Site
+    from gpusched.client.script.values import ScriptContext
     from gpusched.client.submit import folder
 
-    return Site(Client().inventory, folder(), [])
+    return ScriptContext(Client().inventory, folder(), [])
 
 
 def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -341,7 +341,7 @@ def typed(context: Any) -> dict[str, Any]:
     }
 
 
-def request_of(given: Mapping[str, Any]) -> Request:
+def request_of(given: Mapping[str, Any]) -> SubmitRequest:
     """The request of such options; what is not given is as if it had been left out."""
     return asked(**given)
 
@@ -358,7 +358,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         return typed(context)
 
 
-def parse_sbatch(words: Sequence[str], site: Site) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
+def parse_sbatch(words: Sequence[str], site: ScriptContext) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
     """A command line of sbatch -> `typed`, the words behind the options, what ``--wrap`` says.
 
     Raises:
@@ -383,7 +383,7 @@ def _context(command: Any, words: Sequence[str]) -> Any:
 @functools.cache
 def _line() -> Any:
     @with_request()
-    def line(request: Request) -> int:
+    def line(request: SubmitRequest) -> int:
         return 0
 
     return _parser(line)
@@ -392,7 +392,7 @@ def _line() -> Any:
 @functools.cache
 def _sbatch() -> Any:
     @with_request()
-    def sbatch(request: Request, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
+    def sbatch(request: SubmitRequest, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
         return 0
 
     return _parser(sbatch)

@@ -12,7 +12,7 @@ from gpusched.client.context import Client
 from gpusched.model.slurm import SlurmMode
 
 if TYPE_CHECKING:
-    from gpusched.client.policy import Asked
+    from gpusched.client.policy import PolicyResult
 
 app = output.group("policy", "List, compare, shadow, promote and roll back policies.")
 _Policy = Annotated[
@@ -132,7 +132,7 @@ def history(
     output.show(lambda: found, lambda: change_table(found))
 
 
-def _ask(ask: Callable[..., Asked], *given: object) -> None:
+def _ask(ask: Callable[..., PolicyResult], *given: object) -> None:
     """Ask, and say what for; the controller does it in its next cycle."""
     client = Client()
     asked = ask(client, *given)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-class By(StrEnum):
+class PowerGrouping(StrEnum):
     """What a row of the report is."""
 
     PARTITION = "partition"
@@ -31,7 +31,7 @@ class By(StrEnum):
 @app.command("power")
 def power(
     since: Annotated[str, typer.Option("--since", help="12h, 7d, all, or a time such as 2026-11-20T18:00.")] = "7d",
-    by: Annotated[By, typer.Option("--by", help="One row per.")] = By.PARTITION,
+    by: Annotated[PowerGrouping, typer.Option("--by", help="One row per.")] = PowerGrouping.PARTITION,
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,

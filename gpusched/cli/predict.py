@@ -59,7 +59,7 @@ def predict(
     if train:
         if what is not None or model is not None:
             raise UsageError("--train reads --trace and writes --out", "omit the other arguments")
-        request = service.TrainRequest(
+        request = service.PredictorRequest(
             trace=trace, format=format, vc=vc, since=since, until=until, hold_out=hold_out, seed=seed, out=out
         )
         trained = service.train_predictor(request)

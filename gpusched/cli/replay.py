@@ -11,12 +11,12 @@ from gpusched.cli import activity, complete, output
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusched.study.study import Outcome
+    from gpusched.study.study import StudyOutcome
 
 app = typer.Typer()
 
 
-class By(StrEnum):
+class FigureGrouping(StrEnum):
     """Whose figures are shown besides."""
 
     USER = "user"
@@ -103,7 +103,7 @@ def replay(
     power: Annotated[
         str | None, typer.Option("--power", help="YAML of idle and busy watts by GPU type and node.")
     ] = None,
-    by: Annotated[By | None, typer.Option("--by", help="Also show each user's or group's share.")] = None,
+    by: Annotated[FigureGrouping | None, typer.Option("--by", help="Also show each user's or group's share.")] = None,
     schedule_out: Annotated[
         str | None, typer.Option("--schedule-out", help="Write job,start,end,nodes as CSV.")
     ] = None,
@@ -141,7 +141,7 @@ def replay(
         except ValueError:
             raise UsageError(f"{option} {text!r} is not a time", "for example 30s") from None
 
-    request = service.Request(
+    request = service.ReplayRequest(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
         until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages, reservations=reservations,
@@ -160,7 +160,7 @@ def replay(
     return None
 
 
-def _show(outcomes: list[Outcome], by: str | None, schedule_out: str | None, html: str | None) -> None:
+def _show(outcomes: list[StudyOutcome], by: str | None, schedule_out: str | None, html: str | None) -> None:
     from gpusched.study.study import changes, row_of
     from gpusched.views import replay as view
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from gpusched.study.paper import Advance, Made, Options
+    from gpusched.study.paper import Advance, PaperFigures, PaperOptions
 
 app = typer.Typer()
 
 
-class Paper(StrEnum):
+class PaperName(StrEnum):
     """Whose figures."""
 
     GIST = "gist"
@@ -31,7 +31,7 @@ class Paper(StrEnum):
 
 @app.command("reproduce")
 def reproduce(
-    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune, dl2, maifs, topology.")],
+    paper: Annotated[PaperName, typer.Argument(metavar="PAPER", help="gist, rltune, dl2, maifs, topology.")],
     quick: Annotated[bool, typer.Option("--quick", help="Quick check: one seed, barely trained.")] = False,
     seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Random seeds; default 0, 1, 2.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
@@ -92,28 +92,28 @@ def reproduce(
     --workloads with the weights that come with gpusched, in seconds. Of maifs a setting of our own; learned with --out.
     Of topology a setting of our own, and the rules to beat.
     """
-    from gpusched.study.paper import Options
+    from gpusched.study.paper import PaperOptions
     from gpusched.views import reproduction
 
-    options = Options(
+    options = PaperOptions(
         quick=quick, seeds=tuple(seed or ()), policies=tuple(policy or ()), loads=tuple(load or ()), jobs=jobs,
         device=device, weights=weights, out=out, workloads=workloads, speeds=speeds, trace=trace, format=format,
         vcs=tuple(vc or ()), restart=restart, changes=tuple(change or ()), topology=topology,
         gpus_per_node=gpus_per_node, nic=nic, table=table,
     )  # fmt: skip
-    if paper in (Paper.GIST, Paper.RLTUNE):
+    if paper in (PaperName.GIST, PaperName.RLTUNE):
         return _with_page(paper, options, html)
     with output.progress("playing") as advance:
         made = _player(paper)(options, advance or _unseen)
     output.show(lambda: made.rows, lambda: reproduction.screen(*made))
 
 
-def _player(paper: Paper) -> Callable[[Options, Advance], Made]:
-    if paper is Paper.DL2:
+def _player(paper: PaperName) -> Callable[[PaperOptions, Advance], PaperFigures]:
+    if paper is PaperName.DL2:
         from gpusched.agents.dl2 import reproduce as dl2
 
         return dl2.reproduce
-    if paper is Paper.MAIFS:
+    if paper is PaperName.MAIFS:
         from gpusched.agents.maifs import reproduce as maifs
 
         return maifs.reproduce
@@ -122,11 +122,11 @@ def _player(paper: Paper) -> Callable[[Options, Advance], Made]:
     return topology.reproduce
 
 
-def _with_page(paper: Paper, options: Options, html: str | None) -> None:
+def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> None:
     from gpusched.agents.common.torch_ import need
 
     need("torch")
-    if paper is Paper.RLTUNE:
+    if paper is PaperName.RLTUNE:
         from gpusched.agents.rltune import reproduce as rltune
         from gpusched.views import rltune as rltune_view
 

@@ -8,7 +8,7 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
-from gpusched.client.reservations import Asked, Wanted
+from gpusched.client.reservations import ReservationResult, Wanted
 
 app = typer.Typer()
 
@@ -95,7 +95,7 @@ def _reserve(wanted: Wanted, *, maintenance: bool) -> None:
     say(ask(client, wanted, maintenance=maintenance), client)
 
 
-def say(asked: Asked, client: Client) -> None:
+def say(asked: ReservationResult, client: Client) -> None:
     """What was asked for; the controller does it in its next cycle."""
     from gpusched.views.reservations import asked_dict, asked_lines
 

@@ -9,7 +9,7 @@ import typer
 from gpusched.cli import activity, complete, output
 from gpusched.cli.options import WithSbatch, with_request
 from gpusched.client.context import Client
-from gpusched.client.submit import Request
+from gpusched.client.submit import SubmitRequest
 
 app = typer.Typer()
 
@@ -46,7 +46,7 @@ class _Screen:
     "error", "hold", "open_mode",
 )  # fmt: skip
 def run(
-    request: Request,
+    request: SubmitRequest,
     pty: Annotated[bool, typer.Option("--pty", help="Allocate a terminal: gpusched run --gpus 1 --pty bash.")] = False,
     forward: ForwardOption = None,
 ) -> int:

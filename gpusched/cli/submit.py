@@ -11,7 +11,7 @@ import typer
 
 from gpusched.cli import options, output
 from gpusched.client.context import Client
-from gpusched.client.submit import Request, prepare, submit
+from gpusched.client.submit import SubmitRequest, prepare, submit
 from gpusched.config.users import user_name
 from gpusched.config.validate import known_partition, may_share
 from gpusched.errors import UsageError
@@ -24,7 +24,7 @@ app = typer.Typer()
 @app.command("submit", cls=options.WithSbatch, context_settings={"allow_interspersed_args": False})
 @options.with_request()
 def submit_command(
-    request: Request,
+    request: SubmitRequest,
     context: typer.Context,
     wrap: Annotated[str | None, typer.Option("--wrap", help="A shell command to run as the job script.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it ends; exit with the job's code.")] = False,
@@ -67,7 +67,7 @@ def submit_command(
 
 
 def _prepare(
-    client: Client, request: Request, context: typer.Context, wrap: str | None
+    client: Client, request: SubmitRequest, context: typer.Context, wrap: str | None
 ) -> tuple[Submit, Sequence[str]]:
     """Of a job script or a command; with notes on what in the script counts for nothing."""
     words, command = context.meta["gpusched.words"], request.command
@@ -79,7 +79,7 @@ def _prepare(
     from gpusched.client.script import layers, source
     from gpusched.client.submit import folder
 
-    script: source.Script | None
+    script: source.JobScript | None
     if wrap is not None:
         script = source.wrapped(wrap)
     elif command:
@@ -105,7 +105,7 @@ def _prepare(
         raise layers.blamed(error, read, typed) from None
 
 
-def _prepared(client: Client, request: Request) -> tuple[Submit, Sequence[str]]:
+def _prepared(client: Client, request: SubmitRequest) -> tuple[Submit, Sequence[str]]:
     """Prepare it; with a note where one of several partitions was chosen."""
     prepared = prepare(client, request)
     if "," not in (request.partition or ""):
@@ -116,7 +116,7 @@ def _prepared(client: Client, request: Request) -> tuple[Submit, Sequence[str]]:
     return prepared, (note,)
 
 
-def _reads_stdin(request: Request) -> bool:
+def _reads_stdin(request: SubmitRequest) -> bool:
     return any(text.endswith("=-") for text in request.secret)
 
 

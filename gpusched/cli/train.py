@@ -12,7 +12,7 @@ import typer
 from gpusched.cli import activity, complete, output
 
 if TYPE_CHECKING:
-    from gpusched.agents.common.request import Report
+    from gpusched.agents.common.request import TrainingReport
 
 app = typer.Typer()
 
@@ -80,12 +80,12 @@ def train(
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
+def progress() -> Iterator[TrainingReport]:
     """A bar on stderr with reward, utilization and time left, for people; sentences as notes."""
-    from gpusched.agents.common.request import Report
+    from gpusched.agents.common.request import TrainingReport
 
     if output.json_mode() or not sys.stderr.isatty():
-        yield Report(note=output.note)
+        yield TrainingReport(note=output.note)
         return
     from rich.console import Console
     from rich.progress import Progress, TextColumn
@@ -104,4 +104,4 @@ def progress() -> Iterator[Report]:
                 tasks[name] = bar.add_task(name, **fields)
             bar.update(tasks[name], **fields)
 
-        yield Report(show=show, note=lambda line: bar.console.print(output.printable(line), markup=False))
+        yield TrainingReport(show=show, note=lambda line: bar.console.print(output.printable(line), markup=False))

@@ -17,12 +17,12 @@ from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.arrays import first_of
-from gpusched.model.jobs import Job, JobState, container_name
+from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.relay import Exec
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 _WITHOUT_SSH_TIMEOUT_S = 600.0
 
@@ -56,7 +56,7 @@ def exec_in_job(
     return _over_transport(node, client.inventory.settings, argv, tty or interactive)
 
 
-def _running_job(client: Client, text: str) -> Job:
+def _running_job(client: Client, text: str) -> JobRecord:
     target = Resolver(client).target(text)
     if len(target.jobs) != 1 or target.jobs[0].tasks:
         raise UsageError(f"job {target.id} is an array", f"name a task, such as {first_of(target.jobs[0]).id}")
@@ -66,7 +66,7 @@ def _running_job(client: Client, text: str) -> Job:
     return job
 
 
-def _place(client: Client, job: Job, rank: int) -> tuple[Node, str]:
+def _place(client: Client, job: JobRecord, rank: int) -> tuple[Node, str]:
     part = next((p for p in job.allocation.parts if p.rank == rank), None) if job.allocation else None
     if part is None:
         raise UsageError(f"job {job.id} has no rank {rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
@@ -107,7 +107,7 @@ def _over_transport(node: Node, settings: Settings, argv: tuple[str, ...], stdin
     transport = open_transport(node, settings)
     try:
         given = sys.stdin.buffer.read() if stdin else b""
-        result = transport.run(Script(argv, given), _WITHOUT_SSH_TIMEOUT_S)
+        result = transport.run(RemoteScript(argv, given), _WITHOUT_SSH_TIMEOUT_S)
     finally:
         transport.close()
     sys.stdout.buffer.write(result.stdout)

@@ -11,12 +11,12 @@ from itertools import islice
 from gpusched.client.context import Client
 from gpusched.config.users import user_name
 from gpusched.model.arrays import tasks_of
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 
 MAX_OFFERED = 200
 
 
-def _jobs(client: Client) -> list[Job]:
+def _jobs(client: Client) -> list[JobRecord]:
     from gpusched.client.waiting import inbox_jobs
 
     waiting = list(islice(tasks_of(inbox_jobs(client)), MAX_OFFERED))
@@ -26,7 +26,7 @@ def _jobs(client: Client) -> list[Job]:
     return [*stored, *(j for j in waiting if j.id not in known)]
 
 
-def _ids(jobs: list[Job], incomplete: str) -> list[str]:
+def _ids(jobs: list[JobRecord], incomplete: str) -> list[str]:
     return [j.id for j in reversed(jobs) if j.id.startswith(incomplete)]
 
 

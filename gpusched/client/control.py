@@ -11,18 +11,18 @@ import msgspec
 
 from gpusched.client.context import Client, check_admin
 from gpusched.client.jobs import Query, queried
-from gpusched.client.resolve import Resolver, Target
+from gpusched.client.resolve import ResolvedJobs, Resolver
 from gpusched.client.waiting import IN_INBOX
 from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.indices import text_of
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 
-Check = Callable[[Client, Job], str]  # why nothing would follow for a job, or ""
+Check = Callable[[Client, JobRecord], str]  # why nothing would follow for a job, or ""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ControlResult(msgspec.Struct, frozen=True):
     """What was asked for: ids of jobs and arrays, or names of nodes. ``notes``: for what of it nothing will follow."""
 
     what: str
@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> Asked:
+def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> ControlResult:
     """End jobs; of those that were not ``named``, but `selected`, some may have ended meanwhile."""
     return _on_jobs(client, "cancel", texts, _not_ended, Cancel, named, now=now)
 
@@ -43,27 +43,27 @@ def selected(client: Client, user: str | None, states: frozenset[JobState] | Non
     return ids, sum(j.count for j in jobs)
 
 
-def hold(client: Client, texts: Iterable[str]) -> Asked:
+def hold(client: Client, texts: Iterable[str]) -> ControlResult:
     """Keep pending jobs from starting."""
     return _on_jobs(client, "hold", texts, _to_hold, Hold)
 
 
-def release(client: Client, texts: Iterable[str]) -> Asked:
+def release(client: Client, texts: Iterable[str]) -> ControlResult:
     """Undo a hold."""
     return _on_jobs(client, "release", texts, _to_release, Release)
 
 
-def requeue(client: Client, texts: Iterable[str]) -> Asked:
+def requeue(client: Client, texts: Iterable[str]) -> ControlResult:
     """Stop running jobs, or take ended ones, and queue them again."""
     return _on_jobs(client, "requeue", texts, _to_requeue, Requeue)
 
 
-def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
+def set_priority(client: Client, texts: Iterable[str], priority: int) -> ControlResult:
     """Set the priority of pending jobs."""
     if abs(priority) > MAX_PRIORITY:
         raise UsageError(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}, found {priority}")
 
-    def to_set(client: Client, job: Job) -> str:
+    def to_set(client: Client, job: JobRecord) -> str:
         if not _pending(job) and priority > job.priority and not _is_admin(client):
             return f"has priority {job.priority}; only an admin can raise it"
         return _pending(job)
@@ -71,19 +71,19 @@ def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
     return _on_jobs(client, "priority", texts, to_set, SetPriority, priority=priority)
 
 
-def drain(client: Client, nodes: Iterable[str], reason: str) -> Asked:
+def drain(client: Client, nodes: Iterable[str], reason: str) -> ControlResult:
     """No new jobs on these nodes."""
     names = _nodes(client, nodes)
     check_reason("--reason", reason)
     client.deliverable_inbox().deliver(Drain(time=time.time(), nodes=names, reason=reason))
-    return Asked("drain", names)
+    return ControlResult("drain", names)
 
 
-def resume(client: Client, nodes: Iterable[str]) -> Asked:
+def resume(client: Client, nodes: Iterable[str]) -> ControlResult:
     """Nodes back into service."""
     names = _nodes(client, nodes)
     client.deliverable_inbox().deliver(Resume(time=time.time(), nodes=names))
-    return Asked("resume", names)
+    return ControlResult("resume", names)
 
 
 def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
@@ -103,19 +103,19 @@ def check_reason(option: str, reason: str) -> None:
 def _on_jobs(
     client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand],
     named: bool = True, **more: Any,
-) -> Asked:  # fmt: skip
+) -> ControlResult:  # fmt: skip
     targets = Resolver(client).targets(texts)
     if not named:
         targets = [target for target in targets if not all(check(client, job) for job in target.jobs)]
         if not targets:
-            return Asked(what, ())
+            return ControlResult(what, ())
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
     client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))
-    return Asked(what, ids, notes)
+    return ControlResult(what, ids, notes)
 
 
-def _check_target(client: Client, what: str, target: Target, check: Check) -> str:
+def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check) -> str:
     """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
     problems = [check(client, job) for job in target.jobs]
     many = sum(job.count for job in target.jobs)
@@ -135,11 +135,11 @@ def _check_target(client: Client, what: str, target: Target, check: Check) -> st
     return f"skipped {sum(job.count for job, _ in left_out)} of {many} tasks: job {first.id} {why}"
 
 
-def _not_ended(client: Client, job: Job) -> str:
+def _not_ended(client: Client, job: JobRecord) -> str:
     return f"has ended: {job.state}" if job.state in ENDED else ""
 
 
-def _pending(job: Job) -> str:
+def _pending(job: JobRecord) -> str:
     return "" if job.state is JobState.PENDING else f"is {job.state}, not PENDING"
 
 
@@ -151,19 +151,19 @@ def _is_admin(client: Client) -> bool:
     return True
 
 
-def _to_hold(client: Client, job: Job) -> str:
+def _to_hold(client: Client, job: JobRecord) -> str:
     if job.held_by == "admin" and not _is_admin(client):
         return "is already held by an admin"
     return _pending(job)
 
 
-def _to_release(client: Client, job: Job) -> str:
+def _to_release(client: Client, job: JobRecord) -> str:
     if job.held_by == "admin" and not _is_admin(client):
         return "is held by an admin"
     return _pending(job) or ("" if job.held_by or job.reason == IN_INBOX else "is not held")
 
 
-def _to_requeue(client: Client, job: Job) -> str:
+def _to_requeue(client: Client, job: JobRecord) -> str:
     if job.state is JobState.PENDING:
         return "is already PENDING"
     if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
@@ -174,6 +174,6 @@ def _to_requeue(client: Client, job: Job) -> str:
     return ""
 
 
-def _has_secrets(client: Client, job: Job) -> bool:
+def _has_secrets(client: Client, job: JobRecord) -> bool:
     """Whether the controller still has them, or the program: as long as anything of the submission has not ended."""
     return client.reader is not None and client.reader.has_unended(job.array_id or job.id)

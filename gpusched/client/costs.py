@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError
-from gpusched.model.interference import Cost, KindBelief, Link, PlaceCost, kind_of
-from gpusched.model.jobs import ACTIVE, Job
+from gpusched.model.interference import Cost, JobClassEstimate, Link, PlaceCost, kind_of
+from gpusched.model.jobs import ACTIVE, JobRecord
 
 _MOST_NAMED = 3
 _WORTH_NAMING = 0.01
 
 
-def place_costs(client: Client, wanted: Sequence[Job]) -> dict[str, PlaceCost]:
+def place_costs(client: Client, wanted: Sequence[JobRecord]) -> dict[str, PlaceCost]:
     """Of those of the jobs that hold resources and of whose kind, or neighbours' kinds, anything was learned.
 
     Beside an inventory that is not in order nothing is known of racks, and the costs are left out.
@@ -34,18 +34,20 @@ def place_costs(client: Client, wanted: Sequence[Job]) -> dict[str, PlaceCost]:
         return {}
     racks = topology_of(inventory, {} if inventory.topology else reader.node_records()).racks()
     ids = {job.id for job in wanted}
-    scene = _Scene(active, racks, known)
+    scene = _RunningJobs(active, racks, known)
     found = ((job.id, scene.cost(job)) for job in active if job.id in ids)
     return {name: cost for name, cost in found if cost is not None}
 
 
-class _Scene:
+class _RunningJobs:
     """All that runs, by where it is."""
 
-    def __init__(self, active: Iterable[Job], racks: Mapping[str, str], known: Mapping[str, KindBelief]) -> None:
+    def __init__(
+        self, active: Iterable[JobRecord], racks: Mapping[str, str], known: Mapping[str, JobClassEstimate]
+    ) -> None:
         self._racks, self._known = racks, known
         self._nodes = {job.id: {part.node for part in job.allocation.parts} for job in active if job.allocation}
-        self._at: dict[str, list[Job]] = {}
+        self._at: dict[str, list[JobRecord]] = {}
         for job in active:
             nodes = self._nodes[job.id]
             crossed = {racks[node] for node in nodes if node in racks} if len(nodes) > 1 else set()
@@ -53,7 +55,7 @@ class _Scene:
                 self._at.setdefault(place, []).append(job)
         self._costs: dict[tuple[str, str, Link], Cost | None] = {}
 
-    def cost(self, job: Job) -> PlaceCost | None:
+    def cost(self, job: JobRecord) -> PlaceCost | None:
         """None: nothing says."""
         from gpusched.client.predict import spread_cost
 
@@ -69,7 +71,7 @@ class _Scene:
         longer = (1 + spread[1].slower if spread else 1.0) * (1 + sum(cost.slower for _, cost in beside))
         return PlaceCost(slower=longer - 1, lines=(*([spread[0]] if spread else ()), *named), costs=costs)
 
-    def _beside(self, job: Job) -> list[tuple[str, Cost]]:
+    def _beside(self, job: JobRecord) -> list[tuple[str, Cost]]:
         """Its neighbours: name and id, and what each takes, where anything was measured of one of both."""
         from gpusched.controller.learning import shared_link
 
@@ -83,12 +85,12 @@ class _Scene:
                 found.append((f"{other.spec.name} ({other.id})", cost))
         return found
 
-    def _pair(self, job: Job, other: Job, link: Link) -> Cost | None:
+    def _pair(self, job: JobRecord, other: JobRecord, link: Link) -> Cost | None:
         from gpusched.sched.interference.beliefs import cost_of_neighbour
 
         mine, its = (kind_of(one.user, one.spec.name) for one in (job, other))
         if (mine, its, link) not in self._costs:
-            own, belief = (self._known.get(kind) or KindBelief(kind=kind) for kind in (mine, its))
+            own, belief = (self._known.get(kind) or JobClassEstimate(kind=kind) for kind in (mine, its))
             told = any(sway.link == link and sway.count for one in (own, belief) for sway in one.links)
             self._costs[mine, its, link] = cost_of_neighbour(own, belief, link) if told else None
         return self._costs[mine, its, link]

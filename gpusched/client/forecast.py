@@ -9,13 +9,13 @@ import msgspec
 
 from gpusched.client.context import Client
 from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.advice import refuted
 from gpusched.sched.explain import Explanation
 
 
-class Ahead(NamedTuple):
+class JobForecast(NamedTuple):
     """The forecast, when the job would start nearer together or further apart, and what would start it sooner.
 
     ``next_steps``: of the explanation's those that the forecast bears out.
@@ -27,7 +27,7 @@ class Ahead(NamedTuple):
     next_steps: tuple[str, ...]
 
 
-def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explanation) -> Ahead:
+def look_ahead(client: Client, snapshot: Snapshot, job: JobRecord, explanation: Explanation) -> JobForecast:
     """What the queue run forward says of a waiting job.
 
     The first time after an installation or upgrade this compiles for some seconds.
@@ -56,11 +56,11 @@ def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explan
     sooner = foresight.sooner()
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one
     steps = tuple(step for step in explanation.next_steps if not refuted(step, now))
-    return Ahead(expected, spreads, sooner, steps)
+    return JobForecast(expected, spreads, sooner, steps)
 
 
 def _with_costs(
-    client: Client, snapshot: Snapshot, job: Job, spreads: tuple[SpreadStart, ...]
+    client: Client, snapshot: Snapshot, job: JobRecord, spreads: tuple[SpreadStart, ...]
 ) -> tuple[SpreadStart, ...]:
     """With the racks, and what is believed that they and more nodes cost the job."""
     if not spreads:

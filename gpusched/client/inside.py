@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import msgspec
 
 from gpusched.client.script import layers, source
-from gpusched.client.script.values import Site
-from gpusched.client.submit import Request, Submitter, assembled
+from gpusched.client.script.values import ScriptContext
+from gpusched.client.submit import SubmitRequest, Submitter, assembled
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import AskReading
 from gpusched.model.resources import Inventory, RuntimeName
 
@@ -33,21 +33,23 @@ class Parsers(Protocol):
     def parse(self, words: Sequence[str]) -> Mapping[str, Any]:
         """Read the words of one line of a script."""
 
-    def parse_sbatch(self, words: Sequence[str], site: Site) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
+    def parse_sbatch(
+        self, words: Sequence[str], site: ScriptContext
+    ) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
         """Read a command line: the options, the words behind them, what ``--wrap`` says."""
 
-    def request_of(self, given: Mapping[str, Any]) -> Request:
+    def request_of(self, given: Mapping[str, Any]) -> SubmitRequest:
         """Return the request of such options."""
 
 
-def prepare(parsers: Parsers, inventory: Inventory, job: Job, ask: AskReading) -> Submit | int:
+def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskReading) -> Submit | int:
     """Return the submission, but for its id, or which word of sbatch names the script (0: stdin), to be asked for.
 
     Raises:
         UsageError: The first thing wrong, in one line.
     """
     words, cwd = ask.words[1:], _folder(job, ask.cwd, inventory)
-    typed, rest, wrap = parsers.parse_sbatch(words, Site(inventory, cwd, []))
+    typed, rest, wrap = parsers.parse_sbatch(words, ScriptContext(inventory, cwd, []))
     name = rest[0] if rest and rest[0] != "-" else ""
     if wrap is not None:
         if rest:
@@ -72,7 +74,7 @@ def prepare(parsers: Parsers, inventory: Inventory, job: Job, ask: AskReading) -
     return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, secret_names=secrets))
 
 
-def _head(script: source.Script) -> source.Script:
+def _head(script: source.JobScript) -> source.JobScript:
     """The lines that may hold options."""
     lines = script.text.split("\n")
     head = list(takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), lines))
@@ -84,7 +86,7 @@ def _head(script: source.Script) -> source.Script:
     return msgspec.structs.replace(script, text="\n".join(head))
 
 
-def _secrets(named: Sequence[str], job: Job) -> tuple[str, ...]:
+def _secrets(named: Sequence[str], job: JobRecord) -> tuple[str, ...]:
     """Return the secrets that are passed on: by name, and only those that the job has itself."""
     for name in named:
         if name not in job.spec.secret_names:
@@ -93,7 +95,7 @@ def _secrets(named: Sequence[str], job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def _at_home(given: Mapping[str, Any], job: Job, inventory: Inventory) -> dict[str, Any]:
+def _at_home(given: Mapping[str, Any], job: JobRecord, inventory: Inventory) -> dict[str, Any]:
     """Return the options with what the job that submits runs in, where they do not say: its image and its mounts.
 
     In Slurm all jobs have the same files. Its partition, too, where the inventory has no default.
@@ -108,7 +110,7 @@ def _at_home(given: Mapping[str, Any], job: Job, inventory: Inventory) -> dict[s
     return found
 
 
-def _folder(job: Job, cwd: str, inventory: Inventory) -> str:
+def _folder(job: JobRecord, cwd: str, inventory: Inventory) -> str:
     """Return the folder that sbatch ran in, as it is outside of the container; else that of the job's submission."""
     cwd = os.path.normpath(cwd) if cwd.startswith("/") else ""
     for mount in sorted(job.spec.mounts, key=lambda mount: len(mount.target), reverse=True):

@@ -15,7 +15,7 @@ from gpusched.client.waiting import inbox_jobs
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model import ids
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.suggest import did_you_mean
 from gpusched.queue.store import SUSPENDED_BY, Reader
@@ -103,13 +103,13 @@ def _check_partition(client: Client, name: str) -> None:
         known_partition(client.inventory, name)
 
 
-def _progress(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, JobProgress]:
+def _progress(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, JobProgress]:
     """Of jobs whose present attempt tells of any."""
     found = reader.progress_of_unended() if reader else {}
     return {job.id: told for job in jobs for told in found.get(job.id, ())[-1:] if told.attempt == job.attempt}
 
 
-def _partners(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, str]:
+def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str]:
     """Of jobs that share GPUs, with whom."""
     if reader is None or not any(job.spec.share for job in jobs):
         return {}
@@ -126,12 +126,12 @@ def _suspended(client: Client) -> str:
     return f"nodes suspended after failed launches: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 
-def _named(client: Client, query: Query) -> list[Job]:
+def _named(client: Client, query: Query) -> list[JobRecord]:
     jobs = [j for target in Resolver(client).targets(query.jobs) for j in target.jobs]
     return [j for j in {j.id: j for j in jobs}.values() if _matches(j, query)]
 
 
-def _matches(job: Job, query: Query) -> bool:
+def _matches(job: JobRecord, query: Query) -> bool:
     return (
         (query.user is None or job.user == query.user)
         and (query.partition is None or job.spec.partition == query.partition)
@@ -139,11 +139,11 @@ def _matches(job: Job, query: Query) -> bool:
     )
 
 
-def queried(client: Client, query: Query, most: int | None = None) -> list[Job]:
+def queried(client: Client, query: Query, most: int | None = None) -> list[JobRecord]:
     """Ended jobs, then those that run, then those that wait, the ``most`` oldest of them (in the inbox last)."""
     queued = inbox_jobs(client)  # before the store: what is folded meanwhile is then seen there
     reader = client.reader
-    jobs: list[Job] = []
+    jobs: list[JobRecord] = []
     if reader:
         states = query.states if query.states is not None else frozenset(JobState)
         if ended := states & ENDED:
@@ -159,11 +159,11 @@ def queried(client: Client, query: Query, most: int | None = None) -> list[Job]:
     return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j)]
 
 
-def _stored(client: Client, job: Job) -> bool:
+def _stored(client: Client, job: JobRecord) -> bool:
     return client.reader is not None and bool(client.reader.matching(job.array_id or job.id, limit=1))
 
 
-def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Job]:
+def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[JobRecord]:
     reader = client.reader
     assert reader is not None
     limit = query.ended
@@ -195,7 +195,7 @@ def _counted(query: Query) -> str:
     )
 
 
-def _prefixes(client: Client, jobs: list[Job]) -> dict[str, int]:
+def _prefixes(client: Client, jobs: list[JobRecord]) -> dict[str, int]:
     """How many characters name each job (array) uniquely; whole ids where there are too many to ask for."""
     bases = list(dict.fromkeys(j.array_id or j.id for j in jobs))[-MAX_PREFIXES:]
     queued = {j.array_id or j.id for j in inbox_jobs(client)}

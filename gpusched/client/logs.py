@@ -21,7 +21,7 @@ from gpusched.client.wait import exit_code
 from gpusched.config.paths import log_path
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.arrays import first_of
-from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, container_name
 from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.resources import RuntimeName
 from gpusched.model.units import count_of
@@ -80,12 +80,12 @@ def ranks_of(client: Client, request: LogRequest) -> int:
     return 1 if request.rank is not None else len(_speaking(_one_job(client, request.job)))
 
 
-def _speaking(job: Job) -> range:
+def _speaking(job: JobRecord) -> range:
     """All its ranks; of a script the first, where it runs and its steps' output comes."""
     return range(job.spec.nodes if job.spec.script is None else 1)
 
 
-def _one_job(client: Client, text: str) -> Job:
+def _one_job(client: Client, text: str) -> JobRecord:
     target = Resolver(client).target(text)
     if len(target.jobs) != 1 or target.jobs[0].tasks:
         raise UsageError(
@@ -95,7 +95,7 @@ def _one_job(client: Client, text: str) -> Job:
     return target.jobs[0]
 
 
-def _check(job: Job, request: LogRequest) -> None:
+def _check(job: JobRecord, request: LogRequest) -> None:
     if request.rank is not None and not 0 <= request.rank < job.spec.nodes:
         raise UsageError(f"job {job.id} has no rank {request.rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
     if request.attempt is not None and not 1 <= request.attempt <= job.attempt:
@@ -103,7 +103,7 @@ def _check(job: Job, request: LogRequest) -> None:
         raise UsageError(f"job {job.id} {what}; there is no attempt {request.attempt}")
 
 
-def _follow(client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
+def _follow(client: Client, job: JobRecord, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
     """Attempt after attempt, until the job has ended."""
     shown, last = 0, ""
     while True:
@@ -125,19 +125,21 @@ def _follow(client: Client, job: Job, request: LogRequest, sink: Sink, note: Cal
         job = _again(client, job)
 
 
-def _again(client: Client, job: Job) -> Job:
+def _again(client: Client, job: JobRecord) -> JobRecord:
     client.reopen()
     return (client.reader.job(job.id) if client.reader else None) or job
 
 
-def _because(job: Job) -> str:
+def _because(job: JobRecord) -> str:
     return f" ({job.reason}{': ' + job.message if job.message else ''})" if job.reason else ""
 
 
 class _Output:
     """The output of one job, rank by rank."""
 
-    def __init__(self, client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: Client, job: JobRecord, request: LogRequest, sink: Sink, note: Callable[[str], None]
+    ) -> None:
         self._client, self._job, self._request, self._sink, self._note = client, job, request, sink, note
         self._reached = False
         self._ranks = _speaking(job) if request.rank is None else range(request.rank, request.rank + 1)

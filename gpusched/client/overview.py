@@ -9,7 +9,7 @@ import msgspec
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
-from gpusched.model.jobs import Job, NodeAllocation
+from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
 from gpusched.model.reservations import Reservation, by_node
@@ -122,7 +122,7 @@ def _chosen(
 def _node_row(
     node: Node,
     record: NodeRecord,
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, JobRecord],
     parts: Sequence[NodeAllocation],
     held: Mapping[int, tuple[str, ...]],
     leftovers: Mapping[int, str],
@@ -187,7 +187,7 @@ def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:
 
 
 def _gpu_row(
-    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, Job], leftover: str | None, slow: str, silent: bool
+    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, JobRecord], leftover: str | None, slow: str, silent: bool
 ) -> GpuRow:
     state, reason = status.state, status.reason or slow
     if silent:

@@ -22,10 +22,10 @@ from gpusched.model.resources import Partition
 from gpusched.model.slurm import SlurmMode
 from gpusched.model.units import local_time_zone
 from gpusched.promotion.live import live_policies, mode_of, overrides
-from gpusched.promotion.registry import Known, find_policy, trained_for, training_of
+from gpusched.promotion.registry import RegisteredPolicy, find_policy, trained_for, training_of
 
 if TYPE_CHECKING:
-    from gpusched.nightly.proof import Verdict
+    from gpusched.nightly.proof import ProofVerdict
 
 SINCE = "30d"
 _LEASE_ENDS = (
@@ -34,7 +34,7 @@ _LEASE_ENDS = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it.
 
     ``mode``: That was asked for, of partitions of Slurm. ``hint``: what else to do where no controller runs.
@@ -44,12 +44,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     version: str = ""
     partitions: tuple[str, ...]
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ProofVerdict, ...] = ()
     mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
     hint: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def _find(client: Client, text: str) -> Known:
+def _find(client: Client, text: str) -> RegisteredPolicy:
     return find_policy(text, client.inventory.path, client.state)
 
 
@@ -65,7 +65,7 @@ def compare(
     trace: str | None,
     partition: str | None,
     advance: Callable[[float, int], None] | None = None,
-) -> list[Verdict]:
+) -> list[ProofVerdict]:
     """The second policy against the first, replayed, partition by partition.
 
     On the cluster's history ``since``, or on a trace. ``partition``: only this one's jobs; with a trace: its nodes.
@@ -118,7 +118,7 @@ def _judged(
     other: PolicySpec,
     begin: float,
     advance: Callable[[float, int], None] | None = None,
-) -> Verdict:
+) -> ProofVerdict:
     from gpusched.nightly.proof import history_of, judge, scenario_for
 
     if client.reader is None:
@@ -129,7 +129,9 @@ def _judged(
     )
 
 
-def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str) -> Verdict:
+def proof(
+    client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str
+) -> ProofVerdict:
     """The candidate against the incumbent on days that it has not learned from.
 
     Raises:
@@ -163,7 +165,7 @@ def promote(
     force: str | None,
     since: str | None,
     mode: SlurmMode | None = None,
-) -> Asked:
+) -> PolicyResult:
     """Ask for a policy to be put in charge, with proof or with a reason; under Slurm with what it may do.
 
     Proof is needed for another policy, and for a mode in which it may do more. While Slurm decides, what is to be
@@ -189,7 +191,7 @@ def promote(
     waiting = [p for p in chosen if p.name not in settled or mode not in (None, before[p.name])]
     if not waiting:
         raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is already live in {chosen[0].name}")
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, ProofVerdict] = {}
     for one in waiting if force is None else ():
         if one.name in settled and mode is not None and not _does_more(mode, before[one.name]):
             continue
@@ -209,7 +211,7 @@ def promote(
             evidence=msgspec.to_builtins(verdict) if verdict else None, mode=mode,
         )  # fmt: skip
         client.deliverable_inbox().deliver(command)
-    return Asked(
+    return PolicyResult(
         what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in waiting),
         verdicts=tuple(verdicts.values()), mode=mode or msgspec.UNSET,
     )  # fmt: skip
@@ -220,7 +222,7 @@ def _does_more(mode: SlurmMode, before: SlurmMode) -> bool:
     return order.index(mode) > order.index(before)
 
 
-def rollback(client: Client, partition: str | None, reason: str | None) -> Asked:
+def rollback(client: Client, partition: str | None, reason: str | None) -> PolicyResult:
     """Ask for the policy that was in charge before.
 
     Raises:
@@ -248,10 +250,10 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
     command = Rollback(time=time.time(), partition=chosen, reason=reason or f"back from {last.spec.name}")
     client.deliverable_inbox().deliver(command)
     decides = client.inventory.engine == "slurm" and last.mode is SlurmMode.DECIDE
-    return Asked(what="rollback", partitions=(chosen,), hint=_LEASE_ENDS if decides else msgspec.UNSET)
+    return PolicyResult(what="rollback", partitions=(chosen,), hint=_LEASE_ENDS if decides else msgspec.UNSET)
 
 
-def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> Asked:
+def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> PolicyResult:
     """Ask for a policy to be asked beside the live one, or no more.
 
     Raises:
@@ -270,10 +272,10 @@ def shadow(client: Client, text: str | None, partition: str | None, off: bool) -
         command = ShadowOn(time=time.time(), partition=one.name, path=path, version=known.spec.version)
         client.deliverable_inbox().deliver(command)
     names = tuple(p.name for p in chosen)
-    return Asked(what="shadow", policy=known.spec.name, version=known.spec.version, partitions=names)
+    return PolicyResult(what="shadow", policy=known.spec.name, version=known.spec.version, partitions=names)
 
 
-def _shadow_off(client: Client, text: str | None, partition: str | None) -> Asked:
+def _shadow_off(client: Client, text: str | None, partition: str | None) -> PolicyResult:
     shadows = client.reader.shadows() if client.reader else {}
     found = [
         s.partition
@@ -284,7 +286,7 @@ def _shadow_off(client: Client, text: str | None, partition: str | None) -> Aske
         raise GpuschedError(f"no shadow policy{f' in {partition}' if partition else ''}")
     for name in found:
         client.deliverable_inbox().deliver(ShadowOff(time=time.time(), partition=name))
-    return Asked(what="shadow off", policy=text or "", partitions=tuple(found))
+    return PolicyResult(what="shadow off", policy=text or "", partitions=tuple(found))
 
 
 def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list[Partition]:

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpusched.agents.predictor.request import Told, loaded, tell_jobs
+from gpusched.agents.predictor.request import PredictedJob, loaded, tell_jobs
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
 from gpusched.errors import UsageError
 from gpusched.model.arrays import first_of
-from gpusched.model.interference import Cost, KindBelief, KindTold, Link, Shape, kind_of, pattern_of
-from gpusched.model.jobs import Job
+from gpusched.model.interference import Cost, JobClassEstimate, JobShape, KindTold, Link, kind_of, pattern_of
+from gpusched.model.jobs import JobRecord
 from gpusched.model.units import count_of
 
 
-def tell_job(model: str | None, text: str) -> list[Told]:
+def tell_job(model: str | None, text: str) -> list[PredictedJob]:
     """What the predictor says of one job of this cluster (of each row of an array), as of its submission.
 
     Raises:
@@ -58,7 +58,7 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     paces, links = told_of(own)
     lines: list[str] = []
     costs: list[Cost | None] = []
-    usual = paces[0].shape if paces else Shape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)
+    usual = paces[0].shape if paces else JobShape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)
     racks = racks or 1
     asked = msgspec.structs.replace(usual, gpus=gpus or usual.gpus, nodes=nodes or racks, racks=racks)
     if asked.racks > asked.nodes:
@@ -82,12 +82,12 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
 
 
-def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> tuple[str, Cost] | None:
+def spread_cost(beliefs: Mapping[str, JobClassEstimate], job: JobRecord, racks: int) -> tuple[str, Cost] | None:
     """What more racks than one cost a job, also as a sentence; None where nothing says."""
     return cost_at(beliefs, job, job.spec.nodes, racks) if 1 < racks <= job.spec.nodes else None
 
 
-def cost_at(beliefs: Mapping[str, KindBelief], job: Job, nodes: int, racks: int) -> tuple[str, Cost] | None:
+def cost_at(beliefs: Mapping[str, JobClassEstimate], job: JobRecord, nodes: int, racks: int) -> tuple[str, Cost] | None:
     """What so many racks cost a job against one, or so many nodes of one rack against one; None: nothing says."""
     own = beliefs.get(kind_of(job.user, job.spec.name))
     if own is None or not own.shapes or nodes < 2:
@@ -98,7 +98,7 @@ def cost_at(beliefs: Mapping[str, KindBelief], job: Job, nodes: int, racks: int)
     return (line, cost) if cost is not None else None
 
 
-def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple[str, Cost | None]:
+def _spread(beliefs: Mapping[str, JobClassEstimate], kind: str, asked: JobShape) -> tuple[str, Cost | None]:
     """What it costs to be on several racks, or nodes, and not on one."""
     from gpusched.sched.interference.beliefs import cost_of_spread
 
@@ -109,11 +109,11 @@ def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple
     return f"{what} {cost.line(than) if cost else 'no measured speed'}", cost
 
 
-def _over(shape: Shape, nodes: int, racks: int) -> Shape:
+def _over(shape: JobShape, nodes: int, racks: int) -> JobShape:
     return msgspec.structs.replace(shape, most=shape.gpus // nodes, nodes=nodes, racks=racks)
 
 
-def _matching(beliefs: Mapping[str, KindBelief], text: str) -> list[str]:
+def _matching(beliefs: Mapping[str, JobClassEstimate], text: str) -> list[str]:
     """The kinds that a text names: one's own before others'."""
     user, slash, name = text.partition("/")
     wanted = kind_of(user, name) if slash else kind_of(user_name(os.getuid()), text)
@@ -122,7 +122,7 @@ def _matching(beliefs: Mapping[str, KindBelief], text: str) -> list[str]:
     return sorted(kind for kind in beliefs if kind.partition("/")[2] == pattern_of(text))
 
 
-def _one(beliefs: Mapping[str, KindBelief], text: str) -> KindBelief:
+def _one(beliefs: Mapping[str, JobClassEstimate], text: str) -> JobClassEstimate:
     found = _matching(beliefs, text)
     if len(found) == 1:
         return beliefs[found[0]]

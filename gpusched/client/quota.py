@@ -10,8 +10,8 @@ from typing import Literal
 from gpusched.client.context import Client, check_admin
 from gpusched.config.users import user_name
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Job
-from gpusched.model.limits import Rule, leaf_of, split_leaf
+from gpusched.model.jobs import JobRecord
+from gpusched.model.limits import LimitRule, leaf_of, split_leaf
 from gpusched.model.reports import QosRow, QuotaReport, QuotaRow, ShareRow
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import RunningView, Snapshot
@@ -49,7 +49,7 @@ def quota_report(client: Client, user: str | None = None, everybody: bool = Fals
     )
 
 
-def _users(inventory: Inventory, active: Iterable[Job], waiting: Iterable[str]) -> list[str]:
+def _users(inventory: Inventory, active: Iterable[JobRecord], waiting: Iterable[str]) -> list[str]:
     """All who are named in the inventory, or have jobs."""
     named = [user for group in inventory.groups.groups for user in group.members]
     named += [*inventory.quotas.users, *(user for qos in inventory.quotas.qos for user in qos.users)]
@@ -69,18 +69,18 @@ def _exists(user: str) -> bool:
 def _rows(
     client: Client,
     users: Iterable[str],
-    active: list[Job],
+    active: list[JobRecord],
     waiting: dict[tuple[str, str, str], int],
     now: float,
 ) -> tuple[QuotaRow, ...]:
-    from gpusched.queue.quotas import Ledger, used_lately
+    from gpusched.queue.quotas import QuotaLedger, used_lately
     from gpusched.queue.snapshots import expected_end
     from gpusched.sched.limits import frees_at, releases_of_bounds
 
     inventory, quotas = client.inventory, client.inventory.quotas
     used = used_lately(client.reader, quotas, now) if client.reader else []
-    ledger = Ledger(quotas, active, used, now)
-    rules: dict[tuple[tuple[str, str, str], str], Rule] = {}
+    ledger = QuotaLedger(quotas, active, used, now)
+    rules: dict[tuple[tuple[str, str, str], str], LimitRule] = {}
     in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in waiting}
     for user in users:
         # A job stays in its class where its user may queue no more of them there.
@@ -127,7 +127,7 @@ def _rows(
     return tuple(found)
 
 
-def _order(rule: Rule) -> tuple[object, ...]:
+def _order(rule: LimitRule) -> tuple[object, ...]:
     """Users, their groups, classes; each in the order of its limits."""
     user, group, qos = rule.key
     return (bool(qos), qos, bool(group), group, user, list(_LIMITS).index(rule.unit))
@@ -143,7 +143,7 @@ def _classes(inventory: Inventory, users: Iterable[str], everybody: bool) -> tup
 
 
 def _shares(
-    client: Client, users: Iterable[str], active: list[Job], everybody: bool, now: float
+    client: Client, users: Iterable[str], active: list[JobRecord], everybody: bool, now: float
 ) -> tuple[ShareRow, ...]:
     """Places by the tree of groups; nothing where there are none."""
     groups, reader = client.inventory.groups, client.reader

@@ -13,7 +13,7 @@ from gpusched.config.reservations import changed_by, check_reservation, fewest_n
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.commands import AnyCommand, CancelReservation, ChangeReservation, Reserve
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.reports import ReservationRow
 from gpusched.model.reservations import Reservation
 from gpusched.model.suggest import did_you_mean
@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ReservationResult(msgspec.Struct, frozen=True):
     """What was asked for, and the running jobs that last, by their limits, into it: (id, user, end)."""
 
     what: str
@@ -46,7 +46,7 @@ class Asked(msgspec.Struct, frozen=True):
     late: tuple[tuple[str, str, float], ...] = ()
 
 
-def reserve(client: Client, wanted: Wanted, *, maintenance: bool) -> Asked:
+def reserve(client: Client, wanted: Wanted, *, maintenance: bool) -> ReservationResult:
     """Keep nodes for some, or for nobody.
 
     Raises:
@@ -68,7 +68,7 @@ def reserve(client: Client, wanted: Wanted, *, maintenance: bool) -> Asked:
     return _ask(client, "maintenance" if maintenance else "reserve", Reserve(time=now, reservation=one), one)
 
 
-def change(client: Client, name: str, wanted: Wanted) -> Asked:
+def change(client: Client, name: str, wanted: Wanted) -> ReservationResult:
     """Change what is given of a reservation; raises as `reserve` does."""
     now = time.time()
     there = known_reservations(client, now)
@@ -91,7 +91,7 @@ def change(client: Client, name: str, wanted: Wanted) -> Asked:
     return _ask(client, "change", command, after)
 
 
-def cancel(client: Client, name: str) -> Asked:
+def cancel(client: Client, name: str) -> ReservationResult:
     """Give a reservation's nodes free; raises as `reserve` does."""
     now = time.time()
     one = _named(name, known_reservations(client, now))
@@ -131,7 +131,7 @@ def rows(client: Client) -> tuple[ReservationRow, ...]:
     )  # fmt: skip
 
 
-def late_jobs(active: Iterable[Job], one: Reservation) -> tuple[tuple[str, str, float], ...]:
+def late_jobs(active: Iterable[JobRecord], one: Reservation) -> tuple[tuple[str, str, float], ...]:
     """Running jobs that are not of it, on its nodes, and may last until after its begin: (id, user, end)."""
     found = []
     for job in active:
@@ -143,10 +143,10 @@ def late_jobs(active: Iterable[Job], one: Reservation) -> tuple[tuple[str, str, 
     return tuple(sorted(found))
 
 
-def _ask(client: Client, what: str, command: AnyCommand, one: Reservation) -> Asked:
+def _ask(client: Client, what: str, command: AnyCommand, one: Reservation) -> ReservationResult:
     check_admin(client)
     client.deliverable_inbox().deliver(command)
-    return Asked(what, one, late_jobs(client.reader.active() if client.reader else (), one))
+    return ReservationResult(what, one, late_jobs(client.reader.active() if client.reader else (), one))
 
 
 def _named(name: str, there: Sequence[Reservation]) -> Reservation:

@@ -16,7 +16,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
 from gpusched.model.arrays import chosen
 from gpusched.model.indices import parse, text_of
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 
 if TYPE_CHECKING:
     from gpusched.queue.store import Reader
@@ -25,14 +25,14 @@ SHOWN_CANDIDATES = 8
 _LOOK_S = 0.1
 
 
-class Target(msgspec.Struct, frozen=True):
+class ResolvedJobs(msgspec.Struct, frozen=True):
     """What was meant: the id (an array's own where all tasks are meant) and its jobs as they are now."""
 
     id: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobRecord, ...]
 
 
-def stored_jobs(reader: Reader, job_id: str) -> list[Job]:
+def stored_jobs(reader: Reader, job_id: str) -> list[JobRecord]:
     """The job of a whole id, or the tasks that it names (`Reader.rows_of`); none that the store does not know."""
     return reader.rows_of(job_id)
 
@@ -61,15 +61,15 @@ class Resolver:
         self._waiting = inbox_jobs(client)  # before the store: a job folded meanwhile is then seen there
         self._client = client
 
-    def targets(self, texts: Iterable[str]) -> list[Target]:
+    def targets(self, texts: Iterable[str]) -> list[ResolvedJobs]:
         """`target` of each, without repeats, in order."""
-        found: dict[str, Target] = {}
+        found: dict[str, ResolvedJobs] = {}
         for text in texts:
             target = self.target(text)
             found.setdefault(target.id, target)
         return list(found.values())
 
-    def target(self, text: str) -> Target:
+    def target(self, text: str) -> ResolvedJobs:
         """The job, array or array task that ``text`` names.
 
         Raises:
@@ -87,7 +87,7 @@ class Resolver:
         base = self._unique(text, prefix)
         jobs = self._jobs(base)
         if not index:
-            return Target(base, tuple(jobs))
+            return ResolvedJobs(base, tuple(jobs))
         try:
             spans = parse(index)
         except ValueError:
@@ -96,7 +96,7 @@ class Resolver:
         if not found:
             what = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {what}")
-        return Target(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
+        return ResolvedJobs(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
         """Whether a job is in a later copy of the store, where copies are read: one just taken is in none yet."""
@@ -108,7 +108,7 @@ class Resolver:
             time.sleep(_LOOK_S)
         return False
 
-    def _of_slurm(self, wanted: str) -> Target | None:
+    def _of_slurm(self, wanted: str) -> ResolvedJobs | None:
         """The job or array of Slurm of just this id; of several, the latest. None: there is none."""
         reader = self._client.reader
         if reader is None:
@@ -117,7 +117,7 @@ class Resolver:
         while found is not None and "~" not in wanted and (later := reader.job(f"{wanted}~{number}")) is not None:
             found, number = later, number + 1
         jobs = [found] if found is not None else reader.jobs_of_array(wanted)
-        return Target(found.id if found is not None else wanted, tuple(jobs)) if jobs and jobs[0].slurm else None
+        return ResolvedJobs(found.id if found is not None else wanted, tuple(jobs)) if jobs and jobs[0].slurm else None
 
     def _unique(self, text: str, prefix: str) -> str:
         reader = self._client.reader
@@ -138,7 +138,7 @@ class Resolver:
             raise UsageError(f"{text[:60]!r} matches several jobs: {shown}", "type more characters")
         return candidates[0]
 
-    def _jobs(self, base: str) -> list[Job]:
+    def _jobs(self, base: str) -> list[JobRecord]:
         reader = self._client.reader
         if reader and (stored := stored_jobs(reader, base)):
             return stored

@@ -15,29 +15,29 @@ from gpusched.client.logs import opened
 from gpusched.config.paths import result_path
 from gpusched.errors import GpuschedError
 from gpusched.job.call import MAGIC
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.relay import KeptLog
 
 
-class Left(msgspec.Struct, frozen=True):
+class StoredResult(msgspec.Struct, frozen=True):
     """One call's result: what it says of itself, and the pickle ("": there is none, or it is in a file)."""
 
     told: dict[str, Any]
     data: bytes
 
-    def tasks(self) -> list[Left]:
+    def tasks(self) -> list[StoredResult]:
         """Return those of the node's tasks, in their order; itself, where it called the function once."""
         headers = self.told.get("tasks")
         if headers is None:
             return [self]
         found, at = [], 0
         for header in headers:
-            found.append(Left(header, self.data[at : at + header["size"]]))
+            found.append(StoredResult(header, self.data[at : at + header["size"]]))
             at += header["size"]
         return found
 
 
-def open_large(client: Client, job: Job, left: Left) -> BinaryIO:
+def open_large(client: Client, job: JobRecord, left: StoredResult) -> BinaryIO:
     """Open a result that was too large to travel, once its digest is found right; read in pieces.
 
     Raises:
@@ -63,7 +63,7 @@ def open_large(client: Client, job: Job, left: Left) -> BinaryIO:
     return file
 
 
-def large_path(client: Client, job: Job, left: Left) -> Path:
+def large_path(client: Client, job: JobRecord, left: StoredResult) -> Path:
     """Return where such a result lies: in the folder that its job was given for it, or its own on a shared disk."""
     folder, name = left.told.get("folder"), os.path.basename(str(left.told["file"]))
     if folder:
@@ -72,13 +72,13 @@ def large_path(client: Client, job: Job, left: Left) -> Path:
     return Path(client.inventory.settings.job_dirs or "/nonexistent", cluster_id, job.id, name)
 
 
-def awaited(client: Client, job: Job) -> bool:
+def awaited(client: Client, job: JobRecord) -> bool:
     """Whether something of the last attempt of a job that has ended is still to be brought from its nodes."""
     ranks = client.reader.ranks(job_id=job.id) if client.reader else []
     return any(r.attempt == job.attempt and not r.collected for r in ranks)
 
 
-def read_result(client: Client, job: Job, rank: int) -> Left | None:
+def read_result(client: Client, job: JobRecord, rank: int) -> StoredResult | None:
     """The result of one rank of a job's last attempt; None: it left none.
 
     Raises:
@@ -97,7 +97,7 @@ def read_result(client: Client, job: Job, rank: int) -> Left | None:
     )
 
 
-def _content(client: Client, job: Job, rank: int) -> bytes:
+def _content(client: Client, job: JobRecord, rank: int) -> bytes:
     path = result_path(client.state, job.id, job.attempt, rank)
     if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(client):
         asked = KeptLog(job=job.id, attempt=job.attempt, rank=rank, result=True)
@@ -109,12 +109,12 @@ def _content(client: Client, job: Job, rank: int) -> bytes:
         return file.read()
 
 
-def _parsed(job: Job, content: bytes) -> Left:
+def _parsed(job: JobRecord, content: bytes) -> StoredResult:
     head, magic, rest = content.partition(MAGIC)
     line, _, data = rest.partition(b"\n")
     try:
         if head or not magic:
             raise ValueError
-        return Left(msgspec.json.decode(line, type=dict[str, Any]), data)
+        return StoredResult(msgspec.json.decode(line, type=dict[str, Any]), data)
     except (ValueError, msgspec.MsgspecError):
         raise GpuschedError(f"job {job.id} left no valid function result") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpusched.client.context import Client
-from gpusched.model.interference import Cost, KindBelief, kind_of
-from gpusched.model.jobs import ACTIVE, Job
+from gpusched.model.interference import Cost, JobClassEstimate, kind_of
+from gpusched.model.jobs import ACTIVE, JobRecord
 from gpusched.queue.store import Reader
 from gpusched.views import common
 
 
-def sharing_of(client: Client, job: Job) -> tuple[str | None, str]:
+def sharing_of(client: Client, job: JobRecord) -> tuple[str | None, str]:
     """The job that has GPUs of this one, too; and which these are and what that costs, as a line."""
     if not job.spec.share or job.state not in ACTIVE or client.reader is None:
         return None, ""
@@ -26,10 +26,10 @@ def sharing_of(client: Client, job: Job) -> tuple[str | None, str]:
     return partner.id, f"GPUs {gpus} of {mine.node} with {whose}, expected {cost.line('alone')}"
 
 
-def _cost_beside(reader: Reader, job: Job, other: Job) -> Cost:
+def _cost_beside(reader: Reader, job: JobRecord, other: JobRecord) -> Cost:
     """How much slower a job is expected to be with another one on its GPUs."""
     from gpusched.sched.interference.beliefs import cost_of_neighbour
 
     own, its = (kind_of(one.user, one.spec.name) for one in (job, other))
-    own_belief, its_belief = (reader.belief(kind) or KindBelief(kind=kind) for kind in (own, its))
+    own_belief, its_belief = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in (own, its))
     return cost_of_neighbour(own_belief, its_belief, "gpu")

@@ -25,16 +25,16 @@ from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.forwarding import Forwards
 from gpusched.client.resolve import Resolver, refusal
-from gpusched.client.submit import Request, prepare, submit
+from gpusched.client.submit import SubmitRequest, prepare, submit
 from gpusched.client.wait import EXIT_CODES, REOPEN_S, exit_code
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import Cancel, Submit
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 from gpusched.model.relay import BEGAN, NOT_STARTED, REQUEST, Attach, Forward, Frames, Terminal, frame, size_frame
 from gpusched.nodes.transport import TransportError
 
 if TYPE_CHECKING:
-    from gpusched.controller.relay import Site
+    from gpusched.controller.relay import RelayContext
 
 POLL_S = 0.2
 LOST = 255
@@ -57,7 +57,7 @@ class Screen(Protocol):
         """A line that stays."""
 
 
-class Told(Exception):
+class ShellSignal(Exception):
     """A signal asks us to go."""
 
     def __init__(self, number: int) -> None:
@@ -65,7 +65,7 @@ class Told(Exception):
         self.number = number
 
 
-def prepare_session(client: Client, request: Request, pty: bool) -> Submit:
+def prepare_session(client: Client, request: SubmitRequest, pty: bool) -> Submit:
     """`prepare` for a job that people work in.
 
     Raises:
@@ -129,9 +129,9 @@ class _Attending:
                     for number in self._signals:
                         self._told(number, None)
                 return self._until_end()
-        except (KeyboardInterrupt, Told) as told:
+        except (KeyboardInterrupt, ShellSignal) as told:
             self._leave()
-            return 128 + (told.number if isinstance(told, Told) else signal.SIGINT)
+            return 128 + (told.number if isinstance(told, ShellSignal) else signal.SIGINT)
         except BrokenPipeError:  # whoever read what it says has gone (| head), and nobody will attach to it again
             if self._cancels:
                 self._cancel()
@@ -146,7 +146,7 @@ class _Attending:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise Told(number)
+            raise ShellSignal(number)
 
     def _until_end(self) -> int:
         while True:
@@ -162,7 +162,7 @@ class _Attending:
                 self._wait(f"{job.state}{_because(job)}")
             time.sleep(POLL_S)
 
-    def _look(self) -> Job | None:
+    def _look(self) -> JobRecord | None:
         """The job as the store has it now; None: the controller has not taken it up.
 
         Raises:
@@ -183,7 +183,7 @@ class _Attending:
 
     # -- being attached --------------------------------------------------------------------------------------------
 
-    def _attend(self, job: Job) -> int | None:
+    def _attend(self, job: JobRecord) -> int | None:
         """Work in it; returns the exit code, None where it is to be looked at again."""
         try:
             with self._connect(self._request(job)) as sock:
@@ -216,14 +216,14 @@ class _Attending:
         return self._finished(code)
 
     @staticmethod
-    def _request(job: Job) -> Attach:
+    def _request(job: JobRecord) -> Attach:
         terminal = relay.terminal() if job.spec.pty else None
         if terminal is not None and job.state is JobState.RUNNING and terminal.columns > 1:
             # Programs draw their screen anew when its size changes, and the right one comes a moment later.
             terminal = Terminal(name=terminal.name, rows=terminal.rows, columns=terminal.columns - 1)
         return Attach(job=job.id, attempt=job.attempt, terminal=terminal)
 
-    def _has_begun(self, sock: socket.socket, frames: Frames, job: Job) -> bool:
+    def _has_begun(self, sock: socket.socket, frames: Frames, job: JobRecord) -> bool:
         """Wait until what is said is the job's; False where it has changed before."""
         node = job.allocation.parts[0].node if job.allocation is not None else "its node"
         preparing = (
@@ -238,7 +238,7 @@ class _Attending:
             if any(kind == BEGAN for kind, _ in relay.checked(frames, relay.receive(sock))):
                 return True
 
-    def _work(self, sock: socket.socket, frames: Frames, job: Job) -> int:
+    def _work(self, sock: socket.socket, frames: Frames, job: JobRecord) -> int:
         for line in self._forwards.serve(
             lambda port: self._connect(Forward(job=job.id, attempt=job.attempt, port=port))
         ):
@@ -267,14 +267,14 @@ class _Attending:
         return ours
 
     @cached_property
-    def _site(self) -> Site:
-        from gpusched.controller.relay import Site
+    def _site(self) -> RelayContext:
+        from gpusched.controller.relay import RelayContext
 
-        return Site(self._client.state, Path(self._client.inventory.path))
+        return RelayContext(self._client.state, Path(self._client.inventory.path))
 
     # -- how it went -----------------------------------------------------------------------------------------------
 
-    def _has_changed(self, job: Job, within_s: float = _LAST_LOOK_S) -> bool:
+    def _has_changed(self, job: JobRecord, within_s: float = _LAST_LOOK_S) -> bool:
         """Whether it is not what it was any more: it is being ended, say, or waits again."""
         until = time.monotonic() + within_s
         while True:
@@ -298,13 +298,13 @@ class _Attending:
             job = msgspec.structs.replace(job, state=outcome)
         return self._ended(job)
 
-    def _ended(self, job: Job) -> int:
+    def _ended(self, job: JobRecord) -> int:
         self._screen.waiting("")
         if job.state is not JobState.COMPLETED:
             self._screen.note(f"job {job.id} ended {_ended_as(job)}")
         return exit_code(job) if job.state in EXIT_CODES else 1
 
-    def _lost(self, job: Job, error: TransportError) -> int | None:
+    def _lost(self, job: JobRecord, error: TransportError) -> int | None:
         if self._has_changed(job):
             self._began = False
             return None
@@ -347,11 +347,11 @@ class _Attending:
             yield
 
 
-def _because(job: Job) -> str:
+def _because(job: JobRecord) -> str:
     return f" ({job.reason}{': ' + job.message if job.message else ''})" if job.reason else ""
 
 
-def _ended_as(job: Job) -> str:
+def _ended_as(job: JobRecord) -> str:
     return f"{job.state}{_because(job)}"
 
 

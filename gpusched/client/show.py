@@ -12,7 +12,7 @@ from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.arrays import first_of
 from gpusched.model.forecast import SpreadStart
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
 
@@ -67,7 +67,7 @@ def script_of(client: Client, text: str) -> str:
     return job.spec.script
 
 
-def _spreads(client: Client, job: Job) -> tuple[SpreadStart, ...]:
+def _spreads(client: Client, job: JobRecord) -> tuple[SpreadStart, ...]:
     """As `why` has them; of a job that can only be on one node, or beside a broken inventory, nothing is run ahead."""
     if job.spec.nodes == 1 and job.spec.max_nodes is None:
         return ()
@@ -79,7 +79,7 @@ def _spreads(client: Client, job: Job) -> tuple[SpreadStart, ...]:
         return ()
 
 
-def _sizes(client: Client, job: Job) -> SizesNow | None:
+def _sizes(client: Client, job: JobRecord) -> SizesNow | None:
     from gpusched.client.why import sizes_of_pending
 
     try:

@@ -43,7 +43,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_types: tuple[str, ...] = ()
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
+class SizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request made whole: ``nodes`` equal parts."""
 
     partition: str
@@ -61,7 +61,7 @@ class _Total(msgspec.Struct, frozen=True):
     memory_mib: int
 
 
-def size(asked: ResourceRequest, inventory: Inventory) -> Size:
+def size(asked: ResourceRequest, inventory: Inventory) -> SizedRequest:
     """Fill in what was left out and split the whole over the fewest nodes.
 
     Raises:
@@ -185,7 +185,7 @@ def _node_count(asked: ResourceRequest, gpus: int) -> int | None:
     return count
 
 
-def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, total: _Total) -> Size:
+def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, total: _Total) -> SizedRequest:
     count = _node_count(asked, total.gpus)
     if count is not None and total.gpus % count:
         raise UsageError(
@@ -202,7 +202,7 @@ def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, 
         part = _part(asked, amounts, parts)
         fits = nodes_that_hold(nodes, part.gpus, part.cores, part.memory_mib) >= parts
         if total.gpus % parts == 0 and (fits or count is not None):
-            return Size(
+            return SizedRequest(
                 partition=partition.name,
                 flavor=flavor.name if flavor else None,
                 nodes=parts,
@@ -229,7 +229,7 @@ def _part(asked: ResourceRequest, total: _Total, parts: int) -> _Total:
     return _Total(total.gpus // parts, cores, memory)
 
 
-def whole_nodes(sized: Size, asked: ResourceRequest, inventory: Inventory) -> Size:
+def whole_nodes(sized: SizedRequest, asked: ResourceRequest, inventory: Inventory) -> SizedRequest:
     """As many nodes, each whole: of the smallest size of which there are enough.
 
     Raises:
@@ -258,7 +258,11 @@ def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | N
 
 
 def elastic_of(
-    base: Size, asked: ResourceRequest, sizes: tuple[int, ...], batch: Literal["fixed", "scale"], cooldown_s: int
+    base: SizedRequest,
+    asked: ResourceRequest,
+    sizes: tuple[int, ...],
+    batch: Literal["fixed", "scale"],
+    cooldown_s: int,
 ) -> Elastic:
     """What a resizable job may have besides its base."""
     return Elastic(

@@ -12,8 +12,8 @@ import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client
-from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
-from gpusched.client.tasks import Tasks, size_by_tasks
+from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
+from gpusched.client.tasks import TaskRequest, size_by_tasks
 from gpusched.config.accounts import accounted, longest
 from gpusched.config.users import user_name
 from gpusched.config.validate import (
@@ -34,7 +34,7 @@ from gpusched.model.resources import Inventory, Partition, ResizeRules, RuntimeN
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``submit`` as typed; ``script``: text of a job script, whose arguments ``command`` are then."""
 
     command: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
 
 
-class Program(NamedTuple):
+class FunctionProgram(NamedTuple):
     """A Python function in place of a command: its name, its text, of an array what follows for each task."""
 
     function: str
@@ -118,7 +118,10 @@ class Submitter(NamedTuple):
 
 
 def prepare(
-    client: Client, request: Request, program: Program | None = None, environ: Mapping[str, str] = os.environ
+    client: Client,
+    request: SubmitRequest,
+    program: FunctionProgram | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Submit:
     """Parse and check everything: the command to deliver, but for its id.
 
@@ -135,7 +138,9 @@ def prepare(
     return prepared
 
 
-def assembled(inventory: Inventory, request: Request, who: Submitter, program: Program | None = None) -> Submit:
+def assembled(
+    inventory: Inventory, request: SubmitRequest, who: Submitter, program: FunctionProgram | None = None
+) -> Submit:
     """Parse and check what needs no more than the inventory; see `prepare`."""
     now = time.time()
     request = _in_one_partition(request, inventory)
@@ -236,21 +241,21 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
         Queued(client.reader, quotas).check(user, spec, count)
 
 
-class _Shape(NamedTuple):
+class _RequestParts(NamedTuple):
     """What was asked for, and the equal parts that it makes in one partition."""
 
-    tasks: Tasks
+    tasks: TaskRequest
     may: _Resizing
     asked: ResourceRequest
-    sized: Size
+    sized: SizedRequest
     tasks_per_node: int
 
 
-def _shape(request: Request, inventory: Inventory) -> _Shape:
+def _shape(request: SubmitRequest, inventory: Inventory) -> _RequestParts:
     tasks = _tasks(request)
     may = _resizing(request, tasks, inventory)
     asked = _resources(request, tasks, may)
-    if tasks == Tasks():
+    if tasks == TaskRequest():
         sized, tasks_per_node = size(asked, inventory), 1
     elif may.resizable:
         raise UsageError("a resizable job has one task per node", "omit --resizable, or the task options")
@@ -258,10 +263,10 @@ def _shape(request: Request, inventory: Inventory) -> _Shape:
         sized, tasks_per_node = size_by_tasks(asked, tasks, inventory)
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
-    return _Shape(tasks, may, asked, sized, tasks_per_node)
+    return _RequestParts(tasks, may, asked, sized, tasks_per_node)
 
 
-def _in_one_partition(request: Request, inventory: Inventory) -> Request:
+def _in_one_partition(request: SubmitRequest, inventory: Inventory) -> SubmitRequest:
     """Return the request in the first of the partitions that it names whose nodes, when free, can hold the job.
 
     Raises:
@@ -302,7 +307,7 @@ class _Resizing(NamedTuple):
     filled_in: bool = False
 
 
-def _resizing(request: Request, tasks: Tasks, inventory: Inventory) -> _Resizing:
+def _resizing(request: SubmitRequest, tasks: TaskRequest, inventory: Inventory) -> _Resizing:
     """As asked; what was left out as the partition says."""
     try:
         place = ResourceRequest(
@@ -314,7 +319,7 @@ def _resizing(request: Request, tasks: Tasks, inventory: Inventory) -> _Resizing
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
     shaped |= request.exclusive or request.max_spread is not None or request.share is not None
-    shaped |= tasks != Tasks()
+    shaped |= tasks != TaskRequest()
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
@@ -333,7 +338,7 @@ def _resizing(request: Request, tasks: Tasks, inventory: Inventory) -> _Resizing
     return _Resizing(True, filled, options.base_size(filled, base), rules, filled_in=True)
 
 
-def _elastic(request: Request, may: _Resizing, asked: ResourceRequest, base: Size) -> Elastic:
+def _elastic(request: SubmitRequest, may: _Resizing, asked: ResourceRequest, base: SizedRequest) -> Elastic:
     cooldown_s = options.duration("--cooldown", request.cooldown)
     batch = options.batch(request.batch) or may.rules.batch
     return elastic_of(base, asked, may.sizes, batch, may.rules.cooldown_s if cooldown_s is None else cooldown_s)
@@ -347,7 +352,9 @@ def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
     return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 
-def _placement(request: Request, tasks: Tasks, sized: Size, resizable: bool, inventory: Inventory) -> dict[str, Any]:
+def _placement(
+    request: SubmitRequest, tasks: TaskRequest, sized: SizedRequest, resizable: bool, inventory: Inventory
+) -> dict[str, Any]:
     """How far apart its nodes may be, and how long it waits for near ones: as asked, else as the partition says.
 
     Where the job says how far, and not on how many nodes, it may be spread over more than the fewest.
@@ -355,7 +362,7 @@ def _placement(request: Request, tasks: Tasks, sized: Size, resizable: bool, inv
     partition = known_partition(inventory, sized.partition)
     spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
     gpus, most = sized.nodes * sized.gpus_per_node, None
-    shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != Tasks()
+    shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != TaskRequest()
     if spread in ("rack", "any") and not (shaped or resizable):
         most = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
@@ -366,13 +373,13 @@ def _placement(request: Request, tasks: Tasks, sized: Size, resizable: bool, inv
     }
 
 
-def _resources(request: Request, tasks: Tasks, may: _Resizing) -> ResourceRequest:
+def _resources(request: SubmitRequest, tasks: TaskRequest, may: _Resizing) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
         raise UsageError(f"--flavor {request.flavor} and --exclusive cannot be combined", "use one of the two")
     cores = options.cores(request.cpus, may.resizable)
     memory = options.memory(request.mem, may.resizable)
     said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
-    if request.exclusive and not said and tasks == Tasks():
+    if request.exclusive and not said and tasks == TaskRequest():
         cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,
@@ -398,9 +405,9 @@ def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
     check_use(spec, user_name(os.getuid()), known_reservations(client, now), client.inventory)
 
 
-def _tasks(request: Request) -> Tasks:
+def _tasks(request: SubmitRequest) -> TaskRequest:
     node = request.mem_per_node
-    return Tasks(
+    return TaskRequest(
         ntasks=request.ntasks,
         ntasks_per_node=request.ntasks_per_node,
         cpus_per_task=request.cpus_per_task,
@@ -412,7 +419,7 @@ def _tasks(request: Request) -> Tasks:
     )
 
 
-def _workdir(request: Request, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None) -> str | None:
+def _workdir(request: SubmitRequest, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None) -> str | None:
     """Scripts start in the folder they are submitted from, as in Slurm, wherever the job has it."""
     if request.script is None or partition is None:
         return None
@@ -430,7 +437,7 @@ def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:
     return len(indices), indices[0], indices[-1], steps.pop() if len(steps) == 1 else 1
 
 
-def _default_name(request: Request) -> str:
+def _default_name(request: SubmitRequest) -> str:
     """The program's name, else the image's."""
     source = request.command[0] if request.command else (request.image or "").partition(":")[0]
     name = source.rstrip("/").rpartition("/")[2][:MAX_NAME]

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpusched.client.sizing import ResourceRequest, Size, partition_of, size
+from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, size
 from gpusched.config.validate import MAX_COUNT, nodes_that_hold, usable_nodes
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.units import count_of
 
 
-class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for besides the totals; None: it was left out. ``mem_per_node_mib`` 0: all that nodes have."""
 
     ntasks: int | None = None
@@ -30,7 +30,7 @@ _CORES = ("cpus_per_task", "cpus_per_gpu")
 _MEMORY = ("mem_per_node_mib", "mem_per_gpu_mib", "mem_per_cpu_mib")
 
 
-def size_by_tasks(asked: ResourceRequest, tasks: Tasks, inventory: Inventory) -> tuple[Size, int]:
+def size_by_tasks(asked: ResourceRequest, tasks: TaskRequest, inventory: Inventory) -> tuple[SizedRequest, int]:
     """Equal parts on the fewest nodes, and how many tasks each of them has.
 
     Without a number of tasks there is one on each node; of GPUs by task only, as many as there are GPUs for. Cores are
@@ -68,7 +68,7 @@ def size_by_tasks(asked: ResourceRequest, tasks: Tasks, inventory: Inventory) ->
     )
 
 
-def _check(asked: ResourceRequest, tasks: Tasks) -> None:
+def _check(asked: ResourceRequest, tasks: TaskRequest) -> None:
     given = {name: value for name, value in msgspec.structs.asdict(tasks).items() if value is not None}
     for name, value in given.items():
         if not (0 if name in ("gpus_per_task", "mem_per_node_mib") else 1) <= value <= MAX_COUNT and "mib" not in name:
@@ -82,7 +82,7 @@ def _check(asked: ResourceRequest, tasks: Tasks) -> None:
         raise UsageError(f"--flavor {asked.flavor} and {_option(said[0])} cannot be combined", "use one of the two")
 
 
-def _node_count(asked: ResourceRequest, tasks: Tasks) -> int | None:
+def _node_count(asked: ResourceRequest, tasks: TaskRequest) -> int | None:
     """How many nodes the request names; None: the fewest."""
     if asked.nodes is not None:
         return asked.nodes
@@ -94,8 +94,8 @@ def _node_count(asked: ResourceRequest, tasks: Tasks) -> int | None:
 
 
 def _over(
-    asked: ResourceRequest, tasks: Tasks, count: int, nodes: list[Node], inventory: Inventory
-) -> tuple[Size, int]:
+    asked: ResourceRequest, tasks: TaskRequest, count: int, nodes: list[Node], inventory: Inventory
+) -> tuple[SizedRequest, int]:
     gpus = asked.gpus if asked.gpus is not None or asked.gpus_per_node is None else asked.gpus_per_node * count
     ntasks = _count(asked, tasks, count, gpus)
     on_each = _on_each(ntasks, count)
@@ -138,7 +138,7 @@ def _over(
     return found, on_each
 
 
-def _count(asked: ResourceRequest, tasks: Tasks, nodes: int, gpus: int | None) -> int:
+def _count(asked: ResourceRequest, tasks: TaskRequest, nodes: int, gpus: int | None) -> int:
     if tasks.ntasks is not None:
         return tasks.ntasks
     if tasks.ntasks_per_node is not None:
@@ -156,7 +156,7 @@ def _on_each(ntasks: int, nodes: int) -> int:
     return ntasks // nodes
 
 
-def _all_memory(found: Size, nodes: list[Node]) -> int:
+def _all_memory(found: SizedRequest, nodes: list[Node]) -> int:
     """MiB that each of so many nodes has at least: those with most memory of those that are large enough."""
     enough = [n.memory_mib for n in nodes if n.gpus >= found.gpus_per_node and n.cores >= found.cores_per_node]
     return sorted(enough, reverse=True)[found.nodes - 1] if len(enough) >= found.nodes else found.memory_mib_per_node
@@ -166,7 +166,7 @@ def _option(name: str) -> str:
     return "--" + name.removesuffix("_mib").replace("_", "-")
 
 
-def _said(asked: ResourceRequest, tasks: Tasks) -> str:
+def _said(asked: ResourceRequest, tasks: TaskRequest) -> str:
     """The request in its own options."""
     words: Iterable[tuple[str, object]] = (
         ("--gpus", asked.gpus), ("--gpus-per-node", asked.gpus_per_node), ("--cpus", asked.cores),

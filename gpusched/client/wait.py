@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver, refusal, stored_jobs, surplus_refusal
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 
 POLL_S = 0.5
 OUTPUT_S = 30.0
@@ -28,7 +28,7 @@ EXIT_CODES = {
 }
 
 
-def exit_code(job: Job) -> int:
+def exit_code(job: JobRecord) -> int:
     """0..255: a COMPLETED or FAILED job's own code, else the code of its state."""
     code = EXIT_CODES[job.state]
     if job.state is JobState.FAILED and job.exit_code:
@@ -36,12 +36,12 @@ def exit_code(job: Job) -> int:
     return code
 
 
-def worst_exit_code(jobs: Iterable[Job]) -> int:
+def worst_exit_code(jobs: Iterable[JobRecord]) -> int:
     """The highest of the jobs' codes."""
     return max(map(exit_code, jobs), default=0)
 
 
-def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> list[Job]:
+def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> list[JobRecord]:
     """Wait until all of the jobs (tasks of arrays included) have ended and their ``-o`` files are whole; the jobs then.
 
     Raises:
@@ -51,14 +51,14 @@ def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> l
     return wait_for_ids(client, [t.id for t in Resolver(client).targets(texts)], timeout_s)
 
 
-def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) -> list[Job]:
+def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) -> list[JobRecord]:
     """The same for whole ids, which the store need not know yet: a shared inbox shows nobody what lies in it.
 
     Raises:
         GpuschedError: Not ended in time, or refused by the controller.
     """
     until = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-    ended: dict[str, list[Job]] = {}
+    ended: dict[str, list[JobRecord]] = {}
     for _ in _changes(client, until):
         for target in targets:
             if target not in ended and (jobs := _ended(client, target)) is not None:
@@ -71,7 +71,7 @@ def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) ->
     raise GpuschedError(f"still running after {timeout_s:g} s: {', '.join(left[:8])}")
 
 
-def _wait_for_output(client: Client, jobs: Iterable[Job], until: float) -> None:
+def _wait_for_output(client: Client, jobs: Iterable[JobRecord], until: float) -> None:
     """Wait until the nodes have written the rest of the jobs' ``-o`` files.
 
     A container's output reaches its file through the engine, whose last lines come after the end: GPUs are not held
@@ -103,7 +103,7 @@ def _changes(client: Client, until: float) -> Iterator[None]:
             yield
 
 
-def _ended(client: Client, target: str) -> list[Job] | None:
+def _ended(client: Client, target: str) -> list[JobRecord] | None:
     """The jobs of an id once all have ended; None before.
 
     Raises:

@@ -9,26 +9,26 @@ from gpusched.config.users import user_name
 from gpusched.model.arrays import part_of
 from gpusched.model.commands import Submit
 from gpusched.model.indices import spans_of
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.queue.inbox import Received
 
 IN_INBOX = "InInbox"
 _MESSAGE = "submitted; not yet queued by the controller"
 
 
-def inbox_jobs(client: Client) -> list[Job]:
+def inbox_jobs(client: Client) -> list[JobRecord]:
     """Jobs of the submissions in the inbox that this user may read, oldest first; an array as one row."""
     found = (received for received in client.inbox.waiting() if isinstance(received, Received))
     return [job for received in found for job in _jobs_of(received)]
 
 
-def inbox_job(client: Client, job_id: str) -> list[Job]:
+def inbox_job(client: Client, job_id: str) -> list[JobRecord]:
     """The jobs of one submission by its whole id: in a shared installation users cannot list the inbox."""
     received = client.inbox.submission(job_id)
     return _jobs_of(received) if received else []
 
 
-def _jobs_of(received: Received) -> list[Job]:
+def _jobs_of(received: Received) -> list[JobRecord]:
     submit, uid = received.command, received.uid
     if not isinstance(submit, Submit):
         return []
@@ -39,8 +39,8 @@ def _jobs_of(received: Received) -> list[Job]:
     return [part_of(msgspec.structs.replace(job, array_id=submit.id), spans)] if spans else []
 
 
-def _job(submit: Submit, uid: int) -> Job:
-    return Job(
+def _job(submit: Submit, uid: int) -> JobRecord:
+    return JobRecord(
         id=submit.id,
         user=user_name(uid),
         uid=uid,

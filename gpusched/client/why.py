@@ -19,13 +19,13 @@ from gpusched.config.users import user_name
 from gpusched.model import ids
 from gpusched.model.arrays import chosen, first_of, part_of, wanted
 from gpusched.model.indices import both, without
-from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
 from gpusched.model.units import count_of
 from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
 
 if TYPE_CHECKING:
-    from gpusched.config.weights import Model
+    from gpusched.config.weights import TrainedModel
     from gpusched.model.snapshot import Snapshot
     from gpusched.sched.sizing.explain import SizesNow
 
@@ -58,7 +58,7 @@ def why(client: Client, text: str) -> Why:
     )
 
 
-def _why(client: Client, job: Job) -> Why:
+def _why(client: Client, job: JobRecord) -> Why:
     warning = client.warning()
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
@@ -77,7 +77,7 @@ def _why(client: Client, job: Job) -> Why:
     )
 
 
-def _message(job: Job) -> str:
+def _message(job: JobRecord) -> str:
     if job.state is JobState.COMPLETING:
         return f"ending ({job.message})" if job.message else "ending"
     if job.message:
@@ -95,7 +95,7 @@ def _message(job: Job) -> str:
     }.get(job.state, "")
 
 
-def _steps(job: Job) -> tuple[str, ...]:
+def _steps(job: JobRecord) -> tuple[str, ...]:
     if job.reason == "LaunchFailed":
         return ("correct the error and submit it again; nothing has run",)
     step = _ENDED_STEPS.get(job.state)
@@ -105,7 +105,7 @@ def _steps(job: Job) -> tuple[str, ...]:
 def dry_run(client: Client, spec: JobSpec) -> Why:
     """What `why` would say of this request, had it been queued now (``submit --dry-run``)."""
     now, uid = time.time(), os.getuid()
-    job = Job(
+    job = JobRecord(
         id=ids.mint(now),
         user=user_name(uid),
         uid=uid,
@@ -119,7 +119,7 @@ def dry_run(client: Client, spec: JobSpec) -> Why:
     return explain_pending(client, job)
 
 
-def explain_pending(client: Client, job: Job) -> Why:
+def explain_pending(client: Client, job: JobRecord) -> Why:
     """The explanation of a pending job, which may be in the inbox or nowhere yet."""
     from gpusched.client.forecast import look_ahead
     from gpusched.sched.explain import explain
@@ -147,7 +147,7 @@ def explain_pending(client: Client, job: Job) -> Why:
     )
 
 
-def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | None]:
+def sizes_of_pending(client: Client, job: JobRecord) -> tuple[Snapshot, SizesNow | None]:
     """The cluster as the store knows it, with this pending job; and where it is resizable what it would get."""
     snapshot = _snapshot(client, job)
     if job.spec.elastic is None:
@@ -157,7 +157,7 @@ def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | Non
     return sizes_now(snapshot, job.id, _sizing_agent(client, snapshot, job.spec.partition))
 
 
-def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[str, Model]:
+def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[str, TrainedModel]:
     """The weights by which an agent chooses sizes there now; none where a rule does."""
     policy = snapshot.policies.get(partition)
     if policy is None or policy.agent is None or not policy.traits.sizes or client.reader is None:
@@ -170,7 +170,7 @@ def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[st
         return {}
 
 
-def _cost_of(client: Client, job: Job, racks: int | None) -> str:
+def _cost_of(client: Client, job: JobRecord, racks: int | None) -> str:
     """What it would cost not to wait for one rack, where that is known; or ""."""
     if client.reader is None or racks is None:
         return ""
@@ -180,14 +180,14 @@ def _cost_of(client: Client, job: Job, racks: int | None) -> str:
     return found[0] if found is not None else ""
 
 
-def _cleared_for(client: Client, job: Job) -> list[str]:
+def _cleared_for(client: Client, job: JobRecord) -> list[str]:
     """Who is being stopped for it at this moment."""
     active = client.reader.active() if client.reader else []
     stopping = ((other.id, other.ending.preemptions) for other in active if other.ending is not None)
     return [f"job {other} is being stopped for it" for other, why in stopping if why and why.for_job == job.id]
 
 
-def _around(row: Job, job: Job) -> list[Job]:
+def _around(row: JobRecord, job: JobRecord) -> list[JobRecord]:
     """A row of the queue without this job: of its array what comes before it, and what comes after it."""
     if not row.tasks or row.array_id != job.array_id or job.array_index is None:
         return [row]
@@ -196,7 +196,7 @@ def _around(row: Job, job: Job) -> list[Job]:
     return [part_of(row, part) for part in parts if part] if both(row.tasks, ((at, at),)) else [row]
 
 
-def _snapshot(client: Client, job: Job) -> Snapshot:
+def _snapshot(client: Client, job: JobRecord) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue.
 
     Where an agent is out, its fallback is the policy, as in the controller.
@@ -216,7 +216,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
     rows = [part for row in (*queued, *stored) for part in _around(row, job)]
     pending = {j.id: j for j in (*rows, job)}
 
-    def lookup(job_id: str) -> list[Job]:
+    def lookup(job_id: str) -> list[JobRecord]:
         if reader and (jobs := reader.standing(job_id)):
             return jobs
         base, spans = wanted(job_id)

@@ -16,7 +16,7 @@ RankKey = tuple[str, int, int]  # job id, attempt, rank
 REFUSED = "refused"  # begins the error of an operation that no node would take: the job's fault, not the node's
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
+class NodeObservation(msgspec.Struct, frozen=True, kw_only=True):
     """What a node answered. ``began``: when it was asked (Unix seconds); the answer is no older than that."""
 
     began: float
@@ -55,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank.job_id, self.rank.attempt, self.rank.rank
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an operation ended. ``error`` is "" when it was done; ``transient`` when asking again makes sense."""
 
     operation: Operation
@@ -64,12 +64,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     transient: bool = False
 
 
-class Cluster(Protocol):
+class ClusterBackend(Protocol):
     """The port to the nodes: `SshCluster` is the one there is; the simulator has none."""
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
-    ) -> dict[str, Observation]:
+    ) -> dict[str, NodeObservation]:
         """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones.
 
         Nodes whose names are ``known`` need not be asked again.
@@ -78,7 +78,7 @@ class Cluster(Protocol):
     def perform(self, operations: Iterable[Operation]) -> None:
         """Take operations on; returns at once."""
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[OperationOutcome]:
         """Works that ended since the last call."""
 
     def busy(self) -> frozenset[RankKey]:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from gpusched.cluster.logfiles import log_file
 from gpusched.model.resources import LogSettings
-from gpusched.nodes.transport import Script, Transport, TransportError
+from gpusched.nodes.transport import RemoteScript, Transport, TransportError
 
 _MIB = 1024 * 1024
 _BLOCK = 65536
@@ -46,7 +46,7 @@ class _Unreadable(Exception):
 
 
 def collect_log(
-    transport: Transport, script: Script, destination: Path, settings: LogSettings, readers: Iterable[int] = ()
+    transport: Transport, script: RemoteScript, destination: Path, settings: LogSettings, readers: Iterable[int] = ()
 ) -> str:
     """Stream a log (`Runtime.log`) into ``destination``, replacing it when complete; returns "" or what went wrong.
 
@@ -66,11 +66,11 @@ def collect_log(
     return ""
 
 
-def _fetch(transport: Transport, script: Script, file: BinaryIO, cap: int) -> None:
+def _fetch(transport: Transport, script: RemoteScript, file: BinaryIO, cap: int) -> None:
     head_room, most = cap // 4, cap - cap // 4
     argv = ("sh", "-c", _KEEP, "sh", str(head_room // _BLOCK), str(most), *script.argv)
     tail, dropped, ending = bytearray(), 0, _Ending()
-    for chunk in ending.before(transport.stream(Script(argv, script.stdin))):
+    for chunk in ending.before(transport.stream(RemoteScript(argv, script.stdin))):
         if head_room:
             file.write(chunk[:head_room])
             chunk, head_room = chunk[head_room:], head_room - min(len(chunk), head_room)

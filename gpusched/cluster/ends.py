@@ -31,7 +31,7 @@ class EndWatch:
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id = cluster_id
         self._lock = threading.Lock()
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _NodeChannel] = {}
         self._is_open = False
         self._wake: Callable[[], None] = lambda: None
 
@@ -44,7 +44,7 @@ class EndWatch:
         with self._lock:
             if not self._is_open or reading.containers is None:
                 return
-            node = self._nodes.setdefault(name, _Node(self._cluster_id, name, self._wake))
+            node = self._nodes.setdefault(name, _NodeChannel(self._cluster_id, name, self._wake))
         node.update(awaited(reading), transport)
 
     def is_due(self, probing: Container[str]) -> bool:
@@ -80,7 +80,7 @@ class EndWatch:
             self.drop(name)
 
 
-class _Node:
+class _NodeChannel:
     """One node's channel, and when the node is to be asked because of what came over it.
 
     Attributes:

@@ -8,9 +8,9 @@ from typing import Literal
 from gpusched.cluster.slurmenv import slurm_variables
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
-from gpusched.model.jobs import Job, NodeAllocation, container_name
+from gpusched.model.jobs import JobRecord, NodeAllocation, container_name
 from gpusched.model.outputs import expand_error, expand_output
-from gpusched.model.resources import Inventory, Node, RuntimeName, Sharing
+from gpusched.model.resources import Inventory, Node, RuntimeName, SharingSettings
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files, step_ports
 from gpusched.nodes.runtimes.base import LaunchRequest
 
@@ -19,7 +19,7 @@ _OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
 
 
 def launch_request(
-    job: Job,
+    job: JobRecord,
     part: NodeAllocation,
     inventory: Inventory,
     cluster_id: str,
@@ -81,7 +81,7 @@ def launch_request(
     )
 
 
-def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[str, str]:
+def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> dict[str, str]:
     """The rank's environment: what launchers such as torchrun expect, gpusched's own, and Slurm's names for it.
 
     One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as Kubeflow's PyTorchJob
@@ -148,18 +148,18 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
     return defaults | dict(spec.env) | fixed
 
 
-def _mps(job: Job, node: Node) -> Sharing | None:
+def _mps(job: JobRecord, node: Node) -> SharingSettings | None:
     """Of a job that shares its GPUs by MPS, or may come to; it is a client from its start."""
     sharing = node.sharing if job.spec.share else None
     return sharing if sharing is not None and sharing.mode == "mps" else None
 
 
-def has_steps(job: Job) -> bool:
+def has_steps(job: JobRecord) -> bool:
     """Whether its nodes start tasks for each other: it has a script, and several nodes."""
     return job.spec.script is not None and job.allocation is not None and len(job.allocation.parts) > 1
 
 
-def _spool(job: Job, part: NodeAllocation, inventory: Inventory, key: str | None) -> dict[str, str]:
+def _spool(job: JobRecord, part: NodeAllocation, inventory: Inventory, key: str | None) -> dict[str, str]:
     spec = job.spec
     if spec.script is None:
         return {}
@@ -180,7 +180,7 @@ def _spool(job: Job, part: NodeAllocation, inventory: Inventory, key: str | None
     return spool_files(spec.script, settings, key)
 
 
-def hostfile(job: Job, inventory: Inventory) -> str:
+def hostfile(job: JobRecord, inventory: Inventory) -> str:
     """One line per rank: ``address slots=GPUS`` (slots=1 for a job without GPUs), as mpirun and DeepSpeed read it."""
     assert job.allocation is not None
     nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]

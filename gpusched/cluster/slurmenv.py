@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpusched.model.jobs import Job, NodeAllocation
+from gpusched.model.jobs import JobRecord, NodeAllocation
 
 
-def slurm_variables(job: Job, part: NodeAllocation) -> dict[str, str]:
+def slurm_variables(job: JobRecord, part: NodeAllocation) -> dict[str, str]:
     """Those that a job has with ``slurm_env`` or a script, besides what every job has of them."""
     assert job.allocation is not None
     spec, parts = job.spec, job.allocation.parts

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpusched.cluster.base import REFUSED, Observation, Operation, Outcome, RankKey
+from gpusched.cluster.base import REFUSED, NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.cluster.collecting import collect_log
 from gpusched.cluster.ends import EndWatch
 from gpusched.errors import GpuschedError, UsageError
@@ -28,7 +28,7 @@ from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, Runtime
 from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
-from gpusched.nodes.transport import Script, SessionRefused, Transport, TransportError
+from gpusched.nodes.transport import RemoteScript, SessionRefused, Transport, TransportError
 from gpusched.queue.clock import Clock
 
 OPERATION_TIMEOUT_S = 60.0
@@ -54,8 +54,8 @@ class SshCluster:
         self._nodes = {node.name: node for node in inventory.nodes}
         self._transports: dict[str, tuple[Node, Transport]] = {}
         self._wired: dict[str, tuple[str | None, float]] = {}  # which boot's wiring was read, and when
-        self._probes: dict[str, Future[Observation]] = {}
-        self._operations: dict[RankKey, Future[Outcome]] = {}
+        self._probes: dict[str, Future[NodeObservation]] = {}
+        self._operations: dict[RankKey, Future[OperationOutcome]] = {}
         self._changed: dict[str, float] = {}  # nodes where a rank was changed, when, of which nobody has heard since
         # Pools of their own: nodes that do not answer, and operations that hang, must not keep the healthy ones' probes
         # waiting for a thread.
@@ -82,7 +82,7 @@ class SshCluster:
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
-    ) -> dict[str, Observation]:
+    ) -> dict[str, NodeObservation]:
         """See `Cluster.observe`. A node whose probe is still under way is not probed a second time.
 
         Patience is for nodes that answered last time; the others are heard when they have something to say.
@@ -107,13 +107,13 @@ class SshCluster:
                 self._slow.add(name)
         return {name: self._dated(observation) for name, observation in news.items()}
 
-    def _dated(self, observation: Observation) -> Observation:
+    def _dated(self, observation: NodeObservation) -> NodeObservation:
         offset, result = self._dates.offset, observation.result
         if isinstance(result, NodeReading) and result.clock_skew_s is not None:
             result = replace(result, clock_skew_s=result.clock_skew_s - offset)
-        return Observation(began=observation.began + offset, result=replace(result, time=result.time + offset))
+        return NodeObservation(began=observation.began + offset, result=replace(result, time=result.time + offset))
 
-    def _probe(self, node: Node) -> Observation:
+    def _probe(self, node: Node) -> NodeObservation:
         began = self._clock()
         try:
             # How GPUs are wired cannot change while a machine is up, cables seldom; asking for it takes longest.
@@ -126,11 +126,11 @@ class SshCluster:
                 self._wired[node.name] = reading.boot_id, began
             with contextlib.suppress(Exception):  # the reading stands; what has ended is seen at the next tick
                 self._ends.update(node.name, self._transport(node), reading)
-            return Observation(began=began, result=reading)
+            return NodeObservation(began=began, result=reading)
         except Exception as error:  # a probe must never end the cycle of the others
             told = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
         failure = ProbeFailure(node=node.name, time=self._clock(), kind=told.kind, reason=told.reason, hint=told.hint)
-        return Observation(began=began, result=failure)
+        return NodeObservation(began=began, result=failure)
 
     def _read(self, node: Node, want_links: bool = False) -> NodeReading:
         transport, settings = self._transport(node), self._inventory.settings
@@ -176,7 +176,7 @@ class SshCluster:
             self._pools[key] = ThreadPoolExecutor(most, thread_name_prefix=f"operation-{operation.node}")
         return self._pools[key]
 
-    def _do(self, operation: Operation) -> Outcome:
+    def _do(self, operation: Operation) -> OperationOutcome:
         error, transient = "", False
         try:
             if (node := self._nodes.get(operation.node)) is None:
@@ -194,7 +194,7 @@ class SshCluster:
             error, transient = f"{where}{problem.strerror or problem}", True
         except Exception as problem:  # likewise: one rank's trouble stays its own
             error = f"internal error: {problem!r}"
-        return Outcome(operation=operation, time=self._clock(), error=error, transient=transient)
+        return OperationOutcome(operation=operation, time=self._clock(), error=error, transient=transient)
 
     def _carry_out(self, operation: Operation, node: Node) -> str:
         """Do it; "" or the node's error."""
@@ -231,7 +231,7 @@ class SshCluster:
             error = collect_log(transport, left, Path(operation.result), caps, operation.readers)
         return error
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[OperationOutcome]:
         """See `Cluster.finished`."""
         done = [key for key, future in self._operations.items() if future.done()]
         outcomes = [self._operations.pop(key).result() for key in done]
@@ -274,6 +274,6 @@ class SshCluster:
             transport.close()
 
 
-def _run(transport: Transport, script: Script, timeout_s: float, also: int = 0) -> str:
+def _run(transport: Transport, script: RemoteScript, timeout_s: float, also: int = 0) -> str:
     result = transport.run(script, timeout_s)
     return "" if result.exit_code in (0, also) else result.complaint

@@ -29,7 +29,7 @@ from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from gpusched.compiled.folders import cache_folder
-from gpusched.compiled.loading import SUFFIX, Foreign, Store, kind_of, load, numba_version
+from gpusched.compiled.loading import SUFFIX, Foreign, VersionFolder, kind_of, load, numba_version
 
 KNOWN = "0.68."
 """The versions of numba whose internals `compiling` and `loading` go by begin so."""
@@ -162,7 +162,7 @@ class _Pass:
         except Foreign:
             return False
         folder = cache_folder(self._function.__module__)
-        return kind in self._ready or (folder is not None and Store(folder, self._function).has(kind))
+        return kind in self._ready or (folder is not None and VersionFolder(folder, self._function).has(kind))
 
     def version(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """That for such arguments."""
@@ -179,7 +179,7 @@ class _Pass:
         with _lock:
             if kind not in self._ready:
                 folder = cache_folder(self._function.__module__) if kept else None
-                store = None if folder is None else Store(folder, self._function)
+                store = None if folder is None else VersionFolder(folder, self._function)
                 ready = store and store.load(kind)
                 if not ready:
                     with _one_at_a_time(folder):
@@ -187,7 +187,7 @@ class _Pass:
                 self._ready[kind] = ready
         return self._ready[kind]
 
-    def _compiled(self, kind: object, args: tuple[object, ...], store: Store | None) -> Callable[..., Any]:
+    def _compiled(self, kind: object, args: tuple[object, ...], store: VersionFolder | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled
 
         machine, lasts = compiled(self.outer, args)

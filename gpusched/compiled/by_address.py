@@ -120,7 +120,7 @@ def _uncounted(value: Any) -> bool:
     return _lasting(value) or any(map(_uncounted, _parts(value).values()))
 
 
-class _Reader:
+class _AddressReader:
     """Reads for one function what came by address, and parts of it; their addresses it computes once, at the top."""
 
     def __init__(self, builder: Any) -> None:
@@ -185,7 +185,7 @@ class Lowering(Lower):
         blocks = self.func_ir.blocks.values()
         self._assigned = Counter(one.target.name for block in blocks for one in block.find_insts(numba_ir.Assign))
         self._lasting: dict[str, Any] = {}
-        _Reader(self.builder)
+        _AddressReader(self.builder)
 
     def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
         """Give a variable its value."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gpusched.compiled import _Pass
 from gpusched.compiled.folders import cache_folder
-from gpusched.compiled.loading import Machine
+from gpusched.compiled.loading import CompiledVersion
 
 # Where scipy is installed numba looks for its linear algebra, which no pass uses: that takes longer than all the rest.
 _without_scipy = sys.modules.setdefault("scipy", cast(Any, None)) is None
@@ -220,7 +220,7 @@ def _environments(module: Any) -> list[Any]:
     return [made for name in names if (made := _environment(name)) is not None]
 
 
-class _Kept(FunctionCache):
+class _StoredVersions(FunctionCache):
     """A function's compiled versions on disk, for others to be compiled with.
 
     A version that cannot be read (a power cut leaves such files), or is of other types (two processes may write one
@@ -260,7 +260,7 @@ def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = Fals
         error_model="numpy", nogil=True, pipeline_class=_Pipeline, forceinline=inlined, **wrappers
     )(function)  # fmt: skip
     if inner and cache_folder(function.__module__) is not None:
-        made._cache = cast(Any, _Kept)(function)
+        made._cache = cast(Any, _StoredVersions)(function)
     return made
 
 
@@ -269,7 +269,7 @@ def types_of(args: tuple[object, ...]) -> tuple[Any, ...]:
     return tuple(_typeof.typeof(arg, _typeof.Purpose.argument) for arg in args)
 
 
-def compiled(outer: Any, args: tuple[object, ...]) -> tuple[Machine, bool]:
+def compiled(outer: Any, args: tuple[object, ...]) -> tuple[CompiledVersion, bool]:
     """The version for such arguments, and whether other processes may run it, too."""
     types = types_of(args)
     collects = gc.isenabled()
@@ -285,7 +285,7 @@ def compiled(outer: Any, args: tuple[object, ...]) -> tuple[Machine, bool]:
             gc.enable()
 
 
-def _machine(result: Any) -> tuple[Machine, bool]:
+def _machine(result: Any) -> tuple[CompiledVersion, bool]:
     library = result.library
     module = library.optimized()
     named = [*module.functions, *module.global_variables]
@@ -293,7 +293,7 @@ def _machine(result: Any) -> tuple[Machine, bool]:
     bound = any(thing.name.startswith("numba.dynamic.globals") for thing in named)  # addresses in this process
     constants = {made.env_name: list(made.consts) for made in _environments(module)}
     code = library._codegen._tm.emit_object(module)
-    return Machine(
+    return CompiledVersion(
         result.fndesc.llvm_cpython_wrapper_name, result.environment.env_name, constants, tuple(needs), code
     ), not bound
 

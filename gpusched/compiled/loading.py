@@ -61,7 +61,7 @@ def kind_of(value: object) -> object:
     raise Foreign
 
 
-class Machine(NamedTuple):
+class CompiledVersion(NamedTuple):
     """One compiled version, as numba left it."""
 
     wrapper: str  # the function in it that Python calls
@@ -71,7 +71,7 @@ class Machine(NamedTuple):
     code: bytes
 
 
-class Store:
+class VersionFolder:
     """A function's versions in a folder; a file that is spoilt, cut short or another's is none."""
 
     def __init__(self, folder: Path, function: FunctionType) -> None:
@@ -90,13 +90,13 @@ class Store:
             kept, *rest = pickle.loads(data[32:])
         except Exception:  # a type that it names is no longer there
             return None
-        return load(self._function, Machine(*rest)) if kept == text else None
+        return load(self._function, CompiledVersion(*rest)) if kept == text else None
 
     def has(self, kind: object) -> bool:
         """Whether there is a file for arguments of this kind, sound or not."""
         return self._path(self._text(kind)).exists()
 
-    def save(self, kind: object, machine: Machine) -> None:
+    def save(self, kind: object, machine: CompiledVersion) -> None:
         """Keep it; where there is no room it is compiled in every process."""
         text = self._text(kind)
         if "<locals>" in text:  # another time the same name may be another type's
@@ -204,7 +204,7 @@ def _engine(llvm: Any) -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
 
 
-def load(function: FunctionType, machine: Machine) -> Callable[..., Any] | None:
+def load(function: FunctionType, machine: CompiledVersion) -> Callable[..., Any] | None:
     """What Python calls; None where this process lacks what it needs."""
     llvm, functions = _linked(), _extension("numba._dynfunc")
     # LLVM ends the process where a name in the code it loads means nothing.

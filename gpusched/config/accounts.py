@@ -7,7 +7,7 @@ import msgspec
 from gpusched.config.fields import is_name
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
-from gpusched.model.limits import Rule, takes
+from gpusched.model.limits import LimitRule, takes
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, format_duration
@@ -66,7 +66,7 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
         raise UsageError(f"--group {name}: {user} is not a member", f"{user} is a member of: {_listed(own)}")
 
 
-def _never(rule: Rule, spec: JobSpec) -> str:
+def _never(rule: LimitRule, spec: JobSpec) -> str:
     """Why a job could not run even if nothing else did; "": it could."""
     gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
     if rule.unit == "time_s":

@@ -13,7 +13,7 @@ from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
-from gpusched.model.resources import Node, RuntimeName, Sharing
+from gpusched.model.resources import Node, RuntimeName, SharingSettings
 from gpusched.model.units import amounts_of, count_of, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
@@ -326,11 +326,11 @@ def _limits(value: Value) -> Limits:
     return limits(value)
 
 
-def _sharing(value: Value) -> Sharing | None:
+def _sharing(value: Value) -> SharingSettings | None:
     values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
     if "mode" not in values:
         raise value.missing("mode", "mps, time-slicing or none")
-    return None if values["mode"] == "none" else Sharing(**values)
+    return None if values["mode"] == "none" else SharingSettings(**values)
 
 
 # The keys

@@ -43,14 +43,14 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
         FileError: The first thing wrong with it.
         UsageError: There is none.
     """
-    return _Reader(find_inventory() if path is None else path).inventory()
+    return _InventoryReader(find_inventory() if path is None else path).inventory()
 
 
 def inventory_errors(path: Path | str) -> list[FileError]:
     """Everything wrong with an inventory file, in the order it was noticed; empty when it is well."""
     errors: list[FileError] = []
     try:
-        _Reader(path, errors).inventory()
+        _InventoryReader(path, errors).inventory()
     except FileError as error:
         errors.append(error)
     return errors
@@ -78,7 +78,7 @@ def _resize_rules(value: Value, nodes: list[Node]) -> ResizeRules:
     return rules
 
 
-class _Reader:
+class _InventoryReader:
     """One reading of one file. With ``errors`` given, errors of a part are noted there and the next part is read."""
 
     def __init__(self, path: Path | str, errors: list[FileError] | None = None) -> None:

@@ -25,7 +25,7 @@ from gpusched.model.policy import (
     Order,
     Place,
     PolicySpec,
-    Preempting,
+    PreemptionSettings,
     Resizing,
     Sizing,
 )
@@ -215,7 +215,7 @@ def _resizing_of(section: Value) -> Resizing:
     return Resizing(**found)
 
 
-def _preempting_of(section: Value) -> Preempting:
+def _preempting_of(section: Value) -> PreemptionSettings:
     """What an agent that stops running jobs leaves alone."""
     fields = section.fields("a mapping with min_run, per_hour, restart", ("min_run", "per_hour", "restart"))
     found: dict[str, Any] = {
@@ -225,7 +225,7 @@ def _preempting_of(section: Value) -> Preempting:
     }
     if "per_hour" in fields:
         found["per_hour"] = fields["per_hour"].whole(0, 3600)
-    return Preempting(**found)
+    return PreemptionSettings(**found)
 
 
 def _seconds_or_none(text: str) -> float:
@@ -268,7 +268,9 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
         if AGENTS[spec.agent].places:
             meaning["schedulers"] = spec.schedulers
-        if spec.preempt != Preempting():  # left out where it is the default, so that other policies keep their versions
+        if (
+            spec.preempt != PreemptionSettings()
+        ):  # left out where it is the default, so that other policies keep their versions
             meaning["preempt"] = msgspec.to_builtins(spec.preempt)
     version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]
     return msgspec.structs.replace(spec, version=version)

@@ -32,7 +32,7 @@ class ModelError(GpuschedError):
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainedModel:
     """One partition's trained weights.
 
     Attributes:
@@ -75,7 +75,7 @@ def weights_file(folder: Path, partition: str) -> Path:
     return found[0] if not default.is_file() and len(found) == 1 else default
 
 
-def load_model(folder: Path, partition: str, agent: str) -> Model:
+def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
     """A partition's weights.
 
     Raises:
@@ -94,7 +94,7 @@ def _drawn(agent: str) -> bool:
     return any(name == agent and traits.places for name, traits in AGENTS.items())
 
 
-def load_file(path: Path, agent: str) -> Model:
+def load_file(path: Path, agent: str) -> TrainedModel:
     """The weights of one file.
 
     Raises:
@@ -120,7 +120,7 @@ def load_file(path: Path, agent: str) -> Model:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ModelError(f"{path}: {name} contains non-finite numbers", "train them again")
-    return Model(agent, arrays, about, digest_of(content), str(path))
+    return TrainedModel(agent, arrays, about, digest_of(content), str(path))
 
 
 def digest_of(content: bytes) -> str:

@@ -33,7 +33,7 @@ _RANGE = re.compile(
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 
 
-class _Node:
+class _YamlNode:
     """One node of the file: ``content`` is text, a list of nodes, or key -> (line of the key, node)."""
 
     __slots__ = ("content", "kind", "line", "plain")
@@ -57,7 +57,7 @@ class Value:
 
     __slots__ = ("_node", "file", "key", "line")
 
-    def __init__(self, file: str, key: str, line: int, node: _Node) -> None:
+    def __init__(self, file: str, key: str, line: int, node: _YamlNode) -> None:
         self.file, self.key, self.line, self._node = file, key, line, node
 
     # What stands there
@@ -206,7 +206,7 @@ def parse_text(text: str, file: str) -> Value:
     return Value(file, "", root.line, root)
 
 
-def _root(text: str, file: str) -> _Node:
+def _root(text: str, file: str) -> _YamlNode:
     try:
         return _Composer(text, file).document()
     except yaml.MarkedYAMLError:
@@ -250,14 +250,14 @@ class _Composer:
     def __init__(self, text: str, file: str) -> None:
         self._events: Iterator[Any] = _events(text)
         self._file = file
-        self._anchors: dict[str, tuple[_Node, int]] = {}  # with how many nodes each stands for
+        self._anchors: dict[str, tuple[_YamlNode, int]] = {}  # with how many nodes each stands for
         self._count = 0
 
-    def document(self) -> _Node:
+    def document(self) -> _YamlNode:
         next(self._events)  # the stream's start
         event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            return _Node("scalar", 1, "", plain=True)
+            return _YamlNode("scalar", 1, "", plain=True)
         root = self._node(next(self._events), 0, "")
         next(self._events)  # the document's end
         event = next(self._events)
@@ -265,7 +265,7 @@ class _Composer:
             self._refuse(event, "", "a second document (---)", "one")
         return root
 
-    def _node(self, event: Any, depth: int, key: str) -> _Node:
+    def _node(self, event: Any, depth: int, key: str) -> _YamlNode:
         kind = type(event)
         if kind is yaml.AliasEvent:
             if event.anchor not in self._anchors:
@@ -281,11 +281,11 @@ class _Composer:
         self._add(1, event, key)
         line = _line(event)
         if kind is yaml.ScalarEvent:
-            node = _Node("scalar", line, event.value, plain=event.implicit[0])
+            node = _YamlNode("scalar", line, event.value, plain=event.implicit[0])
         elif kind is yaml.SequenceStartEvent:
-            node = _Node("list", line, self._list(depth, key))
+            node = _YamlNode("list", line, self._list(depth, key))
         else:
-            node = _Node("mapping", line, self._mapping(depth, key))
+            node = _YamlNode("mapping", line, self._mapping(depth, key))
         if event.anchor is not None:
             self._anchors[event.anchor] = node, self._count - before
         return node
@@ -295,15 +295,15 @@ class _Composer:
         if self._count > _MAX_NODES:
             self._refuse(event, key, f"more than {_MAX_NODES:,} values, aliases followed", "fewer")
 
-    def _list(self, depth: int, key: str) -> list[_Node]:
-        nodes: list[_Node] = []
+    def _list(self, depth: int, key: str) -> list[_YamlNode]:
+        nodes: list[_YamlNode] = []
         while type(event := next(self._events)) is not yaml.SequenceEndEvent:
             nodes.append(self._node(event, depth + 1, f"{key}[{len(nodes)}]"))
         return nodes
 
-    def _mapping(self, depth: int, key: str) -> dict[str, tuple[int, _Node]]:
-        pairs: dict[str, tuple[int, _Node]] = {}
-        merged: dict[str, tuple[int, _Node]] = {}
+    def _mapping(self, depth: int, key: str) -> dict[str, tuple[int, _YamlNode]]:
+        pairs: dict[str, tuple[int, _YamlNode]] = {}
+        merged: dict[str, tuple[int, _YamlNode]] = {}
         while type(event := next(self._events)) is not yaml.MappingEndEvent:
             if type(event) is not yaml.ScalarEvent or event.tag is not None:
                 self._refuse(event, key, "a key that is not a word", "plain text as the key")
@@ -318,7 +318,7 @@ class _Composer:
                 pairs[name] = (line, node)
         return {**merged, **pairs} if merged else pairs
 
-    def _merge(self, event: Any, merged: dict[str, tuple[int, _Node]], node: _Node, key: str) -> None:
+    def _merge(self, event: Any, merged: dict[str, tuple[int, _YamlNode]], node: _YamlNode, key: str) -> None:
         for source in node.content if node.kind == "list" else [node]:
             if source.kind != "mapping":
                 self._refuse(event, _join(key, "<<"), f"a {source.kind}", "a mapping, or a list of them")

@@ -15,12 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from gpusched.cluster.base import Observation, Operation
+from gpusched.cluster.base import NodeObservation, Operation
 from gpusched.controller.fold import is_cancelled
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
-from gpusched.model.commands import Asked, Submit
-from gpusched.model.jobs import ENDED, Job, JobState, parse_container_name
+from gpusched.model.commands import RelayedCommand, Submit
+from gpusched.model.jobs import ENDED, JobRecord, JobState, parse_container_name
 from gpusched.model.readings import AskReading
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
@@ -34,7 +34,7 @@ SINCE_S = 86400.0  # of ended jobs, where sacct is not told which
 STALE_S = 3600.0  # nobody waits for the answer; it must be less than what is folded is remembered for
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
-Prepare = Callable[[Inventory, Job, AskReading], Submit | int]
+Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
 """What sbatch inside a job asks for: the submission, or which word (0: stdin) names the script, to be asked for."""
 
 
@@ -50,7 +50,7 @@ class Asking:
     def __init__(self, store: Store, inbox: Inbox, prepare: Prepare | None = None) -> None:
         self._store, self._inbox, self._prepare = store, inbox, prepare
 
-    def answers(self, observations: Mapping[str, Observation], inventory: Inventory, now: float) -> list[Operation]:
+    def answers(self, observations: Mapping[str, NodeObservation], inventory: Inventory, now: float) -> list[Operation]:
         """Return the answers to what is asked on these nodes; what must be folded first has to wait for its."""
         read = Counter[int]()
         asks = [
@@ -75,7 +75,7 @@ class Asking:
         return operations
 
     def _answer(
-        self, job: Job, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
+        self, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
     ) -> tuple[int, str] | None:
         """Return exit code and text; None: it is not done yet."""
         program, words = ask.words[0], ask.words[1:]
@@ -98,7 +98,7 @@ class Asking:
             return 1, f"{program}: error: {error}\n"
 
     def _submitted(
-        self, prepare: Prepare, job: Job, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
+        self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, read: Counter[int], now: float
     ) -> tuple[int, str] | None:
         """Queue the job that sbatch asks for; its id, made of the request's name, says whether that was done."""
         match = _ID.fullmatch(ask.id)
@@ -132,14 +132,14 @@ class Asking:
             self._inbox.deliver(msgspec.structs.replace(found, id=new, time=now, asked_by=job.id))
         return None
 
-    def _own(self, job: Job, now: float, ended: bool) -> list[Job]:
+    def _own(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
         """Return the jobs of its user: the latest ones, and itself."""
         states = None if ended else frozenset(JobState) - ENDED
         found = self._store.jobs(states=states, user=job.user, since=now - SINCE_S if ended else None, limit=MAX_JOBS)
         return [one for one in found if one.uid == job.uid]
 
     def _done(
-        self, act: Literal["cancel", "requeue"], words: Sequence[str], job: Job, ask: AskReading, now: float
+        self, act: Literal["cancel", "requeue"], words: Sequence[str], job: JobRecord, ask: AskReading, now: float
     ) -> tuple[int, str] | None:
         file = f"{job.id}-{job.attempt}-{ask.id}"
         if self._store.was_folded(f"{file}.asked"):
@@ -156,5 +156,7 @@ class Asking:
         if act == "requeue" and job.id in names and is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
         with contextlib.suppress(FileExistsError):  # it lies there already
-            self._inbox.deliver(Asked(time=now, job_id=job.id, attempt=job.attempt, act=act, job_ids=names), name=file)
+            self._inbox.deliver(
+                RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=act, job_ids=names), name=file
+            )
         return None

@@ -6,19 +6,19 @@ cannot be asked ends anybody's work.
 
 from __future__ import annotations
 
-from gpusched.controller.ranks import ReconcileInput, Seen
-from gpusched.model.jobs import Job
+from gpusched.controller.ranks import RankStatus, ReconcileInput
+from gpusched.model.jobs import JobRecord
 
 REASON = "InactiveLimit"
 """Slurm's word for an allocation whose command is gone."""
 
 
-def is_awaited(job: Job, seen: list[Seen]) -> bool:
+def is_awaited(job: JobRecord, seen: list[RankStatus]) -> bool:
     """Whether all is made ready, and the first who attaches will start it."""
     return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in seen)
 
 
-def given_up(job: Job, seen: list[Seen], world: ReconcileInput) -> str:
+def given_up(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> str:
     """Why it is to be ended, as nobody is attached; "" where it is not."""
     kept = job.spec.session
     if kept is None:
@@ -30,7 +30,7 @@ def given_up(job: Job, seen: list[Seen], world: ReconcileInput) -> str:
     return f"nobody attached for {kept} s (settings.session_keep)"
 
 
-def _alone_s(first: Seen, world: ReconcileInput) -> float | None:
+def _alone_s(first: RankStatus, world: ReconcileInput) -> float | None:
     """Seconds since somebody was attached, else since there was something to attach to; None: not known."""
     container = first.container
     assert container is not None

@@ -6,20 +6,20 @@ import msgspec
 
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
-from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, operation_on, update
-from gpusched.controller.resizing import heard, note_of, requeue_resized
+from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult, is_idle, operation_on, update
+from gpusched.controller.resizing import note_of, requeue_resized, update_save_status
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, JobState, Preemptions
+from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.units import format_memory
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import RankRecord
 
 
-def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
+def complete(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     """The next step of a job that is COMPLETING."""
     ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
-    ending = heard(step, ending, seen, world)
+    ending = update_save_status(step, ending, seen, world)
     left = False
     for s in seen:
         if s.phase in ("gone", "exited", "failed", "lost", "absent"):
@@ -41,7 +41,7 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         _close(step, seen, ending, world)
 
 
-def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | None:
+def _own_end(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
     """How a job ends that a policy meant to stop, and that had come to its own end before; None elsewhere.
 
     Only what ended before the decision, and was sent no signal, has ended by itself: many a job that is told to end
@@ -74,7 +74,7 @@ def _decided(ending: Ending) -> float | None:
     return ending.preemptions.times[-1] if ending.preemptions is not None else None
 
 
-def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | None:
+def _asked_late(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> Ending | None:
     """A new grace for a job that is stopped for another and that nobody has asked to end: it is to save its work.
 
     The controller was down meanwhile, or the node could not be reached. None: it needs none.
@@ -91,7 +91,7 @@ def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending |
     return again
 
 
-def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
+def _press(step: ReconcileResult, s: RankStatus, ending: Ending, world: ReconcileInput) -> None:
     """Ask a rank to end, then make it; at once where its work is saved."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
@@ -107,7 +107,7 @@ def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
             step.operations.append(operation_on("signal", s, signal=polite, note=note_of(step.job, ending)))
 
 
-def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) -> None:
+def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world: ReconcileInput) -> None:
     """All ranks are gone: the outcome becomes the job's state, or it goes back to the queue."""
     job, now = step.job, world.now
     finished = [s.rank.finished_at for s in seen if s.rank.finished_at is not None]
@@ -148,19 +148,19 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     step.events.append(event)
 
 
-def _may_retry(job: Job) -> bool:
+def _may_retry(job: JobRecord) -> bool:
     """What people worked in is not begun anew: they are gone."""
     return job.spec.requeue and (job.spec.session is None or job.start_time is None)
 
 
-def _stopped(job: Job, preemptions: Preemptions, seen: list[Seen], end: float) -> Preemptions:
+def _stopped(job: JobRecord, preemptions: Preemptions, seen: list[RankStatus], end: float) -> Preemptions:
     """With what the stopped attempt ran; one that was lost with its node has saved nothing that one could count on."""
     if job.start_time is None or any(s.rank.finished_at is None for s in seen):
         return preemptions
     return preemptions.with_run(end - job.start_time, job.attempt > 1)
 
 
-def failure_of(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
+def failure_of(job: JobRecord, rank: RankRecord) -> tuple[JobState, str, str]:
     """What becomes of a job by a rank that failed: its state, and why in a word and in a sentence."""
     where = f"rank {rank.rank} on {rank.node}"
     if rank.oom_killed:

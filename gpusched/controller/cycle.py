@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.cluster.base import Cluster, Observation, Operation, RankKey
+from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, RankKey
 from gpusched.config.paths import log_path, result_path
 from gpusched.controller.asking import Asking, Prepare
 from gpusched.controller.deciding import Decider
@@ -18,26 +18,26 @@ from gpusched.controller.fold import CommandApplier
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
-from gpusched.controller.ledger import Ledger
+from gpusched.controller.ledger import UsageWriter
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.controller.outputs import Collecting, readers_of
 from gpusched.controller.planning import Planner
 from gpusched.controller.progress import note_progress
-from gpusched.controller.promoting import LivePolicies, take_up
-from gpusched.controller.ranks import ReconcileInput, Step, rank_key
+from gpusched.controller.promoting import LivePolicies, load_active_policies
+from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.tidy import forget_jobs, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
 from gpusched.queue.snapshots import held_gpus
-from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Run, Store
+from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, RunRecord, Store
 
 REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
@@ -52,7 +52,7 @@ class Cycle:
         state: Path,
         inventory: Inventory,
         policies: dict[str, PolicySpec],
-        cluster: Cluster,
+        cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = lambda text: None,
         prepare: Prepare | None = None,
@@ -71,7 +71,7 @@ class Cycle:
         self._collecting = Collecting()
         self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
-        self._ledger = Ledger(store)
+        self._ledger = UsageWriter(store)
         self._asking = Asking(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id, say)
         self._settling = Settling(store, self._collecting, self._launcher.errors)
@@ -91,7 +91,7 @@ class Cycle:
         now = self._clock()
         self._settling.settle(self._cluster.finished())
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
-        policies = take_up(self._store, self.inventory, self.policies, now)
+        policies = load_active_policies(self._store, self.inventory, self.policies, now)
         self._decider.look(*policies, now)
         recent = skipped = self._recently_read(now)
         needed = self._observe_and_decide(patience_s, skipped, recent, policies)
@@ -140,11 +140,11 @@ class Cycle:
 
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
-        self._decider.warm_up(*take_up(self._store, self.inventory, self.policies, self._clock()))
+        self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
-    def _record(self, observations: dict[str, Observation], now: float) -> list[Operation]:
+    def _record(self, observations: dict[str, NodeObservation], now: float) -> list[Operation]:
         """Fold this cycle's news into nodes, jobs, ranks and usage, in one transaction; returns what is to be done."""
         before = self._store.node_records()
         active = self._store.active()
@@ -184,13 +184,13 @@ class Cycle:
 
     def _reconcile(
         self,
-        active: list[Job],
+        active: list[JobRecord],
         ranks: list[RankRecord],
         before: dict[str, NodeRecord],
         records: dict[str, NodeRecord],
-        observations: dict[str, Observation],
+        observations: dict[str, NodeObservation],
         now: float,
-    ) -> list[Step]:
+    ) -> list[ReconcileResult]:
         settings = self.inventory.settings
         allocated = {p.node for job in active if job.allocation for p in job.allocation.parts}
         world = ReconcileInput(
@@ -209,7 +209,7 @@ class Cycle:
         return [_step(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
 
     def _apply_steps(
-        self, steps: list[Step], records: dict[str, NodeRecord], events: list[Event], now: float
+        self, steps: list[ReconcileResult], records: dict[str, NodeRecord], events: list[Event], now: float
     ) -> list[Operation]:
         operations: list[Operation] = []
         for step in steps:
@@ -226,7 +226,7 @@ class Cycle:
         self._store.put_jobs(step.job for step in steps if step.events)
         return operations
 
-    def _judge_launch(self, step: Step, records: dict[str, NodeRecord], now: float) -> list[Event]:
+    def _judge_launch(self, step: ReconcileResult, records: dict[str, NodeRecord], now: float) -> list[Event]:
         """What a launch that failed, or worked, says about the nodes; changes ``records``."""
         if step.launch_failed is None and step.began is None:
             return []
@@ -258,7 +258,7 @@ class Cycle:
             self._secrets.programs.forget_unless(self._store.has_unended)
 
     def _tidy(
-        self, observations: dict[str, Observation], records: dict[str, NodeRecord], now: float
+        self, observations: dict[str, NodeObservation], records: dict[str, NodeRecord], now: float
     ) -> list[Operation]:
         current = {(job.id, job.attempt) for job in self._store.active()}
         ranks = self._store.ranks()
@@ -292,22 +292,22 @@ class Cycle:
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
 
-def _step(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
+def _step(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
     """A job's next step. One whose step raises is set aside, so that it never ends the cycle of all the others."""
     try:
         return reconcile_job(job, ranks, world)
     except Exception as error:
         failed, event = set_aside(job, error, world.now)
         began = job.start_time is not None
-        return Step(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
+        return ReconcileResult(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
 
 
-def run_of(job: Job, inventory: Inventory) -> Run:
+def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
     """The present attempt of a job that has begun to run."""
     assert job.allocation is not None
     assert job.start_time is not None
     partition = inventory.partition(job.spec.partition)
-    return Run(
+    return RunRecord(
         job_id=job.id,
         attempt=job.attempt,
         user=job.user,
@@ -325,7 +325,7 @@ def run_of(job: Job, inventory: Inventory) -> Run:
     )
 
 
-def share_of(job: Job, partition: Partition) -> float:
+def share_of(job: JobRecord, partition: Partition) -> float:
     """λ of the paper's Eq. 4: the job's part of the partition, by the resource it takes most of (its dominant share).
 
     For the paper's flavors, whose GPUs, cores and memory are in proportion, that is Table 2's rate.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.config.weights import Model, ModelError, load_model, weights_file
+from gpusched.config.weights import ModelError, TrainedModel, load_model, weights_file
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan
 from gpusched.model.policy import PolicySpec
@@ -36,9 +36,9 @@ class Weights:
     """The weights of agents in use, read again when their file changes. Nobody else holds these arrays."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[object, Model | str]] = {}
+        self._kept: dict[str, tuple[object, TrainedModel | str]] = {}
 
-    def of(self, partition: str, spec: PolicySpec, digest: str = "") -> Model | str:
+    def of(self, partition: str, spec: PolicySpec, digest: str = "") -> TrainedModel | str:
         """A partition's weights, or in one line why they cannot be used; ``digest``: what they must have ("": any)."""
         stamp = (spec.folder, digest, _stamp(weights_file(Path(spec.folder), partition)))
         kept = self._kept.get(partition)
@@ -47,7 +47,7 @@ class Weights:
         return kept[1]
 
 
-def _load(partition: str, spec: PolicySpec, digest: str) -> Model | str:
+def _load(partition: str, spec: PolicySpec, digest: str) -> TrainedModel | str:
     assert spec.agent is not None
     try:
         model = load_model(Path(spec.folder), partition, spec.agent)
@@ -69,14 +69,14 @@ def _stamp(file: Path) -> tuple[str, int, int, int] | None:
     return str(file), status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class Asked:
+class AgentDecision:
     """One decision of one agent, on a thread of its own and on arrays of its own.
 
     A thread cannot be ended from outside. So the answer of one that is late is thrown away, and its agent is not asked
     again before it has come.
     """
 
-    def __init__(self, partition: str, spec: PolicySpec, model: Model | None, snapshot: Snapshot) -> None:
+    def __init__(self, partition: str, spec: PolicySpec, model: TrainedModel | None, snapshot: Snapshot) -> None:
         self.model = model
         self._partition, self._budget_s = partition, spec.budget_s
         self._snapshot = only(snapshot, partition, spec)
@@ -130,12 +130,12 @@ class Decider:
     def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._say = store, say
         self._weights = Weights()
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, AgentDecision] = {}
         self._warm: set[str] = set()
-        self._resting: dict[str, tuple[Model, float]] = {}
+        self._resting: dict[str, tuple[TrainedModel, float]] = {}
         self._out: dict[str, Fallback] = dict(store.fallbacks())
         self._remarks: dict[str, str] = {}
-        self._blamed: dict[str, Model | str] = {}  # the weights with which an agent was found to be out
+        self._blamed: dict[str, TrainedModel | str] = {}  # the weights with which an agent was found to be out
 
     def warm_up(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]) -> None:
         """Compile, or load, the passes of the agents in charge, so that their first decision is not late."""
@@ -156,7 +156,7 @@ class Decider:
 
     def _agents(
         self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]
-    ) -> Iterator[tuple[str, PolicySpec, Model | str]]:
+    ) -> Iterator[tuple[str, PolicySpec, TrainedModel | str]]:
         for name, spec in policies.items():
             if spec.agent is not None:
                 yield name, spec, self._weights.of(name, spec, digests.get(name, ""))
@@ -193,7 +193,7 @@ class Decider:
         self._remarks |= decision.plan.remarks
         return decision
 
-    def _ask(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> Asked | str:
+    def _ask(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> AgentDecision | str:
         """Begin to ask an agent, or why that is of no use now."""
         weights = self._weights.of(name, spec, digests.get(name, ""))
         self._blamed[name] = weights
@@ -203,10 +203,10 @@ class Decider:
         thinking = before is not None and before.model is weights and before.thinking
         if thinking or (late is weights and snapshot.now < until):
             return late_line(spec.budget_s)
-        self._asked[name] = Asked(name, spec, weights, snapshot)
+        self._asked[name] = AgentDecision(name, spec, weights, snapshot)
         return self._asked[name]
 
-    def _answer(self, name: str, spec: PolicySpec, asked: Asked | str, now: float) -> tuple[Plan | None, str]:
+    def _answer(self, name: str, spec: PolicySpec, asked: AgentDecision | str, now: float) -> tuple[Plan | None, str]:
         """The plan, if there is one, and why it is not the agent's, or ""."""
         if isinstance(asked, str):
             return None, asked

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpusched.errors import GpuschedError
 from gpusched.estimation.predictor import USUAL_NAME, Estimator, LastTwo, Predictor
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
@@ -62,7 +62,7 @@ class Estimates:
         return self._predictor
 
 
-def estimated(estimator: Estimator, ended: Iterable[Job], new: Iterable[Job]) -> list[Estimate]:
+def estimated(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
     """What is expected of each new job, at most its limit, by those that had ended when it was submitted."""
     waiting = {job.id: job for job in new}
     past = {job.id: job for job in ended if job.id not in waiting}

@@ -14,15 +14,15 @@ from gpusched.config.accounts import accounted, priority_of
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
-from gpusched.controller.promoting import PolicyDesk
-from gpusched.controller.reserving import ReservationDesk
+from gpusched.controller.promoting import PolicyCommandHandler
+from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
-from gpusched.model.arrays import part_of, story_of, which
+from gpusched.model.arrays import event_log_id, part_of, which
 from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
-from gpusched.model.jobs import ENDED, Ending, Job, JobSpec, JobState
+from gpusched.model.jobs import ENDED, Ending, JobRecord, JobSpec, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Settings
 from gpusched.model.units import count_of
@@ -40,14 +40,14 @@ MAX_FAILURES = 100  # of one round: on a full disk all will fail
 EARLY_S = 2.0
 MOST_TOLD = 20  # files of one user and cycle that were no commands, one by one
 TASK_BYTES = 300  # about what a waiting job takes besides its spec
-OUR_DISK = (sqlite3.OperationalError, OSError)  # what passes, and no command is to blame for
+STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # what passes, and no command is to blame for
 
 _OF_VALUES = (sqlite3.IntegrityError, sqlite3.DataError)  # the store is well, and cannot take what was asked for
 
 _OF_POLICIES = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """A command that is well formed but may not, or cannot, be done; the text says why in one line."""
 
 
@@ -93,7 +93,7 @@ class CommandApplier:
                     taken = [self._take(item, now, told) for item in self._items(names)]
                     self._refuse_many(told, now)
                     self._secrets.sync()
-            except OUR_DISK:
+            except STORAGE_ERRORS:
                 taken = self._one_by_one(names, now)
         for file_name, good in taken:
             (self._inbox.remove if good else self._inbox.refuse)(file_name)
@@ -144,7 +144,7 @@ class CommandApplier:
                     done = self._take(item, now, Counter())
                     self._secrets.sync()
                 taken.append(done)  # not before the commit: its file is removed
-            except OUR_DISK as error:
+            except STORAGE_ERRORS as error:
                 self._forget_counts()
                 self._inbox.put_off(item.file_name)
                 left.append(error)
@@ -170,7 +170,7 @@ class CommandApplier:
                     why = f"{user_name(uid)} has more than {MAX_WAITING} commands in the inbox"
                     data = {"file": f"{len(names)} files", "why": why, "surplus": len(names)}
                     self._store.append([Event(time=now, kind="refused_command", user=user_name(uid), data=data)])
-        except OUR_DISK:
+        except STORAGE_ERRORS:
             return  # they stay until it can be recorded
         for uid, names in surplus.items():
             self._inbox.discard(names)
@@ -200,7 +200,7 @@ class CommandApplier:
                     self._apply(command, caller, now)
                 except Damaged:
                     raise
-                except (Refused, GpuschedError) as error:  # what was done before it counts
+                except (CommandRefused, GpuschedError) as error:  # what was done before it counts
                     self._refuse(item.file_name, caller.name, str(error), now)
         except Exception as error:  # one command that nobody thought of must not stop all others for ever
             if isinstance(error, STORE_FAULTS) and not isinstance(error, _OF_VALUES):
@@ -220,7 +220,7 @@ class CommandApplier:
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
         if self._inventory.engine == "slurm" and not isinstance(command, _OF_POLICIES):
-            raise Refused("Slurm is the engine here: use its own commands")
+            raise CommandRefused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
                 if command.asked_by:
@@ -235,7 +235,7 @@ class CommandApplier:
                 self._each(command, caller, lambda job: self._release(job, caller, now), now)
             case commands.Requeue():
                 self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
-            case commands.Asked():
+            case commands.RelayedCommand():
                 self._asked(command, caller, now)
             case commands.SetPriority():
                 self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
@@ -264,27 +264,27 @@ class CommandApplier:
         """Queue a job for the user of the one that asks for it, who has no more powers there than others have."""
         asking = self._asking(command.asked_by, caller)
         if asking is None:
-            raise Refused(f"there is no job {command.asked_by[:40]}")
+            raise CommandRefused(f"there is no job {command.asked_by[:40]}")
         if is_cancelled(asking):
-            raise Refused(f"job {asking.id} was cancelled")
+            raise CommandRefused(f"job {asking.id} was cancelled")
         if command.spec.secret_names:  # it knows its own
             kept = self._secrets.read(asking.id) or {}
             secrets = {name: kept[name] for name in command.spec.secret_names if name in kept}
             command = msgspec.structs.replace(command, secrets=secrets)
         self._submit(command, Caller(asking.uid, asking.user, admin=False), now, asking)
 
-    def _submit(self, command: commands.Submit, caller: Caller, now: float, asking: Job | None = None) -> None:
+    def _submit(self, command: commands.Submit, caller: Caller, now: float, asking: JobRecord | None = None) -> None:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
-            raise Refused(f"{command.id[:40]!r} is not a job id")
+            raise CommandRefused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
         command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
         self._check_mounts(command, caller, asking)
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
-            raise Refused(f"secrets named and secrets passed differ: {', '.join(sorted(missing))}")
+            raise CommandRefused(f"secrets named and secrets passed differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):
-            raise Refused(f"job {command.id} already exists")
+            raise CommandRefused(f"job {command.id} already exists")
         _check_program(command)
         job = self._job(_within(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
@@ -300,7 +300,7 @@ class CommandApplier:
             self._programs_size[caller.uid] += program
         self._store.put_jobs([job])
         data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
-        self._store.append([Event(time=now, kind="submitted", job_id=story_of(job), user=job.user, data=data)])
+        self._store.append([Event(time=now, kind="submitted", job_id=event_log_id(job), user=job.user, data=data)])
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
@@ -313,7 +313,7 @@ class CommandApplier:
         try:
             return accounted(spec, user, self._inventory)
         except UsageError as error:
-            raise Refused(error.line()) from None
+            raise CommandRefused(error.line()) from None
 
     def _forget_counts(self) -> None:
         self._waiting = None
@@ -327,7 +327,7 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, job: Job, caller: Caller, program: int) -> tuple[int, int]:
+    def _room_for(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
         """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
 
         ``program``: so many bytes of it are in a file.
@@ -336,7 +336,7 @@ class CommandApplier:
         count, size = self._queued.get(caller.name, (0, 0))
         most = settings.max_queued_jobs_per_user
         if count + job.count > most:
-            raise Refused(
+            raise CommandRefused(
                 f"{caller.name} has {count} of {count_of(most, 'pending job')}; {job.count} more exceed the limit "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
@@ -345,24 +345,24 @@ class CommandApplier:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
         whole = size + program + self._programs_size.get(caller.uid, 0)
         if whole > settings.max_queued_mib_per_user << 20:
-            raise Refused(
+            raise CommandRefused(
                 f"the pending jobs of {caller.name} would take {whole >> 20} MiB, more than the allowed "
                 f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
-    def _check_by_jobs(self, job: Job) -> None:
+    def _check_by_jobs(self, job: JobRecord) -> None:
         """That its user's jobs may queue so many more: a script that queues itself twice must not fill the queue."""
         if job.user not in self._by_jobs:
             self._by_jobs[job.user] = self._store.waiting_by_jobs(job.user)
         count, most = self._by_jobs[job.user], self._inventory.settings.max_queued_jobs_by_jobs
         if count + job.count > most:
-            raise Refused(
+            raise CommandRefused(
                 f"{job.user} has {count} of {count_of(most, 'pending job')} that jobs submit; {job.count} more exceed "
                 "the limit (settings.max_queued_jobs_by_jobs of inventory.yaml)"
             )
 
-    def _check_mounts(self, command: commands.Submit, caller: Caller, asking: Job | None) -> None:
+    def _check_mounts(self, command: commands.Submit, caller: Caller, asking: JobRecord | None) -> None:
         if self._caller(caller.uid).admin:
             if asking is not None:
                 _check_mounts_again(command.spec, asking)
@@ -372,20 +372,22 @@ class CommandApplier:
             source = os.path.normpath(mount.source)
             if not any(source == a or source.startswith(a.rstrip("/") + "/") for a in allowed):
                 places = ", ".join(allowed) or "nothing"
-                raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
+                raise CommandRefused(
+                    f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}"
+                )
 
-    def _job(self, command: commands.Submit, caller: Caller, now: float) -> Job:
+    def _job(self, command: commands.Submit, caller: Caller, now: float) -> JobRecord:
         """The job, or the row that all tasks of the array share."""
         spec = command.spec
         if (spec.priority > 0 or spec.nice < 0) and not caller.admin:
-            raise Refused("--priority above 0, or --nice below, needs an admin; --nice lowers your own")
+            raise CommandRefused("--priority above 0, or --nice below, needs an admin; --nice lowers your own")
         if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
-            raise Refused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
+            raise CommandRefused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
         if command.array is not None and not all(0 <= index <= MAX_ARRAY_INDEX for index in command.array):
-            raise Refused(f"indices of an array go from 0 to {MAX_ARRAY_INDEX}")
+            raise CommandRefused(f"indices of an array go from 0 to {MAX_ARRAY_INDEX}")
         if command.max_running is not None and not 0 < command.max_running <= MAX_ARRAY_TASKS:
-            raise Refused("at least one task of an array must be allowed to run at once")
-        job = Job(
+            raise CommandRefused("at least one task of an array must be allowed to run at once")
+        job = JobRecord(
             id=command.id,
             user=caller.name,
             uid=caller.uid,
@@ -408,7 +410,7 @@ class CommandApplier:
         self,
         command: commands.JobCommand,
         caller: Caller,
-        act: Callable[[Job], tuple[Job, Event] | None],
+        act: Callable[[JobRecord], tuple[JobRecord, Event] | None],
         now: float,
     ) -> None:
         """Act on each named job; what cannot be done for one is recorded and does not keep the others from it.
@@ -429,14 +431,16 @@ class CommandApplier:
                         if changed[0] != job:  # tasks that differ in nothing stay together
                             self._store.put_jobs([changed[0]])
                         self._store.append([changed[1]])
-                except Refused as refused:
+                except CommandRefused as refused:
                     problems.append(str(refused))
                     data: dict[str, object] = {"command": what, "why": str(refused)}
                     self._store.append([self._event("refused", job, caller, now, data)])
         if problems:
-            raise Refused("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else ""))
+            raise CommandRefused(
+                "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+            )
 
-    def _cancel(self, job: Job, caller: Caller, at_once: bool, now: float) -> tuple[Job, Event] | None:
+    def _cancel(self, job: JobRecord, caller: Caller, at_once: bool, now: float) -> tuple[JobRecord, Event] | None:
         if job.state in ENDED:
             return None
         message = f"cancelled by {caller.name}"
@@ -445,22 +449,22 @@ class CommandApplier:
             return move(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
 
-    def _requeue(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event] | None:
+    def _requeue(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event] | None:
         message = f"requeued by {caller.name}"
         if job.state is JobState.PENDING:
             return None
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
-                raise Refused(f"job {job.id}: its secrets were deleted when it ended; submit it again")
+                raise CommandRefused(f"job {job.id}: its secrets were deleted when it ended; submit it again")
             if job.spec.function and not self._programs.of(job.uid).has(job.id):
-                raise Refused(f"job {job.id}: its function was deleted when it ended; submit it again")
+                raise CommandRefused(f"job {job.id}: its function was deleted when it ended; submit it again")
             own = job.spec.group in self._inventory.groups.of(job.user)  # else it counts for whom its user is with now
             spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
             again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
             try:
                 self._by_class.check(again.user, again.spec, again.count)
             except UsageError as error:
-                raise Refused(f"job {job.id}: {error.line()}") from None
+                raise CommandRefused(f"job {job.id}: {error.line()}") from None
             self._by_class.add(again.user, again.spec, again.count)
             fields = back_in_queue(message) | {
                 "retries": 0,
@@ -470,7 +474,7 @@ class CommandApplier:
             return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
-    def _asked(self, command: commands.Asked, caller: Caller, now: float) -> None:
+    def _asked(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
         """Do what a job asked for from inside: as its user, whose powers over others' jobs it does not have."""
         job = self._asking(command.job_id, caller)
         if job is None or job.attempt != command.attempt:
@@ -483,21 +487,23 @@ class CommandApplier:
             requeue = commands.Requeue(time=command.time, job_ids=command.job_ids)
             self._each(requeue, inside, lambda one: self._requeue_from_inside(one, job, inside, now), now)
 
-    def _asking(self, job_id: str, caller: Caller) -> Job | None:
+    def _asking(self, job_id: str, caller: Caller) -> JobRecord | None:
         """The job that asks, by the controller's word."""
         if caller.uid != os.getuid():
-            raise Refused("only the controller passes on what jobs ask for")
+            raise CommandRefused("only the controller passes on what jobs ask for")
         return self._store.job(job_id)
 
-    def _requeue_from_inside(self, job: Job, asking: Job, inside: Caller, now: float) -> tuple[Job, Event] | None:
+    def _requeue_from_inside(
+        self, job: JobRecord, asking: JobRecord, inside: Caller, now: float
+    ) -> tuple[JobRecord, Event] | None:
         """As `_requeue`, but a job that somebody cancelled does not bring itself back, in the trap of its signal."""
         if job.id == asking.id and is_cancelled(job):
-            raise Refused(f"job {job.id} was cancelled")
+            raise CommandRefused(f"job {job.id} was cancelled")
         return self._requeue(job, inside, now)
 
     def _end(
-        self, job: Job, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
-    ) -> tuple[Job, Event] | None:
+        self, job: JobRecord, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
+    ) -> tuple[JobRecord, Event] | None:
         """Begin to end a job that holds resources, or change how it will end."""
         kill_at = now + (0 if at_once else self._inventory.settings.grace_s)
         why: dict[str, Any] = {"reason": reason, "message": message}
@@ -512,58 +518,62 @@ class CommandApplier:
             return changed, Event(time=now, kind="ending", job_id=job.id, user=job.user, data=data)
         return None
 
-    def _hold(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
+    def _hold(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
         self._must_be_pending(job)
         if job.held_by == "admin" and not caller.admin:
             # A hold of one's own would make it one to release.
-            raise Refused(f"job {job.id} is already held by an admin")
+            raise CommandRefused(f"job {job.id} is already held by an admin")
         by = "admin" if caller.admin and caller.uid != job.uid else "user"
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 
-    def _release(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
+    def _release(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event]:
         self._must_be_pending(job)
         if job.held_by == "admin" and not caller.admin:
-            raise Refused(f"job {job.id} is held by an admin")
+            raise CommandRefused(f"job {job.id} is held by an admin")
         return msgspec.structs.replace(job, held_by=""), self._event("released", job, caller, now)
 
-    def _priority(self, job: Job, caller: Caller, priority: int, now: float) -> tuple[Job, Event]:
+    def _priority(self, job: JobRecord, caller: Caller, priority: int, now: float) -> tuple[JobRecord, Event]:
         self._must_be_pending(job)
         if abs(priority) > MAX_PRIORITY:
-            raise Refused(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+            raise CommandRefused(f"a priority is between -{MAX_PRIORITY} and {MAX_PRIORITY}")
         if priority > job.priority and not caller.admin:
-            raise Refused(f"job {job.id}: raising a priority (from {job.priority} to {priority}) needs an admin")
+            raise CommandRefused(f"job {job.id}: raising a priority (from {job.priority} to {priority}) needs an admin")
         event = self._event("priority", job, caller, now, {"from": job.priority, "to": priority})
         return msgspec.structs.replace(job, priority=priority), event
 
     @staticmethod
-    def _must_be_pending(job: Job) -> None:
+    def _must_be_pending(job: JobRecord) -> None:
         if job.state is not JobState.PENDING:
-            raise Refused(f"job {job.id} is {job.state}, not PENDING")
+            raise CommandRefused(f"job {job.id} is {job.state}, not PENDING")
 
     @staticmethod
-    def _event(kind: str, job: Job, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
+    def _event(kind: str, job: JobRecord, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
         facts = {"by": caller.name} | (data or {}) | which(job)
-        return Event(time=now, kind=kind, job_id=story_of(job), user=job.user, data=facts)
+        return Event(time=now, kind=kind, job_id=event_log_id(job), user=job.user, data=facts)
 
     # -- commands on policies ------------------------------------------------------------------------------------
 
-    def _policies(self, caller: Caller) -> PolicyDesk:
+    def _policies(self, caller: Caller) -> PolicyCommandHandler:
         if not caller.admin:
-            raise Refused(f"{caller.name} is not an admin; only admins may promote (settings.admins of inventory.yaml)")
-        return PolicyDesk(self._store, self._inbox.tmp.parents[1], self._inventory)
+            raise CommandRefused(
+                f"{caller.name} is not an admin; only admins may promote (settings.admins of inventory.yaml)"
+            )
+        return PolicyCommandHandler(self._store, self._inbox.tmp.parents[1], self._inventory)
 
     # -- commands on reservations --------------------------------------------------------------------------------
 
-    def _reservations(self, caller: Caller) -> ReservationDesk:
+    def _reservations(self, caller: Caller) -> ReservationCommandHandler:
         if not caller.admin:
-            raise Refused(f"{caller.name} is not an admin; only admins may reserve (settings.admins of inventory.yaml)")
-        return ReservationDesk(self._store, self._inventory)
+            raise CommandRefused(
+                f"{caller.name} is not an admin; only admins may reserve (settings.admins of inventory.yaml)"
+            )
+        return ReservationCommandHandler(self._store, self._inventory)
 
     # -- commands on nodes ---------------------------------------------------------------------------------------
 
     def _nodes(self, names: tuple[str, ...], caller: Caller, now: float, *, drain: str | None) -> None:
         if not caller.admin:
-            raise Refused(
+            raise CommandRefused(
                 f"{caller.name} is not an admin; only admins may drain and resume (settings.admins of inventory.yaml)"
             )
         records = self._store.node_records()
@@ -581,10 +591,10 @@ class CommandApplier:
             data = {"reason": drain} if drain else {}
             self._store.append([Event(time=now, kind=kind, node=name, user=caller.name, data=data)])
         if unknown:
-            raise Refused(f"no such node: {', '.join(unknown)}")
+            raise CommandRefused(f"no such node: {', '.join(unknown)}")
 
 
-def is_cancelled(job: Job) -> bool:
+def is_cancelled(job: JobRecord) -> bool:
     """Whether somebody cancelled it, even if it has not ended yet."""
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
 
@@ -603,22 +613,24 @@ def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
     return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
-def _check_mounts_again(spec: JobSpec, asking: Job) -> None:
+def _check_mounts_again(spec: JobSpec, asking: JobRecord) -> None:
     """That a user who may mount anything has no more mounted by the job inside than that job has itself.
 
     Of its very mounts only: in a folder that it can write to, it may have put a link to anywhere.
     """
     for mount in spec.mounts:
         if not any(mount.source == own.source and own.read_only <= mount.read_only for own in asking.spec.mounts):
-            raise Refused(f"mount of {mount.source}: a job can only pass on mounts of its own")
+            raise CommandRefused(f"mount of {mount.source}: a job can only pass on mounts of its own")
 
 
 def _check_program(command: commands.Submit) -> None:
     """That a function and its program come together."""
     if bool(command.spec.function) != bool(command.program) or (command.task_programs and not command.program):
-        raise Refused("a job with a function needs its program; other jobs must not have one")
+        raise CommandRefused("a job with a function needs its program; other jobs must not have one")
     if command.task_programs and len(command.task_programs) != len(set(command.array or ())):
-        raise Refused(f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array")
+        raise CommandRefused(
+            f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array"
+        )
 
 
 def _storable(file_name: str) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpusched.controller.peers import Peer, talk
+from gpusched.controller.peers import RelayPeer, talk
 from gpusched.errors import GpuschedError
 from gpusched.model import relay as wire
 from gpusched.model.resources import Node, Settings
@@ -21,7 +21,9 @@ _ASK_S = 30.0
 _MOST_ADDRESSES = 1000
 
 
-def join(peer: Peer, node: Node, settings: Settings, ref: AttemptRef, request: wire.Attach, kept_s: float) -> bytes:
+def join(
+    peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, request: wire.Attach, kept_s: float
+) -> bytes:
     """Connect a client with a job until either ends; returns the last frame.
 
     It is the client who is noted to be there: as soon as it is gone, nobody is, whatever becomes of the node's end.
@@ -77,7 +79,7 @@ class Tunnels:
         self._open: dict[Node, tuple[Transport, int]] = {}
         self._addresses: dict[str, str] = {}
 
-    def forward(self, peer: Peer, node: Node, settings: Settings, ref: AttemptRef, port: int) -> bytes:
+    def forward(self, peer: RelayPeer, node: Node, settings: Settings, ref: AttemptRef, port: int) -> bytes:
         """Connect a client with a port of a job until either ends; returns the last frame.
 
         Raises:

@@ -11,7 +11,7 @@ from gpusched.cluster.requests import has_steps, launch_request, master_port
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -36,12 +36,12 @@ class Launcher:
     def intend(
         self,
         inventory: Inventory,
-        job: Job,
+        job: JobRecord,
         allocation: Allocation,
         policy: PolicySpec,
         ports: set[int | None],
         now: float,
-    ) -> tuple[Job, list[RankRecord]]:
+    ) -> tuple[JobRecord, list[RankRecord]]:
         """Write the intent to start a pending job into the store, before anything is sent.
 
         To ``ports``, the MASTER_PORTs in use, the job's is added.
@@ -61,7 +61,7 @@ class Launcher:
         self._store.append([event])
         return job, ranks
 
-    def launches(self, inventory: Inventory, job: Job, ranks: Iterable[RankRecord]) -> list[Operation]:
+    def launches(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
         """The operations that launch these ranks; what cannot be launched at all is noted in ``errors``."""
         operations = []
         for rank in ranks:
@@ -77,7 +77,7 @@ class Launcher:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return operations
 
-    def _launch(self, inventory: Inventory, job: Job, rank: RankRecord) -> Operation:
+    def _launch(self, inventory: Inventory, job: JobRecord, rank: RankRecord) -> Operation:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
@@ -97,7 +97,7 @@ class Launcher:
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
 
-def _rank_record(inventory: Inventory, job: Job, part: NodeAllocation, now: float) -> RankRecord:
+def _rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now: float) -> RankRecord:
     node = inventory.node(part.node)
     assert node is not None
     return RankRecord(
@@ -113,7 +113,7 @@ def _rank_record(inventory: Inventory, job: Job, part: NodeAllocation, now: floa
     )
 
 
-def _run_as(job: Job) -> tuple[int, int] | None:
+def _run_as(job: JobRecord) -> tuple[int, int] | None:
     if job.uid == os.getuid():
         return None
     try:

@@ -16,7 +16,7 @@ import msgspec
 
 from gpusched.cluster.base import REFUSED
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.resources import Inventory
 from gpusched.model.units import count_of
 from gpusched.queue.store import SUSPENDED_BY, FailedLaunch, NodeRecord
@@ -91,12 +91,12 @@ def _own_paths(spec: JobSpec) -> list[str]:
     return [path for path in paths if path.startswith("/") and path.rstrip("/")]
 
 
-def image_of(job: Job) -> str:
+def image_of(job: JobRecord) -> str:
     """By which images are told apart; "" is the partition's own."""
     return job.spec.image or ""
 
 
-def is_jobs_fault(fault: Fault, job: Job, node: str, failures: Failures) -> bool:
+def is_jobs_fault(fault: Fault, job: JobRecord, node: str, failures: Failures) -> bool:
     """Whether a launch that failed on ``node`` is the job's fault, so that no other node need be tried.
 
     Where others failed, too, by all nodes' ``failures``, it may be the node.
@@ -107,7 +107,7 @@ def is_jobs_fault(fault: Fault, job: Job, node: str, failures: Failures) -> bool
     return fault is Fault.JOB or (fault is Fault.NODE and len(set(nodes)) >= NODES_TO_FAIL_ON)
 
 
-def _others_failed(failures: tuple[FailedLaunch, ...], job: Job) -> bool:
+def _others_failed(failures: tuple[FailedLaunch, ...], job: JobRecord) -> bool:
     mine = (job.user, image_of(job))
     return any(f.verdict != "job" and (f.user, f.image) != mine for f in failures)
 

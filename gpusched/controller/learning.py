@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpusched.model.interference import Link, Measured, Neighbour, PaceOn, Shape, kind_of
-from gpusched.model.jobs import Job
+from gpusched.model.interference import JobShape, Link, Neighbour, PaceOn, PaceSample, kind_of
+from gpusched.model.jobs import JobRecord
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory
-from gpusched.queue.store import Run, Store
+from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.interference.beliefs import learned
 
 MOST_AT_ONCE = 64  # attempts that a cycle learns from, so that it is not held up where very many end together
@@ -18,22 +18,23 @@ _MOST_BESIDE = 64  # neighbours that are looked at, the longest ones first
 _LEAST_SHARE = 0.01
 
 
-def learn(store: Store, inventory: Inventory, ended: Sequence[Job]) -> None:
+def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> None:
     """Take up what these attempts told, inside the transaction that writes down their end: once, or not at all.
 
     ``ended``: the jobs as they ran, with their allocation. What they told late in the attempt counts: the window of
     `JobProgress.steps_per_s`, and who was beside them then.
     """
-    told: list[tuple[Job, _Told]] = []
+    told: list[tuple[JobRecord, _AttemptPace]] = []
     for job in ended:
         if job.allocation is not None and job.allocation.gpus and len(told) < MOST_AT_ONCE:
             of_attempt = (one for one in store.progress_of_job(job.id) if one.attempt == job.attempt)
-            told += [(job, _Told(pace, one.since, one.at)) for one in of_attempt if (pace := _pace(one)) is not None
+            told += [(job, _AttemptPace(pace, one.since,
+            one.at)) for one in of_attempt if (pace := _pace(one)) is not None
                      and one.since is not None and one.at is not None and one.since < one.at]  # fmt: skip
     if not told:
         return
     runs = store.runs(min(one.since for _, one in told), max(one.until for _, one in told))
-    scene = _Scene(store, inventory, inventory.topology.racks(), runs, {})
+    scene = _LearningInputs(store, inventory, inventory.topology.racks(), runs, {})
     for job, one in told:
         seen = scene.measured(job, one)
         kinds = {seen.kind, *(n.kind for n in seen.neighbours)}
@@ -45,7 +46,7 @@ def learn(store: Store, inventory: Inventory, ended: Sequence[Job]) -> None:
             store.add_pace(PaceOn(job_id=job.id, kind=seen.kind, shape=seen.shape, log_pace=log_pace, gpus=gpus))
 
 
-class _Told(NamedTuple):
+class _AttemptPace(NamedTuple):
     """What an attempt told: (a second, of what), between these times."""
 
     pace: tuple[float, str]
@@ -60,30 +61,30 @@ def _pace(told: JobProgress) -> tuple[float, str] | None:
     return None if told.steps_per_s is None else (told.steps_per_s, "steps")
 
 
-class _Scene(NamedTuple):
+class _LearningInputs(NamedTuple):
     """All attempts of the time in question; node -> rack; names of jobs that were looked up."""
 
     store: Store
     inventory: Inventory
     racks: Mapping[str, str]
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     names: dict[str, str]
 
-    def measured(self, job: Job, told: _Told) -> Measured:
+    def measured(self, job: JobRecord, told: _AttemptPace) -> PaceSample:
         """What an attempt told, where it was and who was beside it."""
         parts = Counter({part.node: len(part.gpus) for part in (job.allocation.parts if job.allocation else ())})
         types = {node.gpu_type for name in parts if (node := self.inventory.node(name)) is not None}
-        shape = Shape(
+        shape = JobShape(
             gpu_type="+".join(sorted(types)), unit=told.pace[1], gpus=parts.total(), most=max(parts.values()),
             nodes=len(parts), racks=len({self.racks.get(node, "") for node in parts}),
         )  # fmt: skip
-        return Measured(
+        return PaceSample(
             kind=kind_of(job.user, job.spec.name), shape=shape, pace=told.pace[0], seconds=told.until - told.since,
             neighbours=self._beside(job, set(parts), told.since, told.until),
         )  # fmt: skip
 
-    def _beside(self, job: Job, nodes: set[str], since: float, until: float) -> tuple[Neighbour, ...]:
-        found: list[tuple[float, Link, Run]] = []
+    def _beside(self, job: JobRecord, nodes: set[str], since: float, until: float) -> tuple[Neighbour, ...]:
+        found: list[tuple[float, Link, RunRecord]] = []
         for run in self.runs:
             end = until if run.end_time is None else min(run.end_time, until)
             share = (end - max(run.start_time, since)) / (until - since)
@@ -104,7 +105,7 @@ class _Scene(NamedTuple):
         return self.names[job_id]
 
 
-def _same_gpus(job: Job, run: Run) -> bool:
+def _same_gpus(job: JobRecord, run: RunRecord) -> bool:
     parts = job.allocation.parts if job.allocation is not None else ()
     return any(set(part.gpus) & set(run.shareable.get(part.node, ())) for part in parts)
 

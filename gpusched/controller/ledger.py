@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gpusched.accounting.usage import Counters, holdings, usage_between
-from gpusched.cluster.base import Observation
-from gpusched.model.jobs import ENDED, Job
+from gpusched.cluster.base import NodeObservation
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import NodeRecord, Store
@@ -16,21 +16,21 @@ from gpusched.queue.store import NodeRecord, Store
 REMEMBER_ENDED_S = 600.0  # how late the reading may come that covers a job's last seconds
 
 
-class Ledger:
+class UsageWriter:
     """Writes usage rows, and the energy of jobs that have ended."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counters = Counters()
-        self._ended: list[Job] = store.recently_ended(200)
+        self._ended: list[JobRecord] = store.recently_ended(200)
 
     def charge(
         self,
         inventory: Inventory,
         before: Mapping[str, NodeRecord],
-        observations: Mapping[str, Observation],
-        active: list[Job],
-        after: list[Job],
+        observations: Mapping[str, NodeObservation],
+        active: list[JobRecord],
+        after: list[JobRecord],
         now: float,
     ) -> None:
         """Account for one cycle, inside its transaction.
@@ -50,7 +50,7 @@ class Ledger:
             touched |= {row.job_id for row in rows if row.job_id}
         self._refresh_energy(touched)
 
-    def _holders(self, active: list[Job], after: list[Job], now: float) -> list[Job]:
+    def _holders(self, active: list[JobRecord], after: list[JobRecord], now: float) -> list[JobRecord]:
         holders = []
         for old, new in zip(active, after, strict=True):
             if new.state in ENDED:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.model.events import Event
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailure
@@ -49,7 +49,7 @@ def is_forgotten(record: NodeRecord, now: float) -> bool:
 def update_record(
     record: NodeRecord,
     node: Node,
-    observation: Observation | None,
+    observation: NodeObservation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
     settings: Settings,
@@ -104,7 +104,7 @@ def with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRec
 def _state(
     record: NodeRecord,
     node: Node,
-    observation: Observation | None,
+    observation: NodeObservation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
     settings: Settings,
@@ -137,7 +137,7 @@ _FAULTS = (GpuState.LOST, GpuState.BUSY, GpuState.UNUSABLE, GpuState.UNKNOWN)
 
 
 def _silent(
-    record: NodeRecord, node: Node, observation: Observation | None, settings: Settings, now: float
+    record: NodeRecord, node: Node, observation: NodeObservation | None, settings: Settings, now: float
 ) -> tuple[NodeState, str]:
     assert record.down_since is not None
     if observation is None:

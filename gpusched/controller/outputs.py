@@ -10,7 +10,7 @@ from pathlib import Path
 from gpusched.cluster.base import RankKey
 from gpusched.cluster.logfiles import secure
 from gpusched.config.users import user_name
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store
 
@@ -41,7 +41,7 @@ class Collecting:
         self._failures.pop(key, None)
 
 
-def readers_of(job: Job | None, inventory: Inventory) -> tuple[int, ...]:
+def readers_of(job: JobRecord | None, inventory: Inventory) -> tuple[int, ...]:
     """User ids that may read a job's output besides the controller: its user's first, then the operators'."""
     found = [job.uid] if job is not None else []
     for name in inventory.settings.admins:
@@ -55,6 +55,6 @@ def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
     secure(state / "logs", lambda job_id: readers_of(store.job(job_id), inventory))
 
 
-def may_see(uid: int, job: Job, inventory: Inventory) -> bool:
+def may_see(uid: int, job: JobRecord, inventory: Inventory) -> bool:
     """Whether a user may see a job's output and its inside: its own, root, the controller's, the operators."""
     return uid in (0, os.geteuid(), job.uid) or user_name(uid) in inventory.settings.admins

@@ -23,7 +23,7 @@ _REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Reques
 _MOST_BEFORE = 1 << 16  # of what a node's start-up files print
 
 
-class Peer:
+class RelayPeer:
     """A client's end: frames to it from one thread, frames from it in another."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -126,7 +126,7 @@ class Peer:
 
 
 def talk(
-    peer: Peer,
+    peer: RelayPeer,
     session: Session,
     errors: int = wire.ERRORS,
     with_input: bool = False,
@@ -152,7 +152,7 @@ def talk(
 class _Marked:
     """Looks for the mark in stdout; stderr waits for it, too."""
 
-    def __init__(self, peer: Peer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
+    def __init__(self, peer: RelayPeer, mark: bytes, send: Callable[[int, bytes], None]) -> None:
         self._peer, self._mark, self._send = peer, mark, send
         self._began, self._before = False, b""
 

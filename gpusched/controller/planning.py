@@ -13,10 +13,10 @@ from gpusched.controller.estimating import Estimates
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
-from gpusched.model.arrays import story_of, wanted
+from gpusched.model.arrays import event_log_id, wanted
 from gpusched.model.events import Event
 from gpusched.model.indices import both
-from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
+from gpusched.model.jobs import ACTIVE, Ending, JobRecord, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -32,7 +32,7 @@ T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 
 
-class Decided(NamedTuple):
+class CycleDecision(NamedTuple):
     """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
 
     operations: list[Operation]
@@ -52,7 +52,7 @@ class Reasons:
         """It waits no more."""
         self._messages_at.pop(job_id, None)
 
-    def write(self, waiting: Iterable[Job], reasons: Mapping[str, Reason], now: float) -> None:
+    def write(self, waiting: Iterable[JobRecord], reasons: Mapping[str, Reason], now: float) -> None:
         """Write down what has changed, inside the caller's transaction; tasks that share a row share the first's."""
         changed = []
         by_array = _by_array(reasons)
@@ -64,9 +64,9 @@ class Reasons:
                 # Why it is tried again says more than that it waits.
                 changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
                 continue
-            if job.reason == reason.code and now - self._messages_at.get(story_of(job), 0.0) < MESSAGE_REFRESH_S:
+            if job.reason == reason.code and now - self._messages_at.get(event_log_id(job), 0.0) < MESSAGE_REFRESH_S:
                 continue
-            self._messages_at[story_of(job)] = now
+            self._messages_at[event_log_id(job)] = now
             changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
         self._store.put_jobs(changed)
 
@@ -81,7 +81,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
     return {array_id: sorted(some, key=lambda one: one[0]) for array_id, some in found.items()}
 
 
-def _of_row(row: Job, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
+def _of_row(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
     """Of its tasks that a decision looked at, the first one's."""
     return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
 
@@ -97,7 +97,7 @@ class Planner:
         self._undecided = ""
         self._reasons = Reasons(store)
 
-    def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> Decided | None:
+    def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
         pending, active = self._store.pending_rows(), self._store.active()
         if not pending and not any(job.spec.elastic for job in active):
@@ -113,12 +113,12 @@ class Planner:
         return decided
 
     def _set_aside(
-        self, jobs: Sequence[Job], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
+        self, jobs: Sequence[JobRecord], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
     ) -> None:
         """After a decision that raised: the jobs that make it raise, each for itself, are FAILED, and say why."""
         why: dict[str, Exception] = {}
 
-        def fails(some: Sequence[Job]) -> bool:
+        def fails(some: Sequence[JobRecord]) -> bool:
             active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
             try:
                 snapshot = snapshot_of_store(
@@ -147,12 +147,12 @@ class Planner:
     def _decide_on(
         self,
         inventory: Inventory,
-        pending: list[Job],
-        active: list[Job],
+        pending: list[JobRecord],
+        active: list[JobRecord],
         charge: LivePolicies,
         unread: Set[str],
         now: float,
-    ) -> Decided:
+    ) -> CycleDecision:
         """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
@@ -165,8 +165,8 @@ class Planner:
         plan, rejections = check(wanted, snapshot)
         starts = [action for action in plan.actions if isinstance(action, Start)]
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
-            return Decided([], snapshot, plan, needed)
-        launches: list[tuple[Job, list[RankRecord]]] = []
+            return CycleDecision([], snapshot, plan, needed)
+        launches: list[tuple[JobRecord, list[RankRecord]]] = []
         arrays: set[str] = set()  # of which tasks were taken out of a row
         with self._store.transaction():
             for rejection in rejections:
@@ -192,9 +192,9 @@ class Planner:
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
-        return Decided(operations, snapshot, plan)
+        return CycleDecision(operations, snapshot, plan)
 
-    def _task(self, job_id: str, arrays: set[str]) -> Job:
+    def _task(self, job_id: str, arrays: set[str]) -> JobRecord:
         """A task that shares a row with others as a job of its own; its array is noted."""
         job = self._store.job(job_id)
         assert job is not None
@@ -202,7 +202,7 @@ class Planner:
             arrays.add(job.array_id)
         return job
 
-    def _note_partners(self, active: Sequence[Job], started: Sequence[Job], now: float) -> None:
+    def _note_partners(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
         """Into the stories of both: who shares GPUs with whom from now on."""
         if not any(job.spec.share for job in started):
             return
@@ -242,7 +242,7 @@ class Planner:
         self._store.append([event])
 
 
-def _at_size(job: Job, start: Start) -> Job:
+def _at_size(job: JobRecord, start: Start) -> JobRecord:
     """A job that may be given several sizes with the request of the one at which it starts."""
     if job.spec.elastic is None and job.spec.max_nodes is None:
         return job

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.estimation.limit_use import LimitUse
-from gpusched.forecast.queue import QueueForecast, RunTimes
+from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -43,10 +43,10 @@ def compile_for(snapshot: Snapshot) -> None:
     ahead.run(ahead.by_limits, work=1)
 
 
-class _Batch(NamedTuple):
+class _ForecastBatch(NamedTuple):
     ahead: QueueForecast
     wanted: set[str]
-    runs: list[RunTimes]  # the limits first
+    runs: list[RunTimeDraw]  # the limits first
     starts: list[npt.NDArray[np.float64]]
 
 
@@ -56,7 +56,7 @@ class StartPredictor:
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
         self._compiler: subprocess.Popen[bytes] | None = None
-        self._batch: _Batch | None = None
+        self._batch: _ForecastBatch | None = None
         self._spent = 0.0
         self._next = -np.inf
         self._fruitless: set[str] = set()
@@ -82,7 +82,7 @@ class StartPredictor:
             self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
             self._spent = 0.0
 
-    def _compiled(self, batch: _Batch | None) -> _Batch | None:
+    def _compiled(self, batch: _ForecastBatch | None) -> _ForecastBatch | None:
         """The batch, if its passes are there; else another process compiles them: the cluster does not wait for that.
 
         Where that was of no use, as nothing can be kept, they are compiled here.
@@ -107,7 +107,7 @@ class StartPredictor:
             self._compiler.kill()
             self._compiler.wait()
 
-    def _new_batch(self, inventory: Inventory, now: float) -> _Batch | None:
+    def _new_batch(self, inventory: Inventory, now: float) -> _ForecastBatch | None:
         if now >= self._forget_fruitless:
             self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S
         waiting, new = self._store.unpredicted()
@@ -119,9 +119,9 @@ class StartPredictor:
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
         habits = LimitUse(self._store.run_times())
-        return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
+        return _ForecastBatch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
-    def _write(self, batch: _Batch) -> None:
+    def _write(self, batch: _ForecastBatch) -> None:
         found = []
         starts = np.array(batch.starts)
         arrays = {name.partition("_")[0] for name in batch.wanted if "_" in name}

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpusched.cluster.base import Observation
-from gpusched.model.jobs import Job, parse_container_name
+from gpusched.cluster.base import NodeObservation
+from gpusched.model.jobs import JobRecord, parse_container_name
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.queue.store import Store
 
 
-def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str, Observation]) -> None:
+def note_progress(store: Store, active: Iterable[JobRecord], observations: Mapping[str, NodeObservation]) -> None:
     """Write down what is new of the present attempts; only the node of rank 0 is listened to."""
     news = [
         (container, reading)

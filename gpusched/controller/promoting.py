@@ -31,7 +31,9 @@ class LivePolicies(NamedTuple):
     digests: dict[str, str]
 
 
-def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float) -> LivePolicies:
+def load_active_policies(
+    store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float
+) -> LivePolicies:
     """Who is in charge now; what inventory.yaml and the policies' files have changed is recorded.
 
     ``declared``: partition -> the policy that inventory.yaml names.
@@ -47,7 +49,7 @@ def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpe
     return LivePolicies(policies, digests)
 
 
-class PolicyDesk:
+class PolicyCommandHandler:
     """Carries out the commands on policies, inside the caller's transaction.
 
     Every method raises `GpuschedError` for what cannot be done; then nothing has changed.

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpusched.cluster.base import Observation, Operation, RankKey
+from gpusched.cluster.base import NodeObservation, Operation, RankKey
 from gpusched.controller.launchfaults import Failures, Fault
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job, JobState, container_name
+from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord, RankRecord
@@ -30,7 +30,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     settings: Settings
-    observations: Mapping[str, Observation]
+    observations: Mapping[str, NodeObservation]
     dead: frozenset[str]
     busy: frozenset[RankKey]
     launch_errors: Mapping[RankKey, str] = {}
@@ -38,7 +38,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
     failed_launches: Failures = {}
 
 
-class Step(msgspec.Struct, kw_only=True):
+class ReconcileResult(msgspec.Struct, kw_only=True):
     """What follows for one job.
 
     Attributes:
@@ -54,18 +54,18 @@ class Step(msgspec.Struct, kw_only=True):
         worked_until: Of one that was stopped to be resized, up to when what it did counts; None: to its end.
     """
 
-    job: Job
+    job: JobRecord
     events: list[Event] = msgspec.field(default_factory=list)
     ranks: dict[int, RankRecord] = msgspec.field(default_factory=dict)
     operations: list[Operation] = msgspec.field(default_factory=list)
     to_launch: list[RankRecord] = msgspec.field(default_factory=list)
     launch_failed: tuple[str, str, Fault] | None = None
-    began: Job | None = None
+    began: JobRecord | None = None
     ended_attempt: tuple[float, JobState] | None = None
     worked_until: float | None = None
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RankStatus(msgspec.Struct, frozen=True):
     """One rank with what its node says of it.
 
     ``phase`` is a `ContainerReading` phase, ``absent`` (the node answered after the launch and has nothing),
@@ -89,22 +89,22 @@ def container_of(rank: RankRecord, reading: NodeReading) -> ContainerReading | N
     return next((c for c in reading.containers or () if c.name == name), None)
 
 
-def look(rank: RankRecord, step: Step, world: ReconcileInput) -> Seen:
+def rank_status(rank: RankRecord, step: ReconcileResult, world: ReconcileInput) -> RankStatus:
     """What is known of a rank; what is new of it goes to the step."""
     if rank.gone:
-        return Seen(rank, "gone")
+        return RankStatus(rank, "gone")
     if error := world.launch_errors.get(rank_key(rank)):
         name = container_name(rank.job_id, rank.attempt, rank.rank)
-        return Seen(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
+        return RankStatus(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
     observation = world.observations.get(rank.node)
     reading = observation.whole if observation is not None else None
     if reading is None:
         if rank.node in world.dead:
-            return Seen(update(step, rank, gone=True), "gone")
-        return Seen(rank, "unknown")
+            return RankStatus(update(step, rank, gone=True), "gone")
+        return RankStatus(rank, "unknown")
     container = container_of(rank, reading)
     if container is None:
-        return Seen(rank, _absence(rank, observation, world))
+        return RankStatus(rank, _absence(rank, observation, world))
     rebooted = rank.boot_id is not None and reading.boot_id is not None and rank.boot_id != reading.boot_id
     changes: dict[str, Any] = {}
     if rank.boot_id is None:
@@ -114,7 +114,7 @@ def look(rank: RankRecord, step: Step, world: ReconcileInput) -> Seen:
     if container.phase == "exited" and rank.finished_at is None:
         finished = _finished(rank, container, reading, world)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
-    return Seen(update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
+    return RankStatus(update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
 
 
 def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
@@ -128,7 +128,7 @@ def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReadin
     return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
 
 
-def _absence(rank: RankRecord, observation: Observation | None, world: ReconcileInput) -> str:
+def _absence(rank: RankRecord, observation: NodeObservation | None, world: ReconcileInput) -> str:
     assert observation is not None
     if rank_key(rank) in world.busy:
         return "unknown"  # the launch is on its way
@@ -137,19 +137,19 @@ def _absence(rank: RankRecord, observation: Observation | None, world: Reconcile
     return "absent" if observation.began > rank.launched_at else "unknown"
 
 
-def update(step: Step, rank: RankRecord, **changes: Any) -> RankRecord:
+def update(step: ReconcileResult, rank: RankRecord, **changes: Any) -> RankRecord:
     """The record, as the step knows it by now, with these changes, which the step then names."""
     changed = step.ranks[rank.rank] = msgspec.structs.replace(step.ranks.get(rank.rank, rank), **changes)
     return changed
 
 
-def is_idle(s: Seen, world: ReconcileInput) -> bool:
+def is_idle(s: RankStatus, world: ReconcileInput) -> bool:
     """Whether no operation is under way for it."""
     return rank_key(s.rank) not in world.busy
 
 
 def operation_on(
-    verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None, note: str | None = None
+    verb: Literal["start", "signal", "remove"], s: RankStatus, signal: str | None = None, note: str | None = None
 ) -> Operation:
     """Something to do with a rank on its node."""
     return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note)

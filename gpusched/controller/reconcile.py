@@ -12,18 +12,26 @@ from gpusched.controller import attendance
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import gives_up, is_due
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
-from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, look, operation_on, update
+from gpusched.controller.ranks import (
+    RankStatus,
+    ReconcileInput,
+    ReconcileResult,
+    is_idle,
+    operation_on,
+    rank_status,
+    update,
+)
 from gpusched.controller.resizing import look_after_resize
-from gpusched.model.jobs import Ending, Job, JobState
+from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.readings import NodeReading
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import RankRecord
 
 
-def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
+def reconcile_job(job: JobRecord, ranks: list[RankRecord], world: ReconcileInput) -> ReconcileResult:
     """The next step of a job that holds resources; ``ranks``: of its current attempt, in order."""
-    step = Step(job=job)
-    seen = [look(rank, step, world) for rank in ranks]
+    step = ReconcileResult(job=job)
+    seen = [rank_status(rank, step, world) for rank in ranks]
     if step.job.state is JobState.STARTING:
         _starting(step, seen, world)
     if step.job.state is JobState.RUNNING:
@@ -33,7 +41,7 @@ def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> S
     return step
 
 
-def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
+def _starting(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     phases = {s.phase for s in seen}
     for s in seen:
         if s.phase == "failed":
@@ -64,7 +72,7 @@ def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         step.to_launch += [s.rank for s in seen if s.phase == "unlaunched" and is_idle(s, world)]
 
 
-def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
+def _began(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     starts = []
     for s in seen:
         if s.rank.tries:
@@ -83,7 +91,7 @@ def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     step.events.append(event)
 
 
-def _launch_failed(step: Step, s: Seen, world: ReconcileInput) -> None:
+def _launch_failed(step: ReconcileResult, s: RankStatus, world: ReconcileInput) -> None:
     assert s.container is not None
     error = s.container.error or "no reason given by the launcher"
     message = f"rank {s.rank.rank} on {s.rank.node} could not be launched: {error}"
@@ -100,11 +108,11 @@ def _launch_failed(step: Step, s: Seen, world: ReconcileInput) -> None:
     _node_fault(step, s, message, world)
 
 
-def _node_fault(step: Step, s: Seen, message: str, world: ReconcileInput) -> None:
+def _node_fault(step: ReconcileResult, s: RankStatus, message: str, world: ReconcileInput) -> None:
     _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
 
 
-def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
+def _running(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     job, settings = step.job, world.settings
     for s in seen:
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
@@ -139,7 +147,7 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         _warn_before_limit(step, seen, world)
 
 
-def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
+def _ran_s(job: JobRecord, seen: list[RankStatus], world: ReconcileInput) -> float:
     """Seconds that a job has run: by its nodes' own boot clocks, which nobody sets; by ours where they do not say."""
     ran = [s.container.ran_s for s in seen if s.phase == "running" and s.container and s.container.ran_s is not None]
     if ran:
@@ -147,7 +155,7 @@ def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
     return world.now - job.start_time if job.start_time is not None else 0.0
 
 
-def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
+def _warn_before_limit(step: ReconcileResult, seen: list[RankStatus], world: ReconcileInput) -> None:
     spec = step.job.spec
     if spec.signal_before_s is not None and _ran_s(step.job, seen, world) >= step.job.limit_s - spec.signal_before_s:
         step.operations += [
@@ -158,7 +166,7 @@ def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> N
 
 
 def _end(
-    step: Step,
+    step: ReconcileResult,
     outcome: JobState,
     reason: str,
     message: str,

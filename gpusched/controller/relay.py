@@ -26,10 +26,10 @@ from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
 from gpusched.controller.joining import Tunnels, join
 from gpusched.controller.outputs import may_see
-from gpusched.controller.peers import Peer, talk
+from gpusched.controller.peers import RelayPeer, talk
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
-from gpusched.model.jobs import Job, JobState, container_name
+from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
@@ -42,7 +42,7 @@ MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
 IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
 
 
-class Site:
+class RelayContext:
     """What sessions share: the state folder, and the inventory as it is now."""
 
     def __init__(self, state: Path, inventory_path: Path) -> None:
@@ -69,9 +69,9 @@ class Site:
             return self._inventory
 
 
-def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None]) -> None:
+def serve(sock: socket.socket, uid: int, site: RelayContext, say: Callable[[str], None]) -> None:
     """One connection, from the request to its end. Raises nothing."""
-    peer = Peer(sock)
+    peer = RelayPeer(sock)
     try:
         peer.send(_answer(peer, peer.request(), uid, site))
     except OSError:
@@ -87,12 +87,12 @@ def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None])
         peer.hang_up()
 
 
-def _fail(peer: Peer, failure: wire.Failure) -> None:
+def _fail(peer: RelayPeer, failure: wire.Failure) -> None:
     with contextlib.suppress(OSError):
         peer.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
 
-def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
+def _answer(peer: RelayPeer, request: wire.Request, uid: int, site: RelayContext) -> bytes:
     """Do it; returns the last frame."""
     inventory = site.inventory()
     reader = Reader.open(site.state)
@@ -124,7 +124,7 @@ def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
 
 
 def _place(
-    reader: Reader, inventory: Inventory, job: Job, request: wire.NodeLog | wire.Exec | wire.Attach | wire.Forward
+    reader: Reader, inventory: Inventory, job: JobRecord, request: wire.NodeLog | wire.Exec | wire.Attach | wire.Forward
 ) -> tuple[Node, Runtime, AttemptRef]:
     attempt = job.attempt if isinstance(request, wire.Exec) else request.attempt
     if isinstance(request, wire.Exec) and job.state is not JobState.RUNNING:
@@ -144,7 +144,7 @@ def _place(
     return node, runtime_for(RuntimeName(record.runtime)), ref
 
 
-def _exec(peer: Peer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
+def _exec(peer: RelayPeer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
     if any("\0" in word for word in request.argv):
         raise UsageError("a word of the command contains a null character")
     if request.stdin or request.terminal is not None:
@@ -152,7 +152,7 @@ def _exec(peer: Peer, transport: Transport, request: wire.Exec, argv: tuple[str,
     return talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
 
 
-def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:
+def _kept(peer: RelayPeer, state: Path, job: JobRecord, request: wire.KeptLog) -> bytes:
     path = (result_path if request.result else log_path)(state, job.id, request.attempt, request.rank)
     try:
         with path.open("rb") as file:
@@ -166,7 +166,7 @@ def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:
 class Door:
     """Lets clients in, so many of each user."""
 
-    def __init__(self, site: Site, say: Callable[[str], None]) -> None:
+    def __init__(self, site: RelayContext, say: Callable[[str], None]) -> None:
         self._site, self._say = site, say
         self._inside: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -234,7 +234,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
     state = Path(sys.argv[1])
     listener = listen(state)
-    door = Door(Site(state, Path(sys.argv[2])), say)
+    door = Door(RelayContext(state, Path(sys.argv[2])), say)
     threading.Thread(target=_accept, args=(listener, door), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.buffer.read()

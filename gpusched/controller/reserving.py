@@ -13,7 +13,7 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store
 
 
-class ReservationDesk:
+class ReservationCommandHandler:
     """Carries out the commands on reservations, inside the caller's transaction.
 
     Every method raises `GpuschedError` for what cannot be done; then nothing has changed.

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from gpusched.controller.fold import back_in_queue
-from gpusched.controller.ranks import ReconcileInput, Seen, Step
+from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, JobState, Resizes, ResizeTo
+from gpusched.model.jobs import Ending, JobRecord, JobState, Resizes, ResizeTo
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
@@ -25,7 +25,9 @@ NOT_SAVED = "it did not save its work when asked"
 _COMES_UP_S = 30.0  # a job that tells nothing has come up if it runs for that long
 
 
-def begin_resize(job: Job, action: Resize, policy: PolicySpec, grace_s: float, now: float) -> tuple[Job, Event]:
+def begin_resize(
+    job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
+) -> tuple[JobRecord, Event]:
     """Ask a running job to save and end, to go on with other GPUs."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
@@ -34,7 +36,9 @@ def begin_resize(job: Job, action: Resize, policy: PolicySpec, grace_s: float, n
     return _stop(job, ResizeTo(gpus=action.gpus, asked_at=now), resizes, why, now + grace_s, now)
 
 
-def _stop(job: Job, to: ResizeTo, resizes: Resizes, why: str, kill_at: float, now: float) -> tuple[Job, Event]:
+def _stop(
+    job: JobRecord, to: ResizeTo, resizes: Resizes, why: str, kill_at: float, now: float
+) -> tuple[JobRecord, Event]:
     ending = Ending(outcome=JobState.PENDING, reason="Resized", message=why, kill_at=kill_at, resize=to)
     data = {"gpus_from": job.spec.gpus, "gpus_to": to.gpus, "message": why}
     return move(
@@ -43,7 +47,7 @@ def _stop(job: Job, to: ResizeTo, resizes: Resizes, why: str, kill_at: float, no
     )  # fmt: skip
 
 
-def note_of(job: Job, ending: Ending) -> str | None:
+def note_of(job: JobRecord, ending: Ending) -> str | None:
     """The text of resize.json; None where the job is not resized."""
     if ending.resize is None:
         return None
@@ -51,7 +55,7 @@ def note_of(job: Job, ending: Ending) -> str | None:
     return msgspec.json.encode(facts).decode()
 
 
-def heard(step: Step, ending: Ending, seen: list[Seen], world: ReconcileInput) -> Ending:
+def update_save_status(step: ReconcileResult, ending: Ending, seen: list[RankStatus], world: ReconcileInput) -> Ending:
     """The ending with what the job has said since it was asked to save; it is heard while its container is there."""
     to = ending.resize
     if to is None:
@@ -67,19 +71,19 @@ def heard(step: Step, ending: Ending, seen: list[Seen], world: ReconcileInput) -
     return changed
 
 
-def _saved_at(s: Seen, world: ReconcileInput) -> float | None:
+def _saved_at(s: RankStatus, world: ReconcileInput) -> float | None:
     if s.container is None or s.container.saved is None:
         return None
     return _reading(s, world).time - s.container.saved.age_s
 
 
-def _reading(s: Seen, world: ReconcileInput) -> NodeReading:
+def _reading(s: RankStatus, world: ReconcileInput) -> NodeReading:
     found = world.observations[s.rank.node].result
     assert isinstance(found, NodeReading)
     return found
 
 
-def _is_done(seen: list[Seen]) -> bool:
+def _is_done(seen: list[RankStatus]) -> bool:
     for s in seen:
         told = s.container.progress if s.container is not None else None
         if s.rank.rank == 0 and s.rank.exit_code == 0 and told is not None and told.of and told.step >= told.of:
@@ -87,7 +91,9 @@ def _is_done(seen: list[Seen]) -> bool:
     return False
 
 
-def requeue_resized(step: Step, seen: list[Seen], ending: Ending, end: float, world: ReconcileInput) -> None:
+def requeue_resized(
+    step: ReconcileResult, seen: list[RankStatus], ending: Ending, end: float, world: ReconcileInput
+) -> None:
     """All ranks are gone: the job waits for its start at the other size."""
     job, to = step.job, ending.resize
     assert to is not None
@@ -110,7 +116,7 @@ def requeue_resized(step: Step, seen: list[Seen], ending: Ending, end: float, wo
     step.events.append(event)
 
 
-def look_after_resize(step: Step, seen: list[Seen], failure: str, world: ReconcileInput) -> bool:
+def look_after_resize(step: ReconcileResult, seen: list[RankStatus], failure: str, world: ReconcileInput) -> bool:
     """Of a running job that was resized: note that it came up, or that it does not; whether it goes back.
 
     Args:
@@ -149,7 +155,7 @@ def look_after_resize(step: Step, seen: list[Seen], failure: str, world: Reconci
     return True
 
 
-def _has_stepped(seen: list[Seen], since: float, ran_s: float, world: ReconcileInput) -> bool:
+def _has_stepped(seen: list[RankStatus], since: float, ran_s: float, world: ReconcileInput) -> bool:
     """Whether the present attempt made a step; one that tells nothing, whether it runs for a while."""
     for s in seen:
         if s.rank.rank == 0 and s.container is not None and (told := s.container.progress) is not None:

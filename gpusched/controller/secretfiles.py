@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gpusched.config.paths import sync_folder
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 
 
 class SecretFiles:
@@ -121,7 +121,7 @@ class ProgramFiles:
         """A user's. Of each submission ``""`` is what all tasks begin with, the others are by their indices."""
         return SecretFiles(self._state, f"programs/{uid}", self._unsynced)
 
-    def read(self, job: Job) -> str | None:
+    def read(self, job: JobRecord) -> str | None:
         """The program of a job; None where it is gone."""
         base = job.array_id or job.id
         if base != self._last[0] or self._last[1] is None:

@@ -23,8 +23,8 @@ from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller.asking import Prepare
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.fold import OUR_DISK
-from gpusched.controller.notices.desk import NoticeDesk
+from gpusched.controller.fold import STORAGE_ERRORS
+from gpusched.controller.notices.desk import NotificationService
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
@@ -35,7 +35,7 @@ from gpusched.model.relay import SOCKET
 from gpusched.model.resources import Inventory
 from gpusched.model.units import count_of
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
-from gpusched.queue.damage import STORE_FAULTS, Damaged, Row
+from gpusched.queue.damage import STORE_FAULTS, Damaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared, declared_or_kept, keep
 from gpusched.queue.locks import PATIENCE_S as LOCK_PATIENCE_S
@@ -140,7 +140,7 @@ class Service:
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
-        self._notices = NoticeDesk(self.store, say)
+        self._notices = NotificationService(self.store, say)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
         self._ran_s = 0.0  # how long the last cycle took
@@ -237,7 +237,7 @@ class Service:
         """
         try:
             rows = set_aside_damaged(self.store, self.clock())
-        except OUR_DISK as problem:
+        except STORAGE_ERRORS as problem:
             self.recover(problem)
             return
         if not rows:
@@ -460,7 +460,7 @@ def open_service(
         return Service(inventory_path, state, say, None, lock_wait, prepare)
 
 
-def _say_set_aside(rows: Sequence[Row], say: Callable[[str], None]) -> None:
+def _say_set_aside(rows: Sequence[UnreadableRow], say: Callable[[str], None]) -> None:
     for row in rows[:MOST_SAID]:
         say(f"the database is damaged: {row.line}; set aside")
     if len(rows) > MOST_SAID:
@@ -496,7 +496,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                 try:
                     service.run(PATIENCE_S)
                     service.predict_starts()
-                except OUR_DISK as error:
+                except STORAGE_ERRORS as error:
                     service.recover(error)
                 except Damaged as error:
                     service.set_aside(error)

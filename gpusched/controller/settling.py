@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpusched.cluster.base import Outcome, RankKey
+from gpusched.cluster.base import OperationOutcome, RankKey
 from gpusched.controller.escalating import tried
 from gpusched.controller.outputs import MAX_FAILURES, Collecting
 from gpusched.controller.ranks import rank_key
@@ -22,14 +22,14 @@ class Settling:
         self._store, self._collecting, self._launch_errors = store, collecting, launch_errors
         self._removed: dict[RankKey, float] = {}
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
-        self.unsettled: list[Outcome] = []  # not written down yet: an operation is told of once
+        self.unsettled: list[OperationOutcome] = []  # not written down yet: an operation is told of once
 
     def removed_since(self, moment: float) -> dict[RankKey, float]:
         """When ranks' remains were removed: a node asked before that may still speak of them. Earlier ones go."""
         self._removed = {key: at for key, at in self._removed.items() if at > moment}
         return self._removed
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
+    def settle(self, outcomes: Sequence[OperationOutcome]) -> None:
         """Write down how the operations ended, those too that could not be written down before."""
         self.unsettled += outcomes
         if not self.unsettled:
@@ -44,7 +44,7 @@ class Settling:
                     self._settle_done(outcome, rank)
         self.unsettled = []
 
-    def _settle_done(self, outcome: Outcome, rank: RankRecord) -> None:
+    def _settle_done(self, outcome: OperationOutcome, rank: RankRecord) -> None:
         operation = outcome.operation
         if operation.verb == "remove":
             self._removed[operation.key] = outcome.time
@@ -74,7 +74,7 @@ class Settling:
         facts = {"attempt": rank.attempt, "rank": rank.rank} | data
         return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
 
-    def _settle_error(self, outcome: Outcome, rank: RankRecord | None) -> None:
+    def _settle_error(self, outcome: OperationOutcome, rank: RankRecord | None) -> None:
         operation = outcome.operation
         # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
         lasting = operation.verb == "collect" and self._collecting.failed(operation.key, outcome.time) == MAX_FAILURES

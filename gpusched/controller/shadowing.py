@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.deciding import Asked, Weights, late_line, only
+from gpusched.controller.deciding import AgentDecision, Weights, late_line, only
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -24,7 +24,7 @@ class Shadowing:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._weights = Weights()
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, AgentDecision] = {}
 
     def ask(self, inventory: Inventory, snapshot: Snapshot, plan: Plan) -> None:
         """Ask every shadow in whose partition somebody waits; ``plan``: what was done by the live policies."""
@@ -46,7 +46,7 @@ class Shadowing:
         beliefs = snapshot.beliefs or beliefs_for(self._store, policies, snapshot)
         return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
-    def _ask(self, shadow: Shadow, snapshot: Snapshot) -> Asked | str:
+    def _ask(self, shadow: Shadow, snapshot: Snapshot) -> AgentDecision | str:
         """Begin to ask, or why that is of no use."""
         name, spec, model = shadow.partition, shadow.spec, None
         if spec.agent is not None:
@@ -57,10 +57,10 @@ class Shadowing:
         before = self._asked.get(name)
         if before is not None and before.thinking:
             return late_line(spec.budget_s)
-        self._asked[name] = Asked(name, spec, model, snapshot)
+        self._asked[name] = AgentDecision(name, spec, model, snapshot)
         return self._asked[name]
 
-    def _heard(self, shadow: Shadow, asked: Asked | str, snapshot: Snapshot) -> Deeds | str:
+    def _heard(self, shadow: Shadow, asked: AgentDecision | str, snapshot: Snapshot) -> Deeds | str:
         """What the shadow would start and stop, by the check of the live plan; or why it has no answer."""
         if isinstance(asked, str):
             return asked

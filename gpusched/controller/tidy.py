@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 
-from gpusched.cluster.base import Observation, Operation, RankKey
+from gpusched.cluster.base import NodeObservation, Operation, RankKey
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
@@ -29,7 +29,7 @@ class Tidy(msgspec.Struct, kw_only=True):
 
 def tidy_leftovers(
     ranks: Iterable[RankRecord],
-    observations: Mapping[str, Observation],
+    observations: Mapping[str, NodeObservation],
     forgotten: Container[str],
     busy: frozenset[RankKey],
     now: float,
@@ -50,7 +50,7 @@ def tidy_leftovers(
 
 
 def _leftover(
-    rank: RankRecord, reading: NodeReading, observation: Observation, busy: bool, tidy: Tidy, now: float
+    rank: RankRecord, reading: NodeReading, observation: NodeObservation, busy: bool, tidy: Tidy, now: float
 ) -> None:
     container = container_of(rank, reading)
     if busy:
@@ -98,7 +98,7 @@ def reap_strays(
     nodes: Iterable[Node],
     known: frozenset[RankKey],
     removed: Mapping[RankKey, float],
-    observations: Mapping[str, Observation],
+    observations: Mapping[str, NodeObservation],
     cluster_id: str,
     busy: frozenset[RankKey],
     now: float,
@@ -140,7 +140,7 @@ def reap_strays(
 
 def forget_jobs(
     nodes: Iterable[Node],
-    observations: Mapping[str, Observation],
+    observations: Mapping[str, NodeObservation],
     is_over: Callable[[str], bool],
     busy: frozenset[RankKey],
 ) -> list[Operation]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpusched.doctor.findings import Finding, failed, worst
 from gpusched.doctor.judge import judge_access, judge_gpus, judge_host, judge_runtime
-from gpusched.doctor.state import Known
+from gpusched.doctor.state import QueuedNodeFacts
 from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
 from gpusched.model.readings import NodeReading, Wiring
@@ -27,7 +27,7 @@ _CHECK_OF_KIND = {
 def examine_node(
     node: Node,
     settings: Settings,
-    known: Known,
+    known: QueuedNodeFacts,
     clock: Callable[[], float],
     image: str | None = None,
     *,
@@ -61,7 +61,7 @@ def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pip
     return parse_inspection(result.stdout)
 
 
-def _service(node: Node, known: Known) -> list[Finding]:
+def _service(node: Node, known: QueuedNodeFacts) -> list[Finding]:
     """Whether it was taken out of service, and by whom."""
     reason, by = known.drained.get(node.name, ("", ""))
     if not by:
@@ -76,7 +76,7 @@ def _examine(
     transport: Transport,
     node: Node,
     settings: Settings,
-    known: Known,
+    known: QueuedNodeFacts,
     clock: Callable[[], float],
     image: str | None,
     starts_jobs: bool,

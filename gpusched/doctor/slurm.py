@@ -32,7 +32,7 @@ _SKEW_WARN_S, _SKEW_FAIL_S = 3.0, 30.0  # Slurm tells its time in whole seconds
 _ORDER = list(SlurmMode)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmFindings(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked of Slurm.
 
     Attributes:
@@ -56,7 +56,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine_slurm(
     inventory: Inventory, state: Path, modes: Mapping[str, SlurmMode], trouble: Trouble | None, now: float
-) -> tuple[list[Finding], Seen | None]:
+) -> tuple[list[Finding], SlurmFindings | None]:
     """Everything about Slurm, and what it says; None: it does not answer. Changes nothing there.
 
     Args:
@@ -91,12 +91,12 @@ def examine_slurm(
     return found, seen
 
 
-def _ask(slurm: Slurm, now: float) -> Seen:
+def _ask(slurm: Slurm, now: float) -> SlurmFindings:
     told = slurm.ask("scontrol", "show", "config")
     clock = re.search(r"^Configuration data as of (\d+)", told)
     config = records.config(told)
     named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
-    seen = Seen(
+    seen = SlurmFindings(
         config=config,
         nodes=slurm.nodes(),
         partitions=slurm.partitions(),
@@ -121,7 +121,7 @@ def _script(named: Iterable[str]) -> str | None:
     return None
 
 
-def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiring]) -> Iterator[Finding]:
+def judge_positions(inventory: Inventory, seen: SlurmFindings, wirings: Mapping[str, Wiring]) -> Iterator[Finding]:
     """Whether it is known which GPUs Slurm gives to jobs: it counts them by gres.conf, NVML by bus address.
 
     ``wirings``: node -> as read.
@@ -162,7 +162,7 @@ def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiri
 # Judging. Pure, but for users' names
 
 
-def _version(seen: Seen, commands: tuple[int, int]) -> Iterator[Finding]:
+def _version(seen: SlurmFindings, commands: tuple[int, int]) -> Iterator[Finding]:
     text = seen.config.get("SLURM_VERSION", "")
     found = re.match(r"(\d+)\.(\d+)", text)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
@@ -179,7 +179,7 @@ def _version(seen: Seen, commands: tuple[int, int]) -> Iterator[Finding]:
         yield _finding("version", "warn", theirs, "install the same version on this machine")
 
 
-def _clock(seen: Seen) -> Finding:
+def _clock(seen: SlurmFindings) -> Finding:
     off = abs(seen.skew_s)
     status: Status = "fail" if off > _SKEW_FAIL_S else "warn" if off > _SKEW_WARN_S else "ok"
     message = f"slurmctld is {off:.0f} s {'ahead of' if seen.skew_s > 0 else 'behind'} this machine"
@@ -187,7 +187,7 @@ def _clock(seen: Seen) -> Finding:
     return _finding("clock", status, message if off >= 1.5 else "slurmctld agrees with this machine", hint)
 
 
-def judge_inventory(inventory: Inventory, seen: Seen) -> list[Finding]:
+def judge_inventory(inventory: Inventory, seen: SlurmFindings) -> list[Finding]:
     """Whether partitions and nodes are as Slurm has them, and which nodes Slurm has in several."""
     theirs, nodes = {p.name: p for p in seen.partitions}, {n.name: n for n in seen.nodes}
     found = []
@@ -236,7 +236,7 @@ def _unread(inventory: Inventory) -> Iterator[Finding]:
         yield _of(inventory, "transport", "warn", message, hint)
 
 
-def _accounting(seen: Seen) -> Iterator[Finding]:
+def _accounting(seen: SlurmFindings) -> Iterator[Finding]:
     kind = seen.config.get("AccountingStorageType", "")
     if "slurmdbd" not in kind:
         message = f"no accounting database (AccountingStorageType={kind or '(null)'})"
@@ -255,7 +255,7 @@ def _accounting(seen: Seen) -> Iterator[Finding]:
         yield _finding("gpus in tres", "ok", "AccountingStorageTRES names gres/gpu")
 
 
-def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
+def _rights(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]:
     name = user_name(uid)
     master = re.match(r"[^(]*\((\d+)\)", seen.config.get("SlurmUser", ""))
     if uid == 0 or (master and int(master[1]) == uid) or may_act((seen.levels or {}).get(name, "")):
@@ -272,7 +272,7 @@ def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
         yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
 
 
-def _priority(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
+def _priority(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
     kind = seen.config.get("PriorityType", "")
     if kind != "priority/multifactor":
         message = f"{kind or 'no PriorityType'}: mode advise sets and freezes jobs' Priority instead of SiteFactor"
@@ -286,7 +286,7 @@ def _priority(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
         yield _finding("priority", "ok", kind)
 
 
-def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
+def _lease(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
     kind = seen.config.get("SchedulerType", "")
     told = dict(word.partition("=")[::2] for word in seen.config.get("SchedulerParameters", "").split(","))
     slow = {
@@ -313,7 +313,7 @@ def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
         yield _finding("accounts", "ok", f"associations are {how}; all jobs can be put into the lease of mode decide")
 
 
-def _guard(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
+def _guard(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]:
     """Whether users are kept from naming the lease in their own jobs."""
     if "lua" in seen.config.get("JobSubmitPlugins", "") and (seen.script is None or LEASE in seen.script):
         told = "is active" if seen.script else "cannot be read here: make sure that it keeps users out of the lease"

@@ -31,7 +31,7 @@ _QUICK_CHECK_S = 20.0
 _WARN_MIB, _FAIL_MIB = 2048, 200
 
 
-class Known(NamedTuple):
+class QueuedNodeFacts(NamedTuple):
     """What the queue knows of the nodes.
 
     Attributes:
@@ -51,17 +51,17 @@ class Known(NamedTuple):
     changes: Mapping[str, PolicyChange] = {}
 
 
-def known_nodes(state: Path) -> Known:
+def known_nodes(state: Path) -> QueuedNodeFacts:
     """What the queue says; nothing is known where there is none yet, or it cannot be read (`examine_state` tells)."""
     try:
         reader = Reader.open(state)
         if reader is None:
-            return Known()
+            return QueuedNodeFacts()
         with closing(reader):
             active = reader.active()
             held, lingering = held_gpus(active), lingering_gpus(active, reader.ranks())
             records = reader.node_records().values()
-            return Known(
+            return QueuedNodeFacts(
                 reader.meta("cluster_id") or "check",
                 {
                     name: {**held.get(name, {}), **{gpu: (why,) for gpu, why in lingering.get(name, {}).items()}}
@@ -73,7 +73,7 @@ def known_nodes(state: Path) -> Known:
                 reader.live_changes(),
             )
     except (GpuschedError, *UNREADABLE, OSError):
-        return Known()
+        return QueuedNodeFacts()
 
 
 def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:

@@ -40,7 +40,7 @@ class History(NamedTuple):
     passed: Ints
 
 
-class Odds(NamedTuple):
+class HazardRates(NamedTuple):
     """What holds before much has been seen.
 
     Attributes:
@@ -101,7 +101,7 @@ def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
 
 
 @jit
-def end_within(history: History, odds: Odds, job: int, level: int) -> float:
+def end_within(history: History, odds: HazardRates, job: int, level: int) -> float:
     """How likely the job ends within the level, once it has come to it."""
     groups, few = history.group[job], odds.few
     ends = odds.prior[groups[0] % CLASSES, level]
@@ -112,7 +112,7 @@ def end_within(history: History, odds: Odds, job: int, level: int) -> float:
 
 
 @jit
-def expected(history: History, odds: Odds, job: int, limit_log_s: float) -> tuple[float, float]:
+def expected(history: History, odds: HazardRates, job: int, limit_log_s: float) -> tuple[float, float]:
     """Of a job's run time r, in seconds: log E[r] and log E[1 / max(r, 10)]; a limit (NaN: none) cuts r off.
 
     The latter is what its bounded slowdown is expected to grow by with every second of waiting.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled.arrays import Floats
-from gpusched.config.weights import Model, ModelError, load_file, save_model
+from gpusched.config.weights import ModelError, TrainedModel, load_file, save_model
 from gpusched.errors import GpuschedError
 from gpusched.estimation.features import (
     FEATURES,
@@ -179,7 +179,7 @@ def _walked(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
     return rows
 
 
-def _forest(model: Model) -> Forest:
+def _forest(model: TrainedModel) -> Forest:
     if model.about["features"] != _digest():
         raise ValueError("it asks for other features")
     forest = Forest(*(model.arrays[name] for name in Forest._fields))  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def _forest(model: Model) -> Forest:
     return forest
 
 
-def _shifts(model: Model, quantiles: tuple[float, ...]) -> tuple[float, ...]:
+def _shifts(model: TrainedModel, quantiles: tuple[float, ...]) -> tuple[float, ...]:
     """Of each quantile; none in files from before there were any."""
     shifts = tuple(float(shift) for shift in json.loads(model.about.get("shifts", "null")) or (0.0,) * len(quantiles))
     if len(shifts) != len(quantiles) or 0.5 not in quantiles or not np.isfinite(shifts).all():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER, Placing
+from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER, PlacementCosts
 from gpusched.forecast.sharing import pace_of, sharers_of
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
@@ -17,9 +17,9 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain
-from gpusched.sched.arrays import NodeArrays, Waiting, releases_of, scratch_for, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import out_of_reach
-from gpusched.sched.fairtree import Tree, tree_of
+from gpusched.sched.fairtree import FairShareTree, tree_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sharing.rules import Sharer
 from gpusched.sched.state import (
@@ -30,7 +30,7 @@ from gpusched.sched.state import (
     PLACES,
     Floats,
     Ints,
-    Jobs,
+    QueueJobs,
     Records,
     copied,
     filled,
@@ -40,7 +40,7 @@ from gpusched.sched.state import (
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.spread import knows_racks, waits_until
-from gpusched.sim.engine.ledger import HOUR_S, HOURS, Ledger
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.state import (
     ARRIVED,
@@ -70,7 +70,7 @@ class InitialState(NamedTuple):
         owner: ``int64[held]``: whose that is, index into `Snapshot.running`; the first of a job stands for all of it.
     """
 
-    waiting: Waiting
+    waiting: PendingArrays
     sim: Sim
     passes: Passes
     owner: Ints
@@ -78,8 +78,8 @@ class InitialState(NamedTuple):
     queues: Records
     users: Records
     kinds: Records
-    tree: Tree
-    placing: Placing | None
+    tree: FairShareTree
+    placing: PlacementCosts | None
 
 
 def staged(policy: PolicySpec) -> PolicySpec:
@@ -99,7 +99,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 
 def waiting_and_settling(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
-) -> tuple[Waiting, Ints, Floats, Costs | None, Ints]:
+) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
     """The jobs' arrays; what each asks for once it has waited for better nodes, and since when (infinite: as before).
 
     And what places cost these jobs and, behind them, whoever of them settles, which is the job with that number then.
@@ -191,15 +191,15 @@ def initial_state_of(
     return InitialState(waiting, sim, passes, owner, jobs, queues, users, kinds, tree, placing)
 
 
-def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> Placing:
+def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts:
     """``then``: see `waiting_and_settling`. ``first``: of each running job, what stands for all that it holds."""
     slot, waiting = np.full(jobs, -1), len(then)
     slot[:waiting] = np.arange(waiting)
     slot[waiting + first] = len(costs.of) + np.arange(len(first))
-    return Placing(costs, slot, then)
+    return PlacementCosts(costs, slot, then)
 
 
-def _most_parts(waiting: Waiting, settles: Ints) -> Ints:
+def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
     """The most nodes that each job may have, by any of its requests."""
     looser, most = waiting.requests.looser, waiting.requests.parts.copy()
     for at in range(len(most)):  # a looser one comes before
@@ -227,7 +227,7 @@ def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, 
     return filled(CHANGE, len(order), time=times[order], kind=kind[order], subject=subject[order])
 
 
-def _passes(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, first: Ints, held: int) -> Passes:
+def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first: Ints, held: int) -> Passes:
     """What the walk takes: the waiting jobs, their accounts followed by those of what runs (``first`` of each job)."""
     links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
     left = np.array([job.expected_end for job in snapshot.running], np.float64) - snapshot.now
@@ -253,7 +253,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, first: Ints
     return Passes(waiting.requests, jobs, releases, scratch, seed_words(0), world.total, copied(world.usable))
 
 
-def _ledger(snapshot: Snapshot, bound: Jobs) -> Ledger:
+def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
     """What of limits comes back; used GPU seconds from the hour on in which they leave the seven days."""
     hourly = np.zeros(len(bound.room), bool)
     hourly[: len(snapshot.bounds)] = [one.rule.unit == "gpu_s" for one in snapshot.bounds]
@@ -263,7 +263,7 @@ def _ledger(snapshot: Snapshot, bound: Jobs) -> Ledger:
         for time, amount in one.frees:
             used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount
     week, kept = np.full(len(bound.account), float(WEEK_S)), _ints([int(used.sum()), 0])
-    return Ledger(bound.account, bound.room, bound.links, row, used, _ints([hour]), kept, np.zeros(1), week)
+    return SimLedger(bound.account, bound.room, bound.links, row, used, _ints([hour]), kept, np.zeros(1), week)
 
 
 def _eligible(view: PendingView) -> float:
@@ -272,7 +272,7 @@ def _eligible(view: PendingView) -> float:
     return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
 
 
-def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
+def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, PolicySpec]) -> Records:
     """The partitions' queues, all empty; sets each job's place in its partition's order."""
     queues = np.zeros(len(policies), QUEUE)
     for queue, (name, policy) in zip(queues, policies.items(), strict=True):
@@ -285,7 +285,7 @@ def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec])
     return queues
 
 
-def _kinds(jobs: Records, queues: Records, waiting: Waiting) -> Records:
+def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
     """The kinds of the waiting jobs (`run.KIND`); sets each job's, and what they become once it has settled."""
     account, partition = waiting.jobs.account, jobs["partition"]
     drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0

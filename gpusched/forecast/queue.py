@@ -34,7 +34,7 @@ from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
 
-class RunTimes(NamedTuple):
+class RunTimeDraw(NamedTuple):
     """One draw: ``lasts: float64[J]``, how long waiting jobs will run; ``ends: float64[R]``, when running ones end."""
 
     lasts: Floats
@@ -124,14 +124,14 @@ class QueueForecast:
         return self._waiting.jobs.limit
 
     @property
-    def by_limits(self) -> RunTimes:
+    def by_limits(self) -> RunTimeDraw:
         """Everybody uses the whole limit."""
         ends = np.array([job.expected_end for job in self.snapshot.running], dtype=np.float64)
-        return RunTimes(self.limits.copy(), np.maximum(ends, self.snapshot.now))
+        return RunTimeDraw(self.limits.copy(), np.maximum(ends, self.snapshot.now))
 
     def run(
         self,
-        times: RunTimes,
+        times: RunTimeDraw,
         *,
         target: int = -1,
         without: Sequence[int] = (),
@@ -164,7 +164,7 @@ class QueueForecast:
         start[np.isnan(start)] = np.inf
         return RunResult(start, code != EXHAUSTED, int(line.counter[WORK]))
 
-    def _start_over(self, times: RunTimes) -> None:
+    def _start_over(self, times: RunTimeDraw) -> None:
         for array, fresh in self._fresh:
             array[:] = fresh
         sim, jobs, due = self._sim, len(self.views), times.ends[self._owner]

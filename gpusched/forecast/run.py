@@ -14,10 +14,10 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt_any
 from gpusched.sched.bounds import room_along, within_bounds
-from gpusched.sched.fairtree import Tree, account, places
+from gpusched.sched.fairtree import FairShareTree, account, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.keeping import keeps_nodes
-from gpusched.sched.kernel.by_rule import Rule, keep_for, pass_by_plan
+from gpusched.sched.kernel.by_rule import PlacementRule, keep_for, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import node_fits
 from gpusched.sched.sorting import stable_order
@@ -31,16 +31,16 @@ from gpusched.sched.state import (
     PRIORITY,
     RESERVED,
     STARTED,
+    BackfillPlan,
     Calendar,
     ClusterState,
     Flags,
     Floats,
     Ints,
-    Jobs,
-    Outcome,
-    Plan,
+    PassOutcome,
+    PlacementRequest,
+    QueueJobs,
     Records,
-    Request,
     Requests,
     Resources,
     Words,
@@ -58,7 +58,7 @@ from gpusched.sim.engine.state import (
     MOVED,
     READY,
     WAITING,
-    Log,
+    EventLog,
     Pace,
     Paired,
     Passes,
@@ -98,7 +98,7 @@ class LateRoom(NamedTuple):
     fits: Ints
 
 
-class Placing(NamedTuple):
+class PlacementCosts(NamedTuple):
     """What places cost, where anything is known of it and a partition's policy asks.
 
     Attributes:
@@ -149,16 +149,16 @@ class QueueArrays(NamedTuple):
     fits: Ints
     clock: Floats
     counter: Ints
-    tree: Tree
+    tree: FairShareTree
     least: Ints
     barren: Ints
     turns: Floats
-    outcome: Outcome
-    placing: Placing | None
-    plan: Plan | None
+    outcome: PassOutcome
+    placing: PlacementCosts | None
+    plan: BackfillPlan | None
 
 
-class Ahead(NamedTuple):
+class ForecastPass(NamedTuple):
     """Of one partition's pass: the engine's clock; how the partition places, orders and backfills, see QUEUE."""
 
     line: QueueArrays
@@ -170,7 +170,7 @@ class Ahead(NamedTuple):
 
 
 @jit
-def decide_ahead(sim: Sim, log: Log, passes: Passes, line: QueueArrays) -> int:
+def decide_ahead(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays) -> int:
     """Every partition's pass in which something happened, and again where a start lets somebody in.
 
     Returns:
@@ -246,7 +246,7 @@ def _enter_ready(sim: Sim, line: QueueArrays, first: int) -> int:
 
 
 @jit
-def _settle(sim: Sim, jobs: Jobs, line: QueueArrays) -> None:
+def _settle(sim: Sim, jobs: QueueJobs, line: QueueArrays) -> None:
     """Who has waited for better nodes long enough takes from now on what there is."""
     while line.counter[SEEN] < sim.counter[CHANGED]:
         change = sim.changes[line.counter[SEEN]]
@@ -339,7 +339,7 @@ def _hold(sim: Sim, line: QueueArrays, job: int, sign: int) -> None:
 
 
 @jit
-def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: int) -> None:
+def _decide(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
     of, outcome = line.queues[partition], line.outcome
     line.counter[WORK] += _PASS_WORK
@@ -355,7 +355,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: in
         elif of["backfill"] == CONSERVATIVE:
             _plan_all(line.plan, state, line, partition, passes.rng)
         else:
-            more = Ahead(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
+            more = ForecastPass(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
             pass_ahead(state, line.open, of["backfill"], more)
         _mark_closed(passes.scratch.calendar, line)
         _leave_started(sim, line)
@@ -382,7 +382,7 @@ def _leave_started(sim: Sim, line: QueueArrays) -> None:
 
 
 @jit
-def _pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, line: QueueArrays, partition: int) -> None:
+def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
     """Starts beside others whom the partition's own pass left waiting."""
     if pace is None:
         return
@@ -418,13 +418,13 @@ def _who_pair(
 
 
 @jit
-def _plan_all(plan: Plan | None, state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
+def _plan_all(plan: BackfillPlan | None, state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
     """The pass in which every job has a place in the plan, so that all are asked."""
     if plan is None:
         return
     queue = _in_order(line, partition)
     line.counter[WORK] += queue.size * state.resources.gpus.size
-    pass_by_plan(state, queue, CONSERVATIVE, Rule(line.queues[partition]["rule"], rng))
+    pass_by_plan(state, queue, CONSERVATIVE, PlacementRule(line.queues[partition]["rule"], rng))
     _fit_started(line, state.resources, state.requests, state.jobs.masks)
 
 
@@ -452,7 +452,9 @@ def _fit_started(line: QueueArrays, resources: Resources, requests: Requests, ma
 
 
 @jit
-def _pass_by_cost(placing: Placing | None, sim: Sim, state: ClusterState, line: QueueArrays, partition: int) -> None:
+def _pass_by_cost(
+    placing: PlacementCosts | None, sim: Sim, state: ClusterState, line: QueueArrays, partition: int
+) -> None:
     """The pass in which a job goes to the cheapest place, and waits for a better one as long as that pays."""
     if placing is None:
         return
@@ -466,14 +468,14 @@ def _pass_by_cost(placing: Placing | None, sim: Sim, state: ClusterState, line: 
 
 
 @jit
-def _leave_links(placing: Placing | None, job: int) -> None:
+def _leave_links(placing: PlacementCosts | None, job: int) -> None:
     """Who has ended is nobody's neighbour any more."""
     if placing is not None and placing.slot[job] >= 0:
         leave(placing.costs.load, placing.slot[job])
 
 
 @jit
-def _settle_links(placing: Placing | None, job: int) -> None:
+def _settle_links(placing: PlacementCosts | None, job: int) -> None:
     """Other places count for who asks for more."""
     if placing is not None:
         load, other = placing.costs.load, placing.settled[job]
@@ -481,7 +483,7 @@ def _settle_links(placing: Placing | None, job: int) -> None:
 
 
 @jit
-def _anybody(line: QueueArrays, jobs: Jobs, requests: Requests, partition: int) -> bool:
+def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: int) -> bool:
     """Whether any job may start now; sets ``line.open`` to the kinds whose next job could be the head, or start.
 
     Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
@@ -533,7 +535,7 @@ def _no_more(least: Ints, barren: Ints) -> bool:
 
 
 @jit
-def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> int:
+def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPass) -> int:
     """The first in order of those that could start, or be the head where there is none yet; -1: nobody.
 
     Or the first that waits for the end of a reservation, for which nodes are kept.
@@ -586,7 +588,7 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: Ahead) -> 
 
 
 @jit
-def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead) -> tuple[int, int]:
+def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: ForecastPass) -> tuple[int, int]:
     """By the rule; after an unlucky draw the next cycle draws again."""
     line, jobs = more.line, state.jobs
     code, given = attempt_any(
@@ -598,7 +600,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Ahead
 
 
 @jit
-def _keep(state: ClusterState, job: int, code: int, more: Ahead) -> float:
+def _keep(state: ClusterState, job: int, code: int, more: ForecastPass) -> float:
     """For the head; notes what the others fit on that outlast its wait. Without EASY nobody behind it asks."""
     line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
     if more.backfill != EASY:
@@ -619,7 +621,7 @@ def _note_late(of: LateRoom, late: Resources, requests: Requests, masks: Flags, 
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, more: Ahead) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, more: ForecastPass) -> None:
     """The nodes that it takes have less."""
     line, masks = more.line, state.jobs.masks
     for part in range(request.parts):

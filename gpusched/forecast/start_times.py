@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.estimation.limit_use import LimitUse
-from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
+from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimeDraw
 from gpusched.model.forecast import ExpectedStart, Sooner, Spread, SpreadStart
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -120,7 +120,7 @@ class StartForecast:
         nodes, often = places.most_common(1)[0] if places else ((), 0)
         return starts, tuple(sorted(nodes)), often
 
-    def _start(self, times: RunTimes, target: int, until: float = np.inf, seed: int = 0) -> float:
+    def _start(self, times: RunTimeDraw, target: int, until: float = np.inf, seed: int = 0) -> float:
         """When ``target`` starts; infinite where it does not, or where the work allowed was used up (``_cut``)."""
         without = [self._target] if target != self._target and self._target >= 0 else []
         work = min(ENOUGH_WORK, max(self._left, 0))
@@ -157,7 +157,7 @@ class StartForecast:
         for i in rows[:_MOST_ENDINGS]:
             ends = limits.ends.copy()
             ends[i] = now
-            if self._start(RunTimes(limits.lasts, ends), self._target, until=now) <= now:
+            if self._start(RunTimeDraw(limits.lasts, ends), self._target, until=now) <= now:
                 nodes = tuple(sorted(self.ahead.nodes_of(self._target)))
                 what = f"after job {running[i].id} of {running[i].user} ends"
                 return [Sooner(what=what, start=float(expected[i]), nodes=nodes)]
@@ -194,7 +194,7 @@ def draws_for(ahead: QueueForecast) -> int:
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
-def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimes]:
+def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimeDraw]:
     """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself.
 
     A running job that tells of its progress ends at its own pace, give or take a tenth of what is left.
@@ -216,7 +216,7 @@ def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTime
             ends[tells] = np.minimum(
                 snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), (starts + limits)[tells]
             )
-        draws.append(RunTimes(lasts, np.maximum(ends, snapshot.now)))
+        draws.append(RunTimeDraw(lasts, np.maximum(ends, snapshot.now)))
     return draws
 
 

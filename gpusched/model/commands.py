@@ -65,7 +65,7 @@ class Requeue(Command, frozen=True, kw_only=True, tag="requeue"):
     job_ids: tuple[str, ...]
 
 
-class Asked(Command, frozen=True, kw_only=True, tag="asked"):
+class RelayedCommand(Command, frozen=True, kw_only=True, tag="asked"):
     """What a job asked for from inside; the controller passes it on, in its own name, and nobody else may."""
 
     job_id: str
@@ -161,5 +161,14 @@ class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
 JobCommand = Cancel | Hold | Release | Requeue | SetPriority
 ReservationCommand = Reserve | ChangeReservation | CancelReservation
 AnyCommand = (
-    Submit | JobCommand | Asked | Drain | Resume | ReservationCommand | Promote | Rollback | ShadowOn | ShadowOff
+    Submit
+    | JobCommand
+    | RelayedCommand
+    | Drain
+    | Resume
+    | ReservationCommand
+    | Promote
+    | Rollback
+    | ShadowOn
+    | ShadowOff
 )

@@ -26,7 +26,7 @@ def kind_of(user: str, name: str) -> str:
     return f"{user}/{pattern_of(name)}"
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     """Where a job ran.
 
     Attributes:
@@ -51,13 +51,13 @@ class Paces(msgspec.Struct, frozen=True, kw_only=True):
         count: How many there ever were. best: The highest logarithm as it was told.
     """
 
-    shape: Shape
+    shape: JobShape
     logs: tuple[tuple[float, float], ...]
     count: int
     best: float
 
 
-class Sway(msgspec.Struct, frozen=True, kw_only=True):
+class ContentionEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Logarithms of a kind's sensitivity and pressure over one link, and their variances and covariance."""
 
     link: Link
@@ -67,7 +67,7 @@ class Sway(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
+class ColocationSamples(msgspec.Struct, frozen=True, kw_only=True):
     """What was left of a kind's speed beside one job of another kind (logarithms, the latest last)."""
 
     link: Link
@@ -76,13 +76,13 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class KindBelief(msgspec.Struct, frozen=True, kw_only=True):
+class JobClassEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """All that is believed of one kind."""
 
     kind: str
     shapes: tuple[Paces, ...] = ()
-    links: tuple[Sway, ...] = ()
-    beside: tuple[Beside, ...] = ()
+    links: tuple[ContentionEstimate, ...] = ()
+    beside: tuple[ColocationSamples, ...] = ()
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -93,11 +93,11 @@ class Neighbour(msgspec.Struct, frozen=True):
     share: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class PaceSample(msgspec.Struct, frozen=True, kw_only=True):
     """What an attempt told of its pace: per second, over ``seconds``, and who was beside it."""
 
     kind: str
-    shape: Shape
+    shape: JobShape
     pace: float
     seconds: float
     neighbours: tuple[Neighbour, ...] = ()
@@ -108,7 +108,7 @@ class PaceOn(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     kind: str
-    shape: Shape
+    shape: JobShape
     log_pace: float
     gpus: tuple[tuple[str, int], ...]
 
@@ -201,7 +201,7 @@ class KindTold(msgspec.Struct, frozen=True, kw_only=True):
 class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
     """A kind's pace a second at a shape, alone; ``low`` to ``high``: where four in five attempts lie."""
 
-    shape: Shape
+    shape: JobShape
     pace: float
     low: float
     high: float

@@ -372,7 +372,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     resize: ResizeTo | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the store holds it.
 
     Attributes:

@@ -123,7 +123,7 @@ class Qos(msgspec.Struct, frozen=True, kw_only=True):
 Unit = Literal["gpus", "jobs", "gpu_s", "queued", "time_s"]
 
 
-class Rule(msgspec.Struct, frozen=True):
+class LimitRule(msgspec.Struct, frozen=True):
     """One limit that a job counts for.
 
     Attributes:
@@ -165,9 +165,9 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True):
         """The class called ``name``, or None."""
         return next((qos for qos in self.qos if qos.name == name), None)
 
-    def rules(self, user: str, group: str, qos: str) -> tuple[Rule, ...]:
+    def rules(self, user: str, group: str, qos: str) -> tuple[LimitRule, ...]:
         """What bounds a job of ``user`` that counts for ``group`` in the class ``qos`` ("": none), classes first."""
-        found: list[Rule] = []
+        found: list[LimitRule] = []
         known = self.of_class(qos)
         if known is not None:
             found += _rules((user, "", qos), f"user {user} in class {qos}", known.per_user, _CLASS_USER)
@@ -191,12 +191,12 @@ _CLASS_USER = ("QOSMaxGRESPerUser", "QOSMaxJobsPerUserLimit", "QOSMaxGRESMinutes
                "QOSMaxWallDurationPerJobLimit")  # fmt: skip
 
 
-def _rules(key: tuple[str, str, str], whose: str, limits: Limits, reasons: Sequence[str]) -> list[Rule]:
+def _rules(key: tuple[str, str, str], whose: str, limits: Limits, reasons: Sequence[str]) -> list[LimitRule]:
     found = []
     for (name, unit), reason in zip(_UNITS.items(), reasons, strict=True):
         most = getattr(limits, name)
         if most is not None:
-            found.append(Rule(key, whose, unit, int(most * 3600) if unit == "gpu_s" else int(most), reason))
+            found.append(LimitRule(key, whose, unit, int(most * 3600) if unit == "gpu_s" else int(most), reason))
     return found
 
 
@@ -215,7 +215,7 @@ class Bound(msgspec.Struct, frozen=True):
         frees: Of used GPU seconds, when they leave the seven days: (Unix seconds, GPU seconds), ascending.
     """
 
-    rule: Rule
+    rule: LimitRule
     used: int = 0
     frees: tuple[tuple[float, int], ...] = ()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 
 _PATTERN = re.compile("%([jAaxunNt%])")
 
 
-def expand_output(job: Job, rank: int, node: str) -> str | None:
+def expand_output(job: JobRecord, rank: int, node: str) -> str | None:
     """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added.
 
     A script runs on the first node only, so its output is one file.
@@ -17,13 +17,13 @@ def expand_output(job: Job, rank: int, node: str) -> str | None:
     return _expand(job.spec.output, job, rank, node)
 
 
-def expand_error(job: Job, rank: int, node: str) -> str | None:
+def expand_error(job: JobRecord, rank: int, node: str) -> str | None:
     """The same for ``--error``; None: stderr goes where stdout does."""
     path = _expand(job.spec.error, job, rank, node)
     return path if path != expand_output(job, rank, node) else None
 
 
-def _expand(path: str | None, job: Job, rank: int, node: str) -> str | None:
+def _expand(path: str | None, job: JobRecord, rank: int, node: str) -> str | None:
     if path is None or (job.spec.script is not None and rank > 0):
         return None
     patterns = _patterns(job, rank, node)
@@ -36,7 +36,7 @@ def _expand(path: str | None, job: Job, rank: int, node: str) -> str | None:
     )
 
 
-def _patterns(job: Job, rank: int, node: str) -> dict[str, str]:
+def _patterns(job: JobRecord, rank: int, node: str) -> dict[str, str]:
     return {
         "j": job.id,
         "A": job.array_id or job.id,
@@ -50,7 +50,7 @@ def _patterns(job: Job, rank: int, node: str) -> dict[str, str]:
     }
 
 
-def shown_path(path: str | None, job: Job) -> str | None:
+def shown_path(path: str | None, job: JobRecord) -> str | None:
     """Return the path as far as it is known: what differs between its ranks, or its tasks, stays a pattern."""
     if path is None:
         return None

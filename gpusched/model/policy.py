@@ -69,7 +69,7 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[str, dict[str, float]] = {}
 
 
-class Preempting(msgspec.Struct, frozen=True, kw_only=True):
+class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent that stops running jobs has to leave alone; the file's ``preempt`` section. Live and in replays.
 
     Attributes:
@@ -146,7 +146,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     schedulers: int = 1
     place_wait_s: float = 86400.0
     mapping: Mapping = Mapping()
-    preempt: Preempting = Preempting()
+    preempt: PreemptionSettings = PreemptionSettings()
     sizes: Sizing = "base"
     resize: Resizing = Resizing()
     settings: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int
 
 
-class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """That two jobs may have the same GPUs of a node, where both ask for it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName
     fabric_address: str | None = None
     simulated_gpus: bool = False
-    sharing: Sharing | None = None
+    sharing: SharingSettings | None = None
 
     def indices(self) -> tuple[int, ...]:
         """NVML indices of the GPUs this node hands out, ascending."""

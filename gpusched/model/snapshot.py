@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.model.interference import KindBelief
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.limits import Bound, Groups
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.topology import Topology
 
 
@@ -37,7 +37,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     available: bool = True
     unavailable_reason: str = ""
     links: dict[int, dict[int, int]] = {}
-    sharing: Sharing | None = None
+    sharing: SharingSettings | None = None
     shareable: dict[int, int] = {}
     reservations: tuple[Reservation, ...] = ()
 
@@ -187,6 +187,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     finished: tuple[FinishedView, ...] = ()
     topology: Topology = Topology()
-    beliefs: dict[str, KindBelief] = {}
+    beliefs: dict[str, JobClassEstimate] = {}
     bounds: tuple[Bound, ...] = ()
     groups: Groups = Groups()

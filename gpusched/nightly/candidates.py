@@ -17,8 +17,15 @@ from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, iso_utc
-from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, scenario_for
-from gpusched.promotion.registry import CANDIDATES, Judged, Known, find_policy, known_policies, training_of
+from gpusched.nightly.proof import ProofVerdict, first_held_out, history_of, judge, scenario_for
+from gpusched.promotion.registry import (
+    CANDIDATES,
+    RegisteredPolicy,
+    ShadowComparison,
+    find_policy,
+    known_policies,
+    training_of,
+)
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Reader
 from gpusched.study.compare import DAY_S
@@ -36,7 +43,7 @@ def retrain(
     Returns:
         For every partition with an agent, in one line what became of it.
     """
-    from gpusched.agents.common.request import Report, TrainRequest
+    from gpusched.agents.common.request import TrainingReport, TrainRequest
     from gpusched.agents.training.train import train
 
     day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
@@ -53,7 +60,7 @@ def retrain(
         )  # fmt: skip
         kept = out.exists()  # trained before on this day
         try:
-            train(request, Report())
+            train(request, TrainingReport())
             lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
         except GpuschedError as error:
             if not kept:
@@ -68,9 +75,9 @@ def retrain(
 
 def _refit(file: Path, since: float, until: float) -> str:
     """Trains the predictor of run times anew; what became of it."""
-    from gpusched.agents.predictor.request import TrainRequest, train_predictor
+    from gpusched.agents.predictor.request import PredictorRequest, train_predictor
 
-    request = TrainRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
+    request = PredictorRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
     try:
         trained = train_predictor(request)
     except GpuschedError as error:
@@ -98,7 +105,7 @@ def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
 
 def judged(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
-) -> tuple[Judged, ...]:
+) -> tuple[ShadowComparison, ...]:
     """Shadows and candidates, each against the live policy on days it has not learned from.
 
     With ``auto_promote`` it asks the controller to promote the best that passed. Arguments as of `retrain`.
@@ -107,7 +114,7 @@ def judged(
     for shadow in reader.shadows().values():
         partition = inventory.partition(shadow.partition)
         if shadow.until is None and partition is not None:
-            known = Known(shadow.spec, Path(shadow.spec.folder), "frozen")
+            known = RegisteredPolicy(shadow.spec, Path(shadow.spec.folder), "frozen")
             found.append(_judge(inventory, reader, partition, live[partition.name], known, "shadow", now))
     candidates = [k for k in known_policies(inventory.path, folder) if k.origin == "candidate"]
     for partition in inventory.partitions:
@@ -119,11 +126,17 @@ def judged(
 
 
 def _judge(
-    inventory: Inventory, reader: Reader, partition: Partition, live: PolicySpec, known: Known, state: str, now: float
-) -> Judged:
+    inventory: Inventory,
+    reader: Reader,
+    partition: Partition,
+    live: PolicySpec,
+    known: RegisteredPolicy,
+    state: str,
+    now: float,
+) -> ShadowComparison:
     spec = known.spec
     card = training_of(spec, partition.name)
-    verdict: Verdict | None = None
+    verdict: ProofVerdict | None = None
     try:
         begin = max(first_held_out(card.last if card else None), now - inventory.settings.retrain_days * DAY_S)
         trace = history_of(inventory, reader, partition.name, begin, now)
@@ -131,15 +144,19 @@ def _judge(
         line = verdict.line
     except GpuschedError as error:
         line = f"{spec.name}: {error.message}"
-    return Judged(
+    return ShadowComparison(
         partition=partition.name, state=state, name=spec.name, version=spec.version, path=str(known.path), line=line,
         passed=verdict is not None and verdict.passed, verdict=msgspec.to_builtins(verdict) if verdict else None,
     )  # fmt: skip
 
 
 def _promoted(
-    inventory: Inventory, partition: Partition, folder: Path, candidates: list[Known], rows: list[Judged]
-) -> list[Judged]:
+    inventory: Inventory,
+    partition: Partition,
+    folder: Path,
+    candidates: list[RegisteredPolicy],
+    rows: list[ShadowComparison],
+) -> list[ShadowComparison]:
     """The rows; with ``auto_promote`` the best of those that passed is asked to be put in charge."""
     wanted = inventory.settings.auto_promote if partition.auto_promote is None else partition.auto_promote
     passed = [i for i, row in enumerate(rows) if row.passed and row.verdict is not None and row.verdict["gain"] > 0]

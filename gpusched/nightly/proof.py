@@ -15,12 +15,12 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
-from gpusched.sim.engine.build import Options
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
-from gpusched.study.compare import DAY_S, MIN_DAYS, Change
+from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
 from gpusched.study.own import as_it_ran
-from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
+from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -28,7 +28,7 @@ from gpusched.traces.trace import Trace
 _NOISE = 1e-9  # of a quotient of two means that are equal
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """One policy against another on one partition's jobs.
 
     Attributes:
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     passed: bool
     line: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MeanDifference, ...] = ()
 
 
 def first_held_out(last: float | None) -> float:
@@ -105,7 +105,7 @@ def judge(
     incumbent: PolicySpec,
     candidate: PolicySpec,
     advance: Callable[[float, int], None] | None = None,
-) -> Verdict:
+) -> ProofVerdict:
     """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
 
     ``advance``: See `gpusched.study.request.outcomes`.
@@ -114,7 +114,10 @@ def judge(
         ModelError: The candidate's weights cannot be used.
     """
     policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
-    runs, over = [Run(scenario, p, Options(restart_s=p.restart_s)) for p in policies], list[Run]()
+    runs, over = (
+        [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s)) for p in policies],
+        list[PlannedReplay](),
+    )
 
     def watch(part: float) -> None:
         if advance is not None:
@@ -126,7 +129,7 @@ def judge(
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
     trace = scenario.trace
     times = [None if trace.epoch is None else trace.epoch + float(trace.submit[i]) for i in (0, -1)]
-    verdict = Verdict(
+    verdict = ProofVerdict(
         partition=partition, candidate=candidate.name, candidate_version=candidate.version, incumbent=incumbent.name,
         incumbent_version=incumbent.version, since=_iso(times[0]), until=_iso(times[1]), days=jct.days if jct else 0,
         jobs=int((base.result.ran & other.result.ran).sum()), incumbent_mean_jct_s=jct.base if jct else None,
@@ -144,7 +147,7 @@ def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
         return replace(of_spec(spec.stand_in), name=spec.name)
 
 
-def _line(verdict: Verdict) -> str:
+def _line(verdict: ProofVerdict) -> str:
     days = f"{verdict.days} {'day' if verdict.days == 1 else 'days'}"
     against = f"{verdict.candidate} against {verdict.incumbent} on {count_of(verdict.jobs, 'job')} of {days}"
     if verdict.gain is None:

@@ -26,11 +26,11 @@ from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
-from gpusched.promotion.registry import REPORTS, Judged
+from gpusched.promotion.registry import REPORTS, ShadowComparison
 from gpusched.queue.store import Reader
-from gpusched.sim.engine.build import Options
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, of_spec
-from gpusched.study.study import Outcome, Run, carry_out, changes, row_of
+from gpusched.study.study import PlannedReplay, StudyOutcome, carry_out, changes, row_of
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -42,7 +42,7 @@ CARRIED = (
 _REPORT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:-.+)?\.(?:json|html)")
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class NightlyVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """One partition's night.
 
     Attributes:
@@ -64,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[dict[str, Any]]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     """All partitions' nights.
 
     Attributes:
@@ -77,8 +77,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     since: str
     file: str
-    partitions: tuple[Verdict, ...]
-    judged: tuple[Judged, ...] = ()
+    partitions: tuple[NightlyVerdict, ...]
+    judged: tuple[ShadowComparison, ...] = ()
     trained: tuple[str, ...] = ()
     predictions: tuple[Score, ...] = ()
 
@@ -114,7 +114,7 @@ def nightly(
     now: float | None = None,
     auto_retrain: bool = False,
     tell: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> Report:
+) -> NightlyReport:
     """Replays the store's jobs submitted since, partition by partition, and writes the report.
 
     Args:
@@ -153,12 +153,12 @@ def nightly(
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
-        runs = [Run(scenario, p, Options(restart_s=p.restart_s, predictor=predictor)) for p in policies]
+        runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
         outcomes = list(carry_out(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
-    report = Report(
+    report = NightlyReport(
         time=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         since=since,
         file=str(file),
@@ -214,7 +214,7 @@ def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
     return None if predictor.knew(trace)[carried:].any() else predictor
 
 
-def _verdict(partition: str, outcomes: list[Outcome], page_file: Path) -> Verdict:
+def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:
     from gpusched.study.html import page
 
     changed = changes(outcomes)
@@ -225,7 +225,7 @@ def _verdict(partition: str, outcomes: list[Outcome], page_file: Path) -> Verdic
     loss = _mean_jct(live) / _mean_jct(best) - 1 if _mean_jct(best) > 0 else 0.0
     wait = live.result.trace.wait
     known = wait[np.isfinite(wait)]
-    return Verdict(
+    return NightlyVerdict(
         partition=partition,
         live=live.result.policy,
         best=best.result.policy,
@@ -238,12 +238,12 @@ def _verdict(partition: str, outcomes: list[Outcome], page_file: Path) -> Verdic
     )
 
 
-def _mean_jct(outcome: Outcome) -> float:
+def _mean_jct(outcome: StudyOutcome) -> float:
     mean = outcome.metrics.mean_jct_s
     return float("inf") if mean is None else mean
 
 
-def _line(partition: str, live: Outcome, best: Outcome, loss: float) -> str:
+def _line(partition: str, live: StudyOutcome, best: StudyOutcome, loss: float) -> str:
     mean = f"mean JCT {span(live.metrics.mean_jct_s)} of {live.metrics.jobs} jobs under {live.result.policy} (live)"
     if loss < 5e-4:
         return f"{partition}: {mean}; no other policy is better"

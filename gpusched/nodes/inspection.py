@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 _BEGIN, _END = "gpusched-inspection-begin", "gpusched-inspection-end"
 RUN_TIMEOUT_S = 45.0  # of the whole script; each runtime is asked for at most 10 s of it
@@ -69,10 +69,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return next((r for r in self.runtimes if r.name == name), None)
 
 
-def inspection_script(runtimes: Sequence[str], mps_pipe: str = "") -> Script:
+def inspection_script(runtimes: Sequence[str], mps_pipe: str = "") -> RemoteScript:
     """The script that looks at a node, at these container runtimes on it, and at this folder of MPS pipes."""
     head = f"echo {_BEGIN}\nmps={shlex.quote(mps_pipe)}\n"
-    return Script(("sh", "-s", "--", *runtimes), f"{head}{_SCRIPT}echo {_END}\n".encode())
+    return RemoteScript(("sh", "-s", "--", *runtimes), f"{head}{_SCRIPT}echo {_END}\n".encode())
 
 
 def parse_inspection(output: bytes) -> Inspection | None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpusched.model.relay import Terminal
-from gpusched.nodes.transport import Result, Script, Session, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import CommandResult, RemoteScript, Session, TransportError, stream_argv, too_much
 
 _CHUNK = 65536
 _WRITE_S = 1.0
@@ -34,13 +34,13 @@ class LocalTransport:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         """See `gpusched.nodes.transport.Transport.run`; on timeout the whole process group is killed."""
         try:
             process = self._start(script.argv, stderr=subprocess.PIPE)
         except (FileNotFoundError, PermissionError) as error:  # what a shell, and so sshd, would say
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            return Result(code, b"", f"{script.argv[0]}: {error.strerror}\n".encode())
+            return CommandResult(code, b"", f"{script.argv[0]}: {error.strerror}\n".encode())
         try:
             stdout, stderr = self._exchange(process, script, time.monotonic() + timeout_s)
         except (TimeoutError, subprocess.TimeoutExpired):
@@ -52,9 +52,9 @@ class LocalTransport:
         finally:
             _end(process)
         code = process.returncode
-        return Result(code if code >= 0 else 128 - code, stdout, stderr)
+        return CommandResult(code if code >= 0 else 128 - code, stdout, stderr)
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         """See `gpusched.nodes.transport.Transport.stream`."""
         process = self._start(stream_argv(script.argv), stderr=subprocess.STDOUT)
         assert process.stdout is not None
@@ -80,7 +80,7 @@ class LocalTransport:
             if terminal is None:
                 process = self._start(argv, stderr=subprocess.PIPE)
                 assert process.stdin is not None
-                return _Session(process, process.stdin.fileno())
+                return _LocalSession(process, process.stdin.fileno())
             ours, theirs = os.openpty()
             try:
                 _set_size(theirs, terminal.rows, terminal.columns)  # before anybody can ask for it
@@ -95,12 +95,12 @@ class LocalTransport:
                 os.close(theirs)
         except OSError as error:
             raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
-        return _Session(process, ours, terminal=True)
+        return _LocalSession(process, ours, terminal=True)
 
     def dial(self, host: str, port: int) -> Session:
         """See `gpusched.nodes.transport.Transport.dial`."""
         try:
-            return _Tunnel(socket.create_connection((host, port), _DIAL_S))
+            return _LocalTunnel(socket.create_connection((host, port), _DIAL_S))
         except OSError as error:
             why = error.strerror or str(error)
             raise TransportError("refused", f"{self._name}: port {port} cannot be reached: {why}") from None
@@ -108,7 +108,7 @@ class LocalTransport:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _exchange(self, process: subprocess.Popen[bytes], script: Script, deadline: float) -> tuple[bytes, bytes]:
+    def _exchange(self, process: subprocess.Popen[bytes], script: RemoteScript, deadline: float) -> tuple[bytes, bytes]:
         """The process's output for this input; ``communicate`` would keep however much there is."""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -163,7 +163,7 @@ def _given(descriptor: int, data: memoryview) -> memoryview:
         return data[:0]
 
 
-class _Session:
+class _LocalSession:
     """`gpusched.nodes.transport.Session` over the pipes or the terminal of a process."""
 
     def __init__(self, process: subprocess.Popen[bytes], stdin: int, terminal: bool = False) -> None:
@@ -232,7 +232,7 @@ class _Session:
             self.end_input()
 
 
-class _Tunnel:
+class _LocalTunnel:
     """`gpusched.nodes.transport.Session` over a socket."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
-from gpusched.nodes.transport import Result, Script, Transport, TransportError
+from gpusched.nodes.transport import CommandResult, RemoteScript, Transport, TransportError
 
 _PAYLOAD = Path(__file__).parent / "payload"
 _PACKAGE = "gpusched/nodes/payload"
@@ -119,7 +119,7 @@ def has_python(transport: Transport) -> bool:
     return memory is None or memory.mode != "sh"
 
 
-def request_script(node: Node, cluster_id: str, settings: Settings) -> Script:
+def request_script(node: Node, cluster_id: str, settings: Settings) -> RemoteScript:
     """What a probe in the steady state runs on a node; for benchmarks and for looking at it by hand."""
     return _script("cached", _request(node, cluster_id, settings, want_links=False))
 
@@ -138,7 +138,7 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
 
 
 def _read(
-    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float, memory: _Memory
+    mode: _Mode, request: ProbeRequest, result: CommandResult, sent: float, received: float, memory: _Memory
 ) -> tuple[NodeReading | None, _Mode]:
     """The reading, if there is one, and how to ask next time."""
     if mode == "sh":
@@ -174,7 +174,7 @@ def _read(
 
 
 def _read_sections(
-    request: ProbeRequest, result: Result, sent: float, received: float
+    request: ProbeRequest, result: CommandResult, sent: float, received: float
 ) -> tuple[NodeReading | None, _Mode]:
     from gpusched.nodes.runtimes.listing import parse_listing
 
@@ -193,7 +193,7 @@ def _read_sections(
     return reading, "cached" if sections.get("python3") else "sh"
 
 
-def _no_reading(node: str, result: Result) -> TransportError:
+def _no_reading(node: str, result: CommandResult) -> TransportError:
     lines = (result.stderr.strip() or result.stdout.strip()).decode("utf-8", "replace").splitlines()
     what = f": {lines[-1][:200]}" if lines else ""
     return TransportError(
@@ -203,18 +203,18 @@ def _no_reading(node: str, result: Result) -> TransportError:
     )
 
 
-def _script(mode: _Mode, request: ProbeRequest) -> Script:
+def _script(mode: _Mode, request: ProbeRequest) -> RemoteScript:
     line = msgspec.json.encode(request) + b"\n"
     if mode == "cached":
-        return Script(_cached_argv(), line)
+        return RemoteScript(_cached_argv(), line)
     if mode == "upload":
         boot, files = _bundle()[1:]
         code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
         command = f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(boot)} "$D"'
-        return Script(("sh", "-c", command), boot + line + files)
+        return RemoteScript(("sh", "-c", command), boot + line + files)
     names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime, "ROOT": ""}
     head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items())
-    return Script(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
+    return RemoteScript(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
 
 
 def _folder() -> str:

@@ -14,7 +14,15 @@ from gpusched.model.resources import Node, Settings
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
-from gpusched.nodes.transport import Result, Script, Session, SessionRefused, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import (
+    CommandResult,
+    RemoteScript,
+    Session,
+    SessionRefused,
+    TransportError,
+    stream_argv,
+    too_much,
+)
 from gpusched.nodes.watchdog import guard
 
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
@@ -36,13 +44,13 @@ class SshTransport:
         self._connecting = threading.Lock()
         self._connection: Connection | None = None
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         """See `gpusched.nodes.transport.Transport.run`; after a timeout the connection is made anew."""
         deadline = time.monotonic() + timeout_s
         with self._explained(deadline, timeout_s), self._session(deadline) as (connection, channel):
             return self._exchange(connection, channel, script, deadline)
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         """See `gpusched.nodes.transport.Transport.stream`."""
         timeout_s = self._settings.probe_timeout_s
         deadline = time.monotonic() + timeout_s
@@ -69,7 +77,7 @@ class SshTransport:
                 with guard(deadline, connection.drop):
                     channel.get_pty(terminal.name, terminal.columns, terminal.rows)
             _request_exec(channel, shlex.join(argv))
-            return _Session(self._node.name, connection, channel)
+            return _SshSession(self._node.name, connection, channel)
 
     def dial(self, host: str, port: int) -> Session:
         """See `gpusched.nodes.transport.Transport.dial`; by sshd's own forwarding."""
@@ -88,7 +96,7 @@ class SshTransport:
                     hint = "AllowTcpForwarding of its sshd_config says no"
                     raise TransportError("ssh", f"{name}: sshd forwards no ports: {why}", hint) from None
                 raise TransportError("refused", f"{name}: port {port} cannot be reached: {why}", _LISTENS) from None
-            return _Tunnel(self._node.name, connection, channel)
+            return _SshTunnel(self._node.name, connection, channel)
 
     @contextlib.contextmanager
     def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
@@ -152,7 +160,9 @@ class SshTransport:
         finally:
             self._connecting.release()
 
-    def _exchange(self, connection: Connection, channel: paramiko.Channel, script: Script, deadline: float) -> Result:
+    def _exchange(
+        self, connection: Connection, channel: paramiko.Channel, script: RemoteScript, deadline: float
+    ) -> CommandResult:
         output = {1: bytearray(), 2: bytearray()}
 
         def take(stream: int, data: bytes) -> None:
@@ -168,7 +178,7 @@ class SshTransport:
         except TimeoutError:
             self._forget(connection)
             raise
-        return Result(_exit_code(connection, channel), bytes(output[1]), bytes(output[2]))
+        return CommandResult(_exit_code(connection, channel), bytes(output[1]), bytes(output[2]))
 
     def _forget(self, connection: Connection) -> None:
         with contextlib.suppress(Exception):
@@ -177,7 +187,7 @@ class SshTransport:
             self._connection = None
 
 
-class _Session:
+class _SshSession:
     """`gpusched.nodes.transport.Session` over a channel."""
 
     def __init__(self, node: str, connection: Connection, channel: paramiko.Channel) -> None:
@@ -219,7 +229,7 @@ class _Session:
             self._channel.close()
 
 
-class _Tunnel(_Session):
+class _SshTunnel(_SshSession):
     """A connection: its output ends, and that is all."""
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from gpusched.nodes.load_paramiko import paramiko
-from gpusched.nodes.ssh_config import Target
+from gpusched.nodes.ssh_config import SshHop
 from gpusched.nodes.transport import TransportError
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")  # OpenSSH's that paramiko can read
 _NO_KEYS = "the server takes no public keys"
 
 
-def authenticate(connection: paramiko.Transport, target: Target, node: str, deadline: float) -> None:
+def authenticate(connection: paramiko.Transport, target: SshHop, node: str, deadline: float) -> None:
     """Log in with the first key the server takes, over a connection whose host key is verified.
 
     The target's ``keys`` come first, then the agent's, then (when it names none) the default files. The deadline is on
@@ -74,7 +74,7 @@ def _try(connection: paramiko.Transport, user: str, key: paramiko.PKey | None, d
     return f"accepted, but the server also requires {' or '.join(more)}" if more else None
 
 
-def _candidates(target: Target, agent: paramiko.Agent | None, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+def _candidates(target: SshHop, agent: paramiko.Agent | None, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     named = {_public_blob(path) for path in target.keys}
     for path in target.keys:
         yield from _from_file(path, tried, missing_matters=True)

@@ -24,7 +24,7 @@ _KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known
 _MAX_INCLUDES = 16  # as in OpenSSH
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class SshHop(msgspec.Struct, frozen=True, kw_only=True):
     """One hop of a connection, resolved.
 
     Attributes:
@@ -52,7 +52,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
 
-def resolve_node(node: Node, settings: Settings) -> Target:
+def resolve_node(node: Node, settings: Settings) -> SshHop:
     """The target of a node; its own user, port and key win over the config.
 
     Raises:
@@ -61,7 +61,7 @@ def resolve_node(node: Node, settings: Settings) -> Target:
     return _resolve(node.address, settings, user=node.user, port=node.port, key=node.key)
 
 
-def resolve_jump(jump: str, settings: Settings) -> Target:
+def resolve_jump(jump: str, settings: Settings) -> SshHop:
     """The target of one hop of ProxyJump: ``[user@]host[:port]`` or ``ssh://...``.
 
     Raises:
@@ -77,7 +77,7 @@ def resolve_jump(jump: str, settings: Settings) -> Target:
     return _resolve(host, settings, user=parts.username, port=port, key=None)
 
 
-def _resolve(alias: str, settings: Settings, user: str | None, port: int | None, key: str | None) -> Target:
+def _resolve(alias: str, settings: Settings, user: str | None, port: int | None, key: str | None) -> SshHop:
     options = _lookup(alias, settings)
     host = options.get("hostname") or alias
     number = port or _number(options.get("port"), 22)
@@ -87,7 +87,7 @@ def _resolve(alias: str, settings: Settings, user: str | None, port: int | None,
     if "connecttimeout" in options:
         timeout = min(timeout, _number(options["connecttimeout"], 10) or timeout)
     label = options.get("hostkeyalias")
-    return Target(
+    return SshHop(
         host=host,
         port=number,
         user=user or options.get("user") or getpass.getuser(),

@@ -19,7 +19,7 @@ from gpusched.model.resources import Settings
 from gpusched.nodes import hostkeys
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_auth import authenticate
-from gpusched.nodes.ssh_config import Target, resolve_jump
+from gpusched.nodes.ssh_config import SshHop, resolve_jump
 from gpusched.nodes.transport import TransportError
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its errors come back as exceptions; it also prints them
@@ -49,7 +49,7 @@ class Connection:
         self._cleanup()
 
 
-def connect(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail = ()) -> Connection:
+def connect(target: SshHop, settings: Settings, node: str, deadline: float, trail: _Trail = ()) -> Connection:
     """Connect, verify the host key, log in.
 
     The target's jump hosts are connected (and verified) first and shared between nodes; ``trail`` are the jumps that
@@ -85,7 +85,7 @@ def _drop(transport: paramiko.Transport | None, sock: Any) -> None:
         sock.close()
 
 
-def _handshake(sock: Any, target: Target, node: str, deadline: float) -> paramiko.Transport:
+def _handshake(sock: Any, target: SshHop, node: str, deadline: float) -> paramiko.Transport:
     budget = min(target.connect_timeout_s, _remaining(deadline))
     started = time.monotonic()
     try:
@@ -109,7 +109,7 @@ def _handshake(sock: Any, target: Target, node: str, deadline: float) -> paramik
     )
 
 
-def _no_handshake(node: str, target: Target, error: str) -> TransportError:
+def _no_handshake(node: str, target: SshHop, error: str) -> TransportError:
     if "banner" in error:
         hint = "too many connections at once (MaxStartups), a firewall, or no SSH server on that port"
         return TransportError("ssh", f"{node}: {target.where} closed the connection before SSH began", hint)
@@ -117,7 +117,7 @@ def _no_handshake(node: str, target: Target, error: str) -> TransportError:
                           f"try `ssh -v -p {target.port} {target.user}@{target.host}`")  # fmt: skip
 
 
-def _open(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail) -> tuple[Any, _Cleanup]:
+def _open(target: SshHop, settings: Settings, node: str, deadline: float, trail: _Trail) -> tuple[Any, _Cleanup]:
     if target.jumps:
         return _through_jump(target, settings, node, deadline, trail)
     if target.proxy_command:
@@ -125,7 +125,7 @@ def _open(target: Target, settings: Settings, node: str, deadline: float, trail:
     return _dial(target, node, deadline), lambda: None
 
 
-def _dial(target: Target, node: str, deadline: float) -> socket.socket:
+def _dial(target: SshHop, node: str, deadline: float) -> socket.socket:
     failure: OSError | None = None
     budget = min(target.connect_timeout_s, _remaining(deadline))
     until = time.monotonic() + budget
@@ -146,7 +146,7 @@ def _dial(target: Target, node: str, deadline: float) -> socket.socket:
     raise _dial_error(failure, target, node, budget)
 
 
-def _dial_error(failure: OSError | None, target: Target, node: str, budget: float) -> TransportError:
+def _dial_error(failure: OSError | None, target: SshHop, node: str, budget: float) -> TransportError:
     if isinstance(failure, ConnectionRefusedError):
         return TransportError("refused", f"{node}: nothing is listening on {target.host} port {target.port}",
                               "is sshd running there, and is the port right?")  # fmt: skip
@@ -157,7 +157,7 @@ def _dial_error(failure: OSError | None, target: Target, node: str, budget: floa
                           "check the network and the node's address")  # fmt: skip
 
 
-def _addresses(target: Target, node: str, budget: float) -> list[Any]:
+def _addresses(target: SshHop, node: str, budget: float) -> list[Any]:
     """getaddrinfo, which knows no time limit of its own, within ``budget`` seconds."""
     answer: list[Any] = []
     problem: list[OSError] = []
@@ -210,7 +210,7 @@ _jumps_lock = threading.Lock()
 
 
 def _through_jump(
-    target: Target, settings: Settings, node: str, deadline: float, trail: _Trail
+    target: SshHop, settings: Settings, node: str, deadline: float, trail: _Trail
 ) -> tuple[Any, _Cleanup]:
     """A channel from the last jump host; one connection to each jump host serves all nodes behind it."""
     *before, last = target.jumps
@@ -247,7 +247,7 @@ def _through_jump(
         raise
 
 
-def _tunnel(jump: Connection, target: Target, node: str, name: str, deadline: float) -> Any:
+def _tunnel(jump: Connection, target: SshHop, node: str, name: str, deadline: float) -> Any:
     budget = min(target.connect_timeout_s, _remaining(deadline))
     try:
         return jump.transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=budget)

@@ -15,7 +15,7 @@ FailureKind = Literal[
 ]
 
 
-class Script(msgspec.Struct, frozen=True):
+class RemoteScript(msgspec.Struct, frozen=True):
     """A command for a node.
 
     Attributes:
@@ -30,7 +30,7 @@ class Script(msgspec.Struct, frozen=True):
     max_bytes: int = 256 << 20
 
 
-class Result(msgspec.Struct, frozen=True):
+class CommandResult(msgspec.Struct, frozen=True):
     """What a command that ended left behind.
 
     ``exit_code`` follows the shell: 128 + N for a process killed by signal N (sshd tells only that there was a signal
@@ -67,7 +67,7 @@ class SessionRefused(TransportError):
     """The node's sshd allows no more sessions on this connection (MaxSessions)."""
 
 
-def too_much(node: str, script: Script) -> TransportError:
+def too_much(node: str, script: RemoteScript) -> TransportError:
     """The error of a command that says more than it may."""
     return TransportError(
         "protocol",
@@ -104,14 +104,14 @@ class Session(Protocol):
 class Transport(Protocol):
     """A way to run commands on one node; safe to use from several threads at once."""
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         """Run a command to its end; returns or raises within ``timeout_s`` seconds, whatever the node does.
 
         Raises:
             TransportError: No answer, or not the whole of it. The command may have run.
         """
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         """Output of a command as it comes, stderr included; closing the iterator ends the command on the node.
 
         Raises:

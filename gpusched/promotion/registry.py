@@ -22,7 +22,7 @@ REPORTS = "reports"
 Origin = Literal["site", "built-in", "frozen", "candidate"]
 
 
-class Known(NamedTuple):
+class RegisteredPolicy(NamedTuple):
     """A policy, its file or folder, and whose it is."""
 
     spec: PolicySpec
@@ -47,7 +47,7 @@ class Training(NamedTuple):
     card: dict[str, Any]
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
     """A policy that is not in charge, against the one that is.
 
     Attributes:
@@ -70,12 +70,12 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Page(msgspec.Struct):
-    judged: tuple[Judged, ...] = ()
+    judged: tuple[ShadowComparison, ...] = ()
 
 
-def known_policies(inventory_path: Path | str, state: Path) -> list[Known]:
+def known_policies(inventory_path: Path | str, state: Path) -> list[RegisteredPolicy]:
     """Every policy that can be read; what hides behind another of its name is left out."""
-    found: list[Known] = []
+    found: list[RegisteredPolicy] = []
     names: set[str] = set()
     folders = policy_folders(inventory_path)
     for folder in folders:
@@ -84,17 +84,17 @@ def known_policies(inventory_path: Path | str, state: Path) -> list[Known]:
             name = path.stem if path.is_file() else path.name
             if name not in names and (spec := _readable(path, (folder, *folders))) is not None:
                 names.add(name)
-                found.append(Known(spec, path, origin))
+                found.append(RegisteredPolicy(spec, path, origin))
     for path in _below(state / FOLDER, f"*/*/{POLICY}"):
         if (spec := _readable(path, ())) is not None:
-            found.append(Known(spec, path, "frozen"))
+            found.append(RegisteredPolicy(spec, path, "frozen"))
     for path in _below(state / CANDIDATES, f"*/*/*/{POLICY}"):
         if (spec := _readable(path, folders)) is not None:
-            found.append(Known(spec, path, "candidate"))
+            found.append(RegisteredPolicy(spec, path, "candidate"))
     return found
 
 
-def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
+def find_policy(text: str, inventory_path: Path | str, state: Path) -> RegisteredPolicy:
     """The policy called ``text``: a name, NAME@VERSION (its first digits do), a file or a folder.
 
     Raises:
@@ -104,7 +104,7 @@ def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
     name, at, version = text.partition("@")
     path = Path(text)
     if not at and (path.suffix in (".yaml", ".yml") or (path / POLICY).is_file()):
-        return Known(load_policy(path.absolute(), policy_folders(inventory_path)), path.absolute(), "site")
+        return RegisteredPolicy(load_policy(path.absolute(), policy_folders(inventory_path)), path.absolute(), "site")
     known = known_policies(inventory_path, state)
     named = [k for k in known if k.spec.name == name]
     if at:

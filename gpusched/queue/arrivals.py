@@ -25,7 +25,7 @@ NOBODY = -1  # the owner of what may be somebody else's: a hard link needs no ri
 _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; removing it makes another
 
 
-class Arrivals:
+class InboxFiles:
     """The files of a folder by owner. Whether a file is there, and whose it is, is checked again when it is read."""
 
     def __init__(self, folder: Path, is_put_off: Callable[[str], bool]) -> None:

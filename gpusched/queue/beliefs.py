@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpusched.model.interference import KindBelief, PaceOn
-from gpusched.queue.damage import KINDS, Kind, json_of
+from gpusched.model.interference import JobClassEstimate, PaceOn
+from gpusched.queue.damage import KINDS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 LATEST_PACES = 4000
@@ -18,9 +18,9 @@ class BeliefReads(JobReads):
     """The part of a store's reader that is about beliefs. A store from before there were such tables has none."""
 
     _db: sqlite3.Connection
-    _told: tuple[dict[str, bytes], dict[str, KindBelief]] = ({}, {})
+    _told: tuple[dict[str, bytes], dict[str, JobClassEstimate]] = ({}, {})
 
-    def beliefs(self) -> dict[str, KindBelief]:
+    def beliefs(self) -> dict[str, JobClassEstimate]:
         """Kind -> what is believed of it; the very same as before where nothing has changed, not to be written to."""
         rows: dict[str, bytes] = dict(self._rows("SELECT kind, data FROM beliefs"))
         before, known = self._told
@@ -30,7 +30,7 @@ class BeliefReads(JobReads):
             self._told = rows, known
         return known
 
-    def belief(self, kind: str) -> KindBelief | None:
+    def belief(self, kind: str) -> JobClassEstimate | None:
         """What is believed of one kind; None: nothing is."""
         rows = self._rows("SELECT data FROM beliefs WHERE kind = ?", (kind,))
         return _decoded(rows[0][0]) if rows else None
@@ -45,8 +45,8 @@ class BeliefReads(JobReads):
         return [msgspec.json.decode(row[0], type=PaceOn) for row in rows]
 
 
-def _decoded(data: bytes) -> KindBelief:
-    return msgspec.json.decode(data, type=KindBelief)
+def _decoded(data: bytes) -> JobClassEstimate:
+    return msgspec.json.decode(data, type=JobClassEstimate)
 
 
 class BeliefWrites:
@@ -54,7 +54,7 @@ class BeliefWrites:
 
     _db: sqlite3.Connection
 
-    def put_beliefs(self, beliefs: Iterable[KindBelief]) -> None:
+    def put_beliefs(self, beliefs: Iterable[JobClassEstimate]) -> None:
         """Insert or replace what is believed of these kinds."""
         self._db.executemany(
             "INSERT OR REPLACE INTO beliefs VALUES (?, ?)", ((b.kind, msgspec.json.encode(b)) for b in beliefs)
@@ -66,5 +66,5 @@ class BeliefWrites:
         self._db.execute("DELETE FROM paces WHERE seq <= (SELECT max(seq) FROM paces) - ?", (LATEST_PACES,))
 
 
-KINDS.append(Kind("beliefs", ("kind",), ("data",), _decoded))
-KINDS.append(Kind("paces", ("seq",), ("data",), json_of(PaceOn)))
+KINDS.append(TableCheck("beliefs", ("kind",), ("data",), _decoded))
+KINDS.append(TableCheck("paces", ("seq",), ("data",), json_of(PaceOn)))

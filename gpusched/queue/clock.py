@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, Stops
+from gpusched.model.jobs import Ending, JobRecord, Stops
 
 if TYPE_CHECKING:
     from gpusched.queue.store import NodeRecord, Store
@@ -137,7 +137,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
         store.set_meta("heartbeat", str(beat + step))
 
 
-def _job(job: Job, step: float) -> Job:
+def _job(job: JobRecord, step: float) -> JobRecord:
     """Begin times that a user gave are dates and stay."""
     date = job.eligible_time is not None and job.eligible_time == job.spec.begin_time
     names = ("submit_time", "start_time", "end_time", *(() if date else ("eligible_time",)))

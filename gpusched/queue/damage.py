@@ -17,7 +17,7 @@ LOOK_S = 20.0  # a command looks no longer for the row
 _NO_TEXT = "Could not decode to UTF-8"
 
 
-class Row(NamedTuple):
+class UnreadableRow(NamedTuple):
     """One that cannot be read: its table, its key, and why."""
 
     table: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
         return f"row {key[:80]} of {self.table} cannot be read ({self.why[:200]})"
 
 
-class Kind(NamedTuple):
+class TableCheck(NamedTuple):
     """A table; its key; what is read of it (as SQL); and what raises where that is not as it should be."""
 
     table: str
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     read: Callable[..., object]
 
 
-KINDS: list[Kind] = []
+KINDS: list[TableCheck] = []
 """Of all tables, each declared where it is read."""
 
 
@@ -52,7 +52,7 @@ def json_of(kind: Any) -> Callable[[bytes], object]:
 class Damaged(GpuschedError):
     """The database holds what cannot be read; ``row`` is None where a page is damaged, or the row is not known."""
 
-    def __init__(self, row: Row | None, why: str = "") -> None:
+    def __init__(self, row: UnreadableRow | None, why: str = "") -> None:
         hint = "a controller sets such rows aside; see 'gpusched check'" if row else "see 'gpusched check'"
         super().__init__(f"the database is damaged: {row.line if row else why}", hint)
         self.row = row
@@ -89,7 +89,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def unreadable(db: sqlite3.Connection, look_s: float = LOOK_S) -> Iterator[Row]:
+def unreadable(db: sqlite3.Connection, look_s: float = LOOK_S) -> Iterator[UnreadableRow]:
     """Find the rows that cannot be read, for so long; nothing where a page is damaged."""
     until, kept = time.monotonic() + look_s, db.text_factory
     db.text_factory = _text  # text that is none must not end the search
@@ -104,7 +104,7 @@ def unreadable(db: sqlite3.Connection, look_s: float = LOOK_S) -> Iterator[Row]:
                 try:
                     kind.read(*values[len(kind.key) :])
                 except Exception as error:
-                    yield Row(kind.table, dict(zip(kind.key, values, strict=False)), str(error))
+                    yield UnreadableRow(kind.table, dict(zip(kind.key, values, strict=False)), str(error))
     except UNREADABLE:
         return
     finally:

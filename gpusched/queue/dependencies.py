@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpusched.model.arrays import indices_of, wanted
 from gpusched.model.indices import Spans, both, each, lowest, without
-from gpusched.model.jobs import ACTIVE, ENDED, Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, Dependency, DependencyKind, JobRecord, JobState
 
 Verdict = tuple[str, str]  # "" met, "waiting" or "never", with a message
 BY_TASK = frozenset({DependencyKind.AFTERCORR, DependencyKind.CHAIN})  # each task of an array waits for another one
@@ -29,8 +29,8 @@ class Dependencies:
 
     def __init__(
         self,
-        lookup: Callable[[str], list[Job]],
-        queue: Iterable[Job],
+        lookup: Callable[[str], list[JobRecord]],
+        queue: Iterable[JobRecord],
         ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     ) -> None:
         self._lookup = cache(lookup)
@@ -38,11 +38,11 @@ class Dependencies:
         self._ended_well = ended_well or self._looked_up
         self._of_name: dict[tuple[str, str], _Same] | None = None
 
-    def of(self, job: Job) -> Verdict:
+    def of(self, job: JobRecord) -> Verdict:
         """Of a job, or of a task by itself."""
         return self._worst(job, job.spec.dependencies)
 
-    def of_tasks(self, row: Job, most: int | None) -> list[tuple[int, Verdict]]:
+    def of_tasks(self, row: JobRecord, most: int | None) -> list[tuple[int, Verdict]]:
         """The tasks of a row that could start, ``most`` at the most; where none could, one that tells why.
 
         With None: all tasks, also those that cannot.
@@ -61,7 +61,7 @@ class Dependencies:
                 break
         return sorted(able + stuck) if most is None else able or stuck[-1:]
 
-    def _by_task(self, row: Job, own: Sequence[Dependency]) -> Iterator[tuple[int, Verdict]]:
+    def _by_task(self, row: JobRecord, own: Sequence[Dependency]) -> Iterator[tuple[int, Verdict]]:
         """All tasks of a row by what each of them waits for: those first whose partners have ended."""
         if any(d.kind is DependencyKind.CHAIN for d in own):
             (head,) = lowest(row.tasks, 1)
@@ -80,7 +80,7 @@ class Dependencies:
         for index in each(waiting):
             yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
 
-    def _by_partner(self, row: Job, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:
+    def _by_partner(self, row: JobRecord, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:
         found: dict[int, Verdict] = dict.fromkeys(some, ("", ""))
         for dependency in own:
             others = self._lookup(dependency.job_id)
@@ -96,7 +96,7 @@ class Dependencies:
         found = ((i, self._lookup(f"{array_id}_{i}")) for i in indices)
         return {i: jobs[0].state is JobState.COMPLETED for i, jobs in found if jobs and jobs[0].state in ENDED}
 
-    def _worst(self, job: Job, dependencies: Sequence[Dependency], index: int | None = None) -> Verdict:
+    def _worst(self, job: JobRecord, dependencies: Sequence[Dependency], index: int | None = None) -> Verdict:
         worst = ("", "")
         for dependency in dependencies:
             verdict = self._one(job, dependency, job.array_index if index is None else index)
@@ -106,7 +106,7 @@ class Dependencies:
                 worst = worst if worst[0] else verdict
         return worst
 
-    def _one(self, job: Job, dependency: Dependency, index: int | None) -> Verdict:
+    def _one(self, job: JobRecord, dependency: Dependency, index: int | None) -> Verdict:
         kind, name = dependency.kind, dependency.job_id
         if kind is DependencyKind.SINGLETON:
             return self._alone(job)
@@ -119,7 +119,7 @@ class Dependencies:
                 name = f"{name}_{index}"
         return self._all(dependency, name, self._lookup(name))
 
-    def _all(self, dependency: Dependency, name: str, others: list[Job]) -> Verdict:
+    def _all(self, dependency: Dependency, name: str, others: list[JobRecord]) -> Verdict:
         if not others:
             return "never", f"{dependency.kind}:{name}: no such job"
         waiting = [job for job in others if not _met(dependency.kind, job)]
@@ -130,7 +130,7 @@ class Dependencies:
             return "waiting", _waits(dependency.kind, waiting)
         return "", ""
 
-    def _alone(self, job: Job) -> Verdict:
+    def _alone(self, job: JobRecord) -> Verdict:
         """Of all jobs of one user with one name one is active at a time, the tasks of an array counted as one."""
         if self._of_name is None:
             self._of_name = {}
@@ -150,15 +150,15 @@ class Dependencies:
 class _Same(NamedTuple):
     """Jobs of one user with one name: those that hold resources, and those that wait, in order of submission."""
 
-    active: list[Job]
-    waiting: list[Job]
+    active: list[JobRecord]
+    waiting: list[JobRecord]
 
 
-def _place(job: Job) -> tuple[float, str]:
+def _place(job: JobRecord) -> tuple[float, str]:
     return job.submit_time, job.array_id or job.id
 
 
-def _waits(kind: DependencyKind, jobs: list[Job], more: int = 0) -> str:
+def _waits(kind: DependencyKind, jobs: list[JobRecord], more: int = 0) -> str:
     many = sum(job.count for job in jobs) + more
     first = f"{jobs[0].array_id}_{jobs[0].tasks[0][0]}" if jobs[0].tasks else jobs[0].id
     return f"{kind}: waits for job {first} ({jobs[0].state})" + (f" and {many - 1} more" if many > 1 else "")
@@ -169,7 +169,7 @@ def _not_well(dependency: Dependency, index: int, well: dict[int, bool]) -> str:
     return f"{dependency.kind}:{name}: " + ("it did not complete" if index in well else "no such job")
 
 
-def _met(kind: DependencyKind, job: Job) -> bool:
+def _met(kind: DependencyKind, job: JobRecord) -> bool:
     if kind is DependencyKind.AFTER:
         return job.start_time is not None or job.state is JobState.CANCELLED
     if job.state not in ENDED:

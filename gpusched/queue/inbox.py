@@ -21,7 +21,7 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
-from gpusched.queue.arrivals import LINKING_S, Arrivals
+from gpusched.queue.arrivals import LINKING_S, InboxFiles
 
 MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
@@ -62,7 +62,7 @@ class Inbox:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
         self._put_off: dict[str, float] = {}
-        self._arrivals = Arrivals(self.new, self._is_put_off)
+        self._arrivals = InboxFiles(self.new, self._is_put_off)
 
     def close(self) -> None:
         """Leave the folder, where the controller has not read all of it."""
@@ -168,11 +168,11 @@ class Inbox:
         return self._arrivals.has_any()
 
     def turn(self) -> list[str]:
-        """Return names of what the controller takes in this cycle, oldest first; see `Arrivals.turn`."""
+        """Return names of what the controller takes in this cycle, oldest first; see `InboxFiles.turn`."""
         return self._arrivals.turn()
 
     def surplus(self) -> dict[int, list[str]]:
-        """Return names of files that are too many, by owner; see `Arrivals.surplus`."""
+        """Return names of files that are too many, by owner; see `InboxFiles.surplus`."""
         return self._arrivals.surplus()
 
     def discard(self, names: Iterable[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import story_of, which
+from gpusched.model.arrays import event_log_id, which
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 
 _S = JobState
 
@@ -35,7 +35,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
 class IllegalTransition(RuntimeError):
     """A job was about to make a change that the table does not hold; carries the job's events."""
 
-    def __init__(self, job: Job, to: JobState) -> None:
+    def __init__(self, job: JobRecord, to: JobState) -> None:
         super().__init__(
             f"job {job.id}: {job.state} -> {to} is not a transition (attempt {job.attempt}, reason {job.reason!r}, "
             f"submitted {job.submit_time}, started {job.start_time}, ending {job.ending})"
@@ -43,8 +43,8 @@ class IllegalTransition(RuntimeError):
 
 
 def move(
-    job: Job, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
-) -> tuple[Job, Event]:
+    job: JobRecord, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
+) -> tuple[JobRecord, Event]:
     """The job in its new state, and the fact that says so.
 
     ``event`` is the event's kind (see `model.events.Event`), ``data`` is more for it than states, reason and attempt;
@@ -57,10 +57,10 @@ def move(
         raise IllegalTransition(job, to)
     moved = msgspec.structs.replace(job, state=to, **changes)
     facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {}) | which(job)
-    return moved, Event(time=now, kind=event, job_id=story_of(job), user=job.user, data=facts)
+    return moved, Event(time=now, kind=event, job_id=event_log_id(job), user=job.user, data=facts)
 
 
-def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:
+def set_aside(job: JobRecord, error: Exception, now: float) -> tuple[JobRecord, Event]:
     """The job as FAILED, with the error as its event: gpusched cannot deal with it, and must go on with the others.
 
     What may still run of it is a leftover from now on.

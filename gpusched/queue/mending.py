@@ -14,15 +14,15 @@ import msgspec
 
 from gpusched.model.arrays import wanted
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobSpec, JobState
-from gpusched.queue.damage import Damaged, Row, unreadable
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
+from gpusched.queue.damage import Damaged, UnreadableRow, unreadable
 from gpusched.queue.rows import SPEC
 from gpusched.queue.store import SUSPENDED_BY, NodeRecord, RankRecord, Store
 
 KEPT_BYTES = 64 * 1024
 
 
-def set_aside_damaged(store: Store, now: float) -> list[Row]:
+def set_aside_damaged(store: Store, now: float) -> list[UnreadableRow]:
     """Set aside all rows that cannot be read, in one transaction; returns them.
 
     Raises:
@@ -40,7 +40,7 @@ def set_aside_damaged(store: Store, now: float) -> list[Row]:
     return found
 
 
-def _set_aside(store: Store, row: Row, now: float) -> None:
+def _set_aside(store: Store, row: UnreadableRow, now: float) -> None:
     values = _values(store, row)
     _drop(store, row)
     job_id, node = None, None
@@ -67,17 +67,17 @@ def _set_aside(store: Store, row: Row, now: float) -> None:
     store.append([Event(time=now, kind="row_set_aside", job_id=job_id, node=node, data=data)])
 
 
-def _where(row: Row) -> tuple[str, tuple[Any, ...]]:
+def _where(row: UnreadableRow) -> tuple[str, tuple[Any, ...]]:
     return " AND ".join(f"{name} = ?" for name in row.key), tuple(row.key.values())
 
 
-def _values(store: Store, row: Row) -> dict[str, Any]:
+def _values(store: Store, row: UnreadableRow) -> dict[str, Any]:
     where, key = _where(row)
     cursor = store._db.execute(f"SELECT * FROM {row.table} WHERE {where}", key)
     return dict(zip((column[0] for column in cursor.description), cursor.fetchone(), strict=True))
 
 
-def _drop(store: Store, row: Row) -> None:
+def _drop(store: Store, row: UnreadableRow) -> None:
     where, key = _where(row)
     store._db.execute(f"DELETE FROM {row.table} WHERE {where}", key)
 
@@ -86,7 +86,7 @@ def _shown(value: Any) -> Any:
     return value[:KEPT_BYTES].decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def _job(store: Store, values: dict[str, Any], row: Row, now: float) -> Job:
+def _job(store: Store, values: dict[str, Any], row: UnreadableRow, now: float) -> JobRecord:
     """The job as far as it is known; one that had not ended is FAILED."""
     job_id, state = str(values["id"]), values["state"]
     ended = state in [*ENDED]
@@ -96,7 +96,7 @@ def _job(store: Store, values: dict[str, Any], row: Row, now: float) -> Job:
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(str(values["user"])).pw_uid
     several = bool(spans) and job_id.endswith("]")
-    return Job(
+    return JobRecord(
         id=job_id,
         array_id=values["array_id"],
         array_index=spans[0][0] if spans and not several else None,

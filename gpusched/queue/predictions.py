@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpusched.model.jobs import Job, JobState
-from gpusched.queue.room import MOST_AHEAD
+from gpusched.model.jobs import JobRecord, JobState
+from gpusched.queue.array_limit import MOST_AHEAD
 from gpusched.queue.rows import JobReads
 
 
@@ -81,7 +81,7 @@ class PredictionReads(JobReads):
         query = f"{query.format('id')} UNION {query.format('array_id')}"
         return dict(self._rows(query, {"state": JobState.PENDING}))
 
-    def unestimated(self) -> list[Job]:
+    def unestimated(self) -> list[JobRecord]:
         """The jobs in the queue that have none yet; tasks of an array that share a row as one, with the array's id."""
         none_yet = "id NOT IN (SELECT job_id FROM estimates)"
         none_yet += " AND (array_id IS NULL OR array_id NOT IN (SELECT job_id FROM estimates))"

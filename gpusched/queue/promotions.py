@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slurm import SlurmMode
-from gpusched.queue.damage import KINDS, Kind, json_of
+from gpusched.queue.damage import KINDS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
@@ -184,6 +184,6 @@ def _change(seq: int, data: bytes) -> PolicyChange:
     return msgspec.structs.replace(msgspec.json.decode(data, type=PolicyChange), seq=seq)
 
 
-KINDS.append(Kind("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
-KINDS.append(Kind("shadows", ("partition",), ("data",), json_of(Shadow)))
-KINDS.append(Kind("shadow_differences", ("seq",), ("data",), json_of(Difference)))
+KINDS.append(TableCheck("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
+KINDS.append(TableCheck("shadows", ("partition",), ("data",), json_of(Shadow)))
+KINDS.append(TableCheck("shadow_differences", ("seq",), ("data",), json_of(Difference)))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.errors import UsageError
-from gpusched.model.jobs import HOUR_S, Job, JobSpec, JobState
-from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
+from gpusched.model.jobs import HOUR_S, JobRecord, JobSpec, JobState
+from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, takes
 from gpusched.model.units import count_of
 from gpusched.queue.rows import JobReads
 
@@ -19,7 +19,7 @@ _SLOT_S = 3 * HOUR_S  # attempts that ended within one such slot leave the seven
 _RUNNING = ("gpus", "jobs", "gpu_s")
 
 
-class Used(NamedTuple):
+class QuotaUsage(NamedTuple):
     """GPU seconds that attempts of one user, group and class used since some time; ``until``: when the last ended."""
 
     user: str
@@ -29,27 +29,27 @@ class Used(NamedTuple):
     gpu_s: float
 
 
-class _Told(msgspec.Struct):
+class _Subject(msgspec.Struct):
     """What a stored spec says of whom it counts for."""
 
     group: str = ""
     qos: str = ""
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_TOLD = msgspec.json.Decoder(_Subject)
 
 
 class QuotaReads(JobReads):
     """The part of a store's reader that is about limits."""
 
-    _summed: tuple[float, list[Used]] | None = None  # of attempts that ended before an hour began
+    _summed: tuple[float, list[QuotaUsage]] | None = None  # of attempts that ended before an hour began
 
     def _group_column(self, name: str = "account") -> str:
         """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
         known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
         return f"coalesce({name}, '')" if name in known else "''"
 
-    def gpu_seconds_of_week(self, now: float) -> list[Used]:
+    def gpu_seconds_of_week(self, now: float) -> list[QuotaUsage]:
         """What started attempts used in the seven days before ``now``; what two shared, for each of them in full.
 
         Attempts that ended before the present hour are summed up once an hour: of those that were running a week ago,
@@ -64,7 +64,7 @@ class QuotaReads(JobReads):
         recent += self._sums("end_time IS NULL AND start_time < :now", ":now", **times)
         return [*self._summed[1], *recent]
 
-    def _sums(self, which: str, until: str, **times: float) -> list[Used]:
+    def _sums(self, which: str, until: str, **times: float) -> list[QuotaUsage]:
         """Of attempts that ``which`` finds, from ``since`` of ``times`` to ``until``, by who and when they ended."""
         account, qos = self._group_column(), self._group_column("qos")
         slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
@@ -73,7 +73,7 @@ class QuotaReads(JobReads):
             f"WHERE {which} GROUP BY 1, 2, 3, 4",
             times,
         )
-        return [Used(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
+        return [QuotaUsage(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
 
     def runs_of_week(self, until: float) -> list[tuple[str, str, str, int, float, float]]:
         """Return user, group, class, GPUs, begin and end of what ran in the seven days before ``until``, up to it."""
@@ -89,7 +89,7 @@ class QuotaReads(JobReads):
         columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
         rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
         found: dict[tuple[str, str, str], int] = {}
-        told: dict[bytes | None, _Told] = {None: _Told()}
+        told: dict[bytes | None, _Subject] = {None: _Subject()}
         for user, digest, count in rows.fetchall():
             if digest not in told:
                 (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
@@ -99,13 +99,13 @@ class QuotaReads(JobReads):
         return found
 
 
-class Ledger:
+class QuotaLedger:
     """The bounds of running jobs as they stand; each kind of job (user, group, class) is looked up once."""
 
-    def __init__(self, quotas: Quotas, active: Iterable[Job], used: Sequence[Used], now: float) -> None:
+    def __init__(self, quotas: Quotas, active: Iterable[JobRecord], used: Sequence[QuotaUsage], now: float) -> None:
         """``active``: jobs that hold something, ``used``: in the last seven days."""
         self._quotas = quotas
-        self._rules: list[Rule] = []
+        self._rules: list[LimitRule] = []
         self._used: list[int] = []
         self._frees: list[dict[float, int]] = []
         self._row: dict[tuple[tuple[str, str, str], str], int] = {}
@@ -145,7 +145,7 @@ class Ledger:
             self._known[key] = tuple(self._enter(rule) for rule in rules)
         return self._known[key]
 
-    def _enter(self, rule: Rule) -> int:
+    def _enter(self, rule: LimitRule) -> int:
         row = self._row.setdefault((rule.key, rule.unit), len(self._rules))
         if row == len(self._rules):
             self._rules.append(rule)
@@ -159,7 +159,7 @@ class Ledger:
         return tuple(Bound(rule, used, tuple(sorted(frees.items()))) for rule, used, frees in rows)
 
 
-def _left_s(job: Job, now: float) -> float:
+def _left_s(job: JobRecord, now: float) -> float:
     """How long a job may still hold what it holds, seconds; one that has not begun to run has all of it before it."""
     if job.start_time is None:
         return job.limit_s
@@ -202,11 +202,11 @@ class Queued:
                     self._counts[rule.key] += jobs
         return self._counts
 
-    def _rules_of(self, user: str, group: str, qos: str) -> tuple[Rule, ...]:
+    def _rules_of(self, user: str, group: str, qos: str) -> tuple[LimitRule, ...]:
         found = self._quotas.rules(user, self._quotas.groups.for_job(user, group), qos)
         return tuple(rule for rule in found if rule.unit == "queued")
 
 
-def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[Used]:
+def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[QuotaUsage]:
     """What the limits of GPU hours count; nothing where there are none."""
     return reader.gpu_seconds_of_week(now) if quotas.by_hours else []

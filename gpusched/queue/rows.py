@@ -16,15 +16,15 @@ import msgspec
 
 from gpusched.model.arrays import chosen, indices_of, part_of, tasks_of, wanted
 from gpusched.model.indices import both, without
-from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
-from gpusched.queue.damage import KINDS, Kind, guard
+from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
+from gpusched.queue.damage import KINDS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
 MOST_SHARED, MOST_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 
 
-class _Bare(Job, frozen=True, kw_only=True, omit_defaults=True):
+class _Bare(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
     """A job as its row holds it: the spec lies apart, and what says nothing is left out."""
 
     spec: int = 0  # type: ignore[assignment]
@@ -41,9 +41,9 @@ class _RunTime(msgspec.Struct):
     spec: _Limit = _Limit()
 
 
-_FIELDS = tuple(name for name in Job.__struct_fields__ if name != "spec")
+_FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
 BARE = msgspec.json.Decoder(_Bare)
-WHOLE = msgspec.json.Decoder(Job)
+WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
 RUN = msgspec.json.Decoder(_RunTime)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
@@ -68,23 +68,23 @@ class JobReads:
                 return []
             raise
 
-    def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[Job]:
+    def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[JobRecord]:
         """The jobs that ``SELECT ... FROM jobs`` and ``rest`` find. Those that ask for the same share one spec."""
         rows = self._db.execute(f"SELECT data, {self._spec_column()} FROM jobs {rest}", values).fetchall()
         return self._decoded(rows)
 
-    def _decoded(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[Job]:
+    def _decoded(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[JobRecord]:
         specs = self._specs({digest for _, digest in rows if digest is not None})
         return [WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
 
-    def _shared_rows(self, array_id: str) -> list[Job]:
+    def _shared_rows(self, array_id: str) -> list[JobRecord]:
         """The rows of an array that stand for several of its tasks."""
         if self._tasks_column() == "1":
             return []
         # The planner would go through all tasks that have run.
         return self._jobs_of("INDEXED BY jobs_shared WHERE array_id = ? AND tasks > 1", (array_id,))
 
-    def job(self, job_id: str) -> Job | None:
+    def job(self, job_id: str) -> JobRecord | None:
         """The job with exactly this id."""
         for job in self._jobs_of("WHERE id = ?", (job_id,)):
             return job
@@ -92,7 +92,7 @@ class JobReads:
         found = chosen(self._shared_rows(array_id), spans) if spans else []
         return found[0] if len(found) == 1 and found[0].id == job_id else None
 
-    def rows_of(self, job_id: str) -> list[Job]:
+    def rows_of(self, job_id: str) -> list[JobRecord]:
         """The job, or the tasks that ``ID``, ``ID_7`` or ``ID_[3-9]`` names, by index; those of one row as one."""
         if (one := self.job(job_id)) is not None and not one.tasks:
             return [one]
@@ -100,16 +100,16 @@ class JobReads:
         rows = self._jobs_of("WHERE array_id = ?", (array_id,))
         return sorted(chosen(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
 
-    def waiting_of_array(self, array_id: str) -> list[Job]:
+    def waiting_of_array(self, array_id: str) -> list[JobRecord]:
         """The tasks of an array that wait; those of one row as one."""
         return self._jobs_of("WHERE array_id = ? AND state = ?", (array_id, JobState.PENDING))
 
-    def jobs_of_array(self, array_id: str) -> list[Job]:
+    def jobs_of_array(self, array_id: str) -> list[JobRecord]:
         """All tasks of an array, by index."""
         found = tasks_of(self._jobs_of("WHERE array_id = ?", (array_id,)))
         return sorted(found, key=lambda job: job.array_index or 0)
 
-    def standing(self, job_id: str) -> list[Job]:
+    def standing(self, job_id: str) -> list[JobRecord]:
         """As `rows_of`, but of the ended tasks of a whole array one for each end, ever begun or not: for dependencies.
 
         An array's tasks that have run are rows, as many as there are, and they are asked for in every cycle.
@@ -181,17 +181,17 @@ def _read_job(data: bytes, digest: bytes | None, spec: bytes | None, state: str,
 
 _SPEC_OF_JOB = "(SELECT specs.data FROM specs WHERE digest = jobs.spec)"
 _COLUMNS = ("data", "spec", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
-KINDS.append(Kind("jobs", ("id",), _COLUMNS, _read_job))
-KINDS.append(Kind("specs", ("digest",), ("data",), _read_spec))
+KINDS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
+KINDS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
 
 
 class JobWrites(JobReads):
     """The part of the store's writer that is about jobs."""
 
-    def put_jobs(self, jobs: Iterable[Job]) -> None:
+    def put_jobs(self, jobs: Iterable[JobRecord]) -> None:
         """Insert or replace jobs; a task of an array is taken out of the row that it shared with others."""
         jobs = list(jobs)
-        by_array: dict[str, list[Job]] = {}
+        by_array: dict[str, list[JobRecord]] = {}
         for job in jobs:
             if job.array_id is not None and indices_of(job):
                 by_array.setdefault(job.array_id, []).append(job)
@@ -200,11 +200,11 @@ class JobWrites(JobReads):
         self._insert([job for job in jobs if not job.tasks or job.array_id not in too_many])
         self._insert(apart)
 
-    def put_row(self, job: Job) -> None:
+    def put_row(self, job: JobRecord) -> None:
         """Insert or replace one row as it is, whatever other rows of its array hold."""
         self._insert([job])
 
-    def _beside(self, array_id: str, jobs: list[Job]) -> list[Job]:
+    def _beside(self, array_id: str, jobs: list[JobRecord]) -> list[JobRecord]:
         """Leave nothing of these tasks in rows that other tasks are in.
 
         Returns:
@@ -224,7 +224,7 @@ class JobWrites(JobReads):
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in stay))
         return list(tasks_of((*(job for job in jobs if job.tasks), *left, *stay)))
 
-    def _insert(self, jobs: Iterable[Job]) -> None:
+    def _insert(self, jobs: Iterable[JobRecord]) -> None:
         known: dict[int, tuple[JobSpec, bytes]] = {}  # by identity; the spec is held so that it stays the same one
         self._db.executemany(
             "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -263,10 +263,10 @@ class JobWrites(JobReads):
         return own | {user: (own[user][0], own[user][1] + size) for user, size in shared}
 
 
-def _bare(job: Job) -> _Bare:
+def _bare(job: JobRecord) -> _Bare:
     return _Bare(**{name: getattr(job, name) for name in _FIELDS})
 
 
-def _joined(data: bytes, spec: JobSpec) -> Job:
+def _joined(data: bytes, spec: JobSpec) -> JobRecord:
     bare = BARE.decode(data)
-    return Job(spec=spec, **{name: getattr(bare, name) for name in _FIELDS})
+    return JobRecord(spec=spec, **{name: getattr(bare, name) for name in _FIELDS})

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 K = TypeVar("K")
 
 
-class Held(NamedTuple):
+class HeldGpus(NamedTuple):
     """GPUs, by node, that an attempt had between two times (Unix seconds), alone or not."""
 
     gpus: Mapping[str, Iterable[int]]
@@ -17,7 +17,7 @@ class Held(NamedTuple):
     end: float
 
 
-def together(held: Mapping[K, Held]) -> Iterator[tuple[K, K, int, float, float]]:
+def together(held: Mapping[K, HeldGpus]) -> Iterator[tuple[K, K, int, float, float]]:
     """Of every two attempts that had the same GPUs at a time: who, how many GPUs, from when to when."""
     by_gpu: dict[tuple[str, int], list[K]] = {}
     for key, one in held.items():

@@ -13,20 +13,20 @@ from gpusched.config.reservations import unusable
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
-from gpusched.model.interference import KindBelief
-from gpusched.model.jobs import Allocation, Job
+from gpusched.model.interference import JobClassEstimate
+from gpusched.model.jobs import Allocation, JobRecord
 from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
 from gpusched.model.reservations import Reservation, by_node, named_too_late, tied_by
-from gpusched.model.resources import Inventory, Node, Sharing
+from gpusched.model.resources import Inventory, Node, SharingSettings
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
+from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
-from gpusched.queue.quotas import Ledger, Used, used_lately
-from gpusched.queue.room import Room
+from gpusched.queue.quotas import QuotaLedger, QuotaUsage, used_lately
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -38,8 +38,8 @@ def snapshot_of_store(
     policies: Mapping[str, PolicySpec],
     now: float,
     *,
-    active: list[Job] | None = None,
-    pending: list[Job] | None = None,
+    active: list[JobRecord] | None = None,
+    pending: list[JobRecord] | None = None,
     seed: int = 0,
     whole: bool = False,
 ) -> Snapshot:
@@ -70,7 +70,7 @@ def snapshot_of_store(
     return msgspec.structs.replace(snapshot, finished=finished, beliefs=beliefs)
 
 
-def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, KindBelief]:
+def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, JobClassEstimate]:
     """What was learned of kinds of jobs; empty where no partition's policy goes by it, and nobody could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
     return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
@@ -105,17 +105,17 @@ def build_snapshot(
     policies: Mapping[str, PolicySpec],
     records: Mapping[str, NodeRecord],
     *,
-    active: Iterable[Job],
-    pending: Iterable[Job],
+    active: Iterable[JobRecord],
+    pending: Iterable[JobRecord],
     ranks: Iterable[RankRecord],
-    lookup: Callable[[str], list[Job]],
+    lookup: Callable[[str], list[JobRecord]],
     usage: dict[str, float],
     array_limits: Mapping[str, int],
     now: float,
     seed: int = 0,
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
-    used: Sequence[Used] = (),
+    used: Sequence[QuotaUsage] = (),
     ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     whole: bool = False,
     reservations: Sequence[Reservation] = (),
@@ -140,11 +140,11 @@ def build_snapshot(
         progress: Job -> what it tells of itself, attempt by attempt.
         used: GPU seconds of the last seven days, for limits of them.
         ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
-        whole: All tasks of all arrays take part, as a forecast needs them (`Room.ahead`).
+        whole: All tasks of all arrays take part, as a forecast needs them (`ArrayTaskLimit.ahead`).
         reservations: Such as are not over.
     """
     active, pending = list(active), list(pending)
-    ledger = Ledger(inventory.quotas, active, used, now)
+    ledger = QuotaLedger(inventory.quotas, active, used, now)
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
@@ -152,7 +152,7 @@ def build_snapshot(
     running_tasks = Counter(job.array_id for job in active if job.array_id)
     dependencies = Dependencies(lookup, [*active, *pending], ended_well)
     base = [_at_base(job, inventory, policies) for job in pending]
-    room = Room(inventory, policies, active, array_limits, running_tasks)
+    room = ArrayTaskLimit(inventory, policies, active, array_limits, running_tasks)
     named, here = {one.name: one for one in reservations}, by_node(reservations, now)
     nodes = tuple(
         _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
@@ -196,7 +196,7 @@ def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topo
     return discovered({name: wiring for name, wiring in wired if wiring is not None})
 
 
-def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, tuple[str, ...]]]:
+def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...]]]:
     """Node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
     held: dict[str, dict[int, tuple[str, ...]]] = {}
     for job in active:
@@ -206,13 +206,13 @@ def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, tuple[str, ...]]]:
     return held
 
 
-def partners_of(active: Iterable[Job]) -> dict[str, str]:
+def partners_of(active: Iterable[JobRecord]) -> dict[str, str]:
     """Job -> the other one that has GPUs of it, too."""
     pairs = {jobs for on in held_gpus(active).values() for jobs in on.values() if len(jobs) > 1}
     return {job: other for a, b, *_ in pairs for job, other in ((a, b), (b, a))}
 
 
-def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+def lingering_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
     """Node -> GPU index -> why it is still taken though no active job holds it."""
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
@@ -251,7 +251,7 @@ def _node_view(
     )
 
 
-def _shareable(sharing: Sharing, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:
+def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:
     """GPU index -> MiB that two jobs on it may take together, of those that two jobs may have."""
     return {
         gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
@@ -271,11 +271,11 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
 
 
 def _running_view(
-    job: Job,
+    job: JobRecord,
     declared: Container[str],
     progress: Mapping[str, tuple[JobProgress, ...]],
     inventory: Inventory,
-    ledger: Ledger,
+    ledger: QuotaLedger,
 ) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
@@ -356,14 +356,16 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
     )  # fmt: skip
 
 
-def expected_end(job: Job, start: float) -> float:
+def expected_end(job: JobRecord, start: float) -> float:
     """When a job that holds resources lets go of them at the latest, by its limit or its ending (Unix seconds)."""
     if job.ending is not None:
         return job.ending.kill_at
     return start + job.limit_s
 
 
-def _each(row: Job, dependencies: Dependencies, room: Room, now: float | None) -> Iterator[tuple[Job, Verdict, int]]:
+def _each(
+    row: JobRecord, dependencies: Dependencies, room: ArrayTaskLimit, now: float | None
+) -> Iterator[tuple[JobRecord, Verdict, int]]:
     """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
 
     ``now``: of a decision; None: of a forecast.
@@ -383,12 +385,12 @@ def _each(row: Job, dependencies: Dependencies, room: Room, now: float | None) -
 
 
 def _pending_view(
-    job: Job,
+    job: JobRecord,
     verdict: Verdict,
     behind: int,
-    room: Room,
+    room: ArrayTaskLimit,
     inventory: Inventory,
-    ledger: Ledger,
+    ledger: QuotaLedger,
     estimates: Mapping[str, float],
     told: tuple[JobProgress, ...],
     reservations: Mapping[str, Reservation],
@@ -430,7 +432,7 @@ def _pending_view(
     )
 
 
-def _not_before(job: Job, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
+def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
     """Until when it waits, and for what, where that is no time that was set for it.
 
     One that names some of its nodes in Slurm may have others beside these, but not start without them.
@@ -442,7 +444,7 @@ def _not_before(job: Job, here: Mapping[str, tuple[Reservation, ...]], now: floa
     return max(late[0], job.eligible_time or 0.0), late[1]
 
 
-def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> Job:
+def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
     """A job that waits after it ran at another size, where nobody chooses sizes: it starts at its base size."""
     elastic, partition, policy = (
         job.spec.elastic,
@@ -461,7 +463,7 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
-def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
+def _effective_exclusions(job: JobRecord, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()

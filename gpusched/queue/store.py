@@ -21,13 +21,13 @@ from gpusched.model import ids
 from gpusched.model.arrays import tasks_of, wanted
 from gpusched.model.events import Event
 from gpusched.model.indices import Spans, both, parse
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
-from gpusched.queue.damage import KINDS, UNREADABLE, Kind, json_of
+from gpusched.queue.damage import KINDS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.locks import Waiting, connect_to_write, holders
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
@@ -38,7 +38,7 @@ from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.shared import Held, together
+from gpusched.queue.shared import HeldGpus, together
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
@@ -153,7 +153,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str = ""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
     ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
@@ -222,9 +222,9 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-def _by_number(jobs: list[Job]) -> list[Job]:
+def _by_number(jobs: list[JobRecord]) -> list[JobRecord]:
     """Put jobs of one moment into the order of their ids, which SQL takes for text (Slurm's 100 before 36)."""
-    found = list[Job]()
+    found = list[JobRecord]()
     for _, some in groupby(jobs, attrgetter("submit_time")):
         same = list(some)
         found += sorted(same, key=lambda job: ids.id_key(job.id)) if same[1:] else same
@@ -327,7 +327,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         partition: str | None = None,
         since: float | None = None,
         limit: int | None = None,
-    ) -> list[Job]:
+    ) -> list[JobRecord]:
         """Jobs by state, user, partition and end (or not ended) since; newest submissions last.
 
         With ``limit``, the newest ones.
@@ -335,7 +335,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         rows = self.rows(states=states, user=user, partition=partition, since=since, limit=limit)
         if limit is None:
             return list(tasks_of(rows))
-        found: list[Job] = []
+        found: list[JobRecord] = []
         for row in reversed(rows):
             found = [*islice(tasks_of([row]), limit - len(found)), *found]
         return found
@@ -349,8 +349,8 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         since: float | None = None,
         limit: int | None = None,
         oldest: bool = False,
-    ) -> list[Job]:
-        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`Job.tasks`).
+    ) -> list[JobRecord]:
+        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`JobRecord.tasks`).
 
         With ``oldest`` and ``limit``, the oldest submissions.
         """
@@ -369,15 +369,15 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         found = self._jobs_of(f"WHERE {' AND '.join(where)} ORDER BY {order}{most}", values)
         return _by_number(found if oldest else found[::-1])
 
-    def recently_ended(self, limit: int) -> list[Job]:
+    def recently_ended(self, limit: int) -> list[JobRecord]:
         """The jobs that ended last, the latest one last."""
         return list(islice(tasks_of(self.rows_recently_ended(limit)[::-1]), limit))[::-1]
 
-    def rows_recently_ended(self, limit: int) -> list[Job]:
-        """As `recently_ended`, but tasks of an array that were cancelled together are one (`Job.tasks`)."""
+    def rows_recently_ended(self, limit: int) -> list[JobRecord]:
+        """As `recently_ended`, but tasks of an array that were cancelled together are one (`JobRecord.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
-    def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[Job]:
+    def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[JobRecord]:
         """The jobs that ended last, until then, after they ran; the latest one last: run times are estimated from them.
 
         Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
@@ -425,16 +425,16 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         only, values = _only(user, partition)
         return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where} AND {only}", values).fetchone()[0])
 
-    def active(self) -> list[Job]:
+    def active(self) -> list[JobRecord]:
         """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""
         return self.jobs(states=ACTIVE)
 
-    def pending(self) -> list[Job]:
+    def pending(self) -> list[JobRecord]:
         """Jobs in the queue."""
         return self.jobs(states=[JobState.PENDING])
 
-    def pending_rows(self) -> list[Job]:
-        """The queue with tasks of an array that differ in nothing as one (`Job.tasks`)."""
+    def pending_rows(self) -> list[JobRecord]:
+        """The queue with tasks of an array that differ in nothing as one (`JobRecord.tasks`)."""
         return self.rows(states=[JobState.PENDING])
 
     def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
@@ -493,14 +493,14 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """Names of the nodes on which there may be something of ours."""
         return {row[0] for row in self._db.execute("SELECT DISTINCT node FROM ranks")}
 
-    def runs(self, since: float, until: float) -> list[Run]:
+    def runs(self, since: float, until: float) -> list[RunRecord]:
         """Started attempts that overlap [since, until), in order of start."""
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
         rows = self._overlapping(columns, since, until, "ORDER BY start_time")
         return [
-            Run(
+            RunRecord(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
                 start_time=r[7], end_time=r[8], outcome=r[9], nodes=nodes, worked_until=r[11], shareable=shareable,
             )
@@ -549,7 +549,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
-        sharing: dict[tuple[int, str], Held] = {}
+        sharing: dict[tuple[int, str], HeldGpus] = {}
 
         def weight(begin: float, end: float) -> float:
             return max(0.0, (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate)
@@ -561,7 +561,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             begin = max(start_time, since)
             sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
             if b"[" in allocation:
-                sharing[len(sharing), user] = Held(_allocation(allocation)[1], begin, end)
+                sharing[len(sharing), user] = HeldGpus(_allocation(allocation)[1], begin, end)
         for (_, a), (_, b), gpus, begin, end in together(sharing):
             for user in (a, b):
                 sums[user] -= gpus * weight(begin, end) / 2
@@ -682,7 +682,7 @@ class Store(
             "DELETE FROM ranks WHERE job_id = ? AND attempt = ? AND rank = ?", (rank.job_id, rank.attempt, rank.rank)
         )
 
-    def open_run(self, run: Run) -> None:
+    def open_run(self, run: RunRecord) -> None:
         """A started attempt."""
         self._db.execute(
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
@@ -802,9 +802,9 @@ def _read_meta(key: str, value: str) -> None:
         msgspec.json.decode(value, type=dict[str, Any])
 
 
-KINDS.append(Kind("nodes", ("name",), ("data",), _read_node))
-KINDS.append(Kind("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
+KINDS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
+KINDS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
 _OF_RUN = ("allocation", "start_time", "coalesce(end_time, 0)", "gpus", "share")
-KINDS.append(Kind("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
-KINDS.append(Kind("meta", ("key",), ("key", "value"), _read_meta))
-KINDS.append(Kind("events", ("seq",), ("data", "time"), _read_event))
+KINDS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
+KINDS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
+KINDS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))

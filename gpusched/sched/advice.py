@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from gpusched.model.plan import LIMITS, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
-from gpusched.sched.alone import Alone, Has
-from gpusched.sched.decide import Answer
+from gpusched.sched.alone import Has, SingleJobView
+from gpusched.sched.decide import JobAnswer
 from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
 from gpusched.sched.text import listed, listed_types
 
 _MOST_STEPS = 5
 
 
-def next_steps(alone: Alone, job: PendingView, code: ReasonCode, answer: Answer) -> list[str]:
+def next_steps(alone: SingleJobView, job: PendingView, code: ReasonCode, answer: JobAnswer) -> list[str]:
     """What the user or the operator can do, given the dominant reason's code and what the passes answer."""
     steps: Iterable[str]
     match code:
@@ -64,7 +64,7 @@ def _with(job: PendingView, **asked: Any) -> PendingView:
     return replace(job, spec=replace(job.spec, **asked))
 
 
-def _before(alone: Alone, job: PendingView) -> Iterator[str]:
+def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
     """The longest limit with which it would be done before its nodes are reserved."""
     now = alone.snapshot.now
     here = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
@@ -118,12 +118,12 @@ def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"cancel it and submit it with {' and '.join(words)}"
 
 
-def _own(alone: Alone, job: PendingView, what: Has) -> list[Amounts]:
+def _own(alone: SingleJobView, job: PendingView, what: Has) -> list[Amounts]:
     """What the nodes have that the job may use."""
     return [has for node, has in alone.nodes(what) if not barred(job, node)]
 
 
-def _fewer(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
+def _fewer(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
     """The one dimension that is in the way, at what the ``spec.nodes`` best nodes have of it."""
     needs, nodes = need(job.spec), _own(alone, job, what)
     for i, option in enumerate(("--gpus-per-node", "--cpus-per-node", "--mem-per-node")):
@@ -136,7 +136,7 @@ def _fewer(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
         yield f"ask for at most {amount} per node{asked}"
 
 
-def _split(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
+def _split(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
     nodes = _own(alone, job, what)
     for spec in over_more_nodes(job.spec, len(nodes)):
         if sum(covers(has, need(spec)) for has in nodes) >= spec.nodes:
@@ -145,7 +145,7 @@ def _split(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
             return
 
 
-def _anywhere(alone: Alone, job: PendingView, what: Has) -> Iterator[str]:
+def _anywhere(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
     """Where it asks for one rack, and several would do."""
     spread = _with(job, max_spread="any", placement_wait_s=0.0)
     if not alone.asks(job)[0].spread or not alone.fits(spread, what):
@@ -163,7 +163,7 @@ def _unbar(job: PendingView) -> Iterator[str]:
         yield f"see why earlier attempts failed on {listed(list(job.excluded_nodes))}"
 
 
-def _elsewhere(alone: Alone, job: PendingView, what: Has = "free") -> Iterator[str]:
+def _elsewhere(alone: SingleJobView, job: PendingView, what: Has = "free") -> Iterator[str]:
     needs, own = need(job.spec), job.spec.partition
     fitting = Counter(n.partition for n, has in alone.nodes(what) if n.partition != own and covers(has, needs))
     for partition, nodes in fitting.items():
@@ -171,7 +171,7 @@ def _elsewhere(alone: Alone, job: PendingView, what: Has = "free") -> Iterator[s
             yield f"{_PARTITION}{partition} could run it" + (" now" if what == "free" else "")
 
 
-def _bring_back(alone: Alone, job: PendingView) -> Iterator[str]:
+def _bring_back(alone: SingleJobView, job: PendingView) -> Iterator[str]:
     needs = need(job.spec)
     for node, usable in alone.nodes("usable"):
         if barred(job, node):
@@ -187,7 +187,7 @@ def _bring_back(alone: Alone, job: PendingView) -> Iterator[str]:
                 yield f"{what} GPU {gpu} of {node.name} ({why})"
 
 
-def _wait(alone: Alone, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
+def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
     """By the limits alone; where others are before it, they may take the room first."""
     if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
@@ -195,7 +195,7 @@ def _wait(alone: Alone, job: PendingView, queue: list[PendingView]) -> Iterator[
         yield f"wait: at most {format_duration(by_limits[0] - alone.snapshot.now)}{unless} ({by_limits[1]})"
 
 
-def _shorter(now: float, answer: Answer) -> Iterator[str]:
+def _shorter(now: float, answer: JobAnswer) -> Iterator[str]:
     """Of a job that must not delay another; nothing is certain where others before that start now."""
     if answer.head is None or (answer.head[0] in answer.queue and answer.head[0] is not answer.queue[0]):
         return
@@ -204,7 +204,7 @@ def _shorter(now: float, answer: Answer) -> Iterator[str]:
         yield f"{_LIMIT}{limit} would let it start now (-t {limit})"
 
 
-def _head(alone: Alone, queue: list[PendingView]) -> Iterator[str]:
+def _head(alone: SingleJobView, queue: list[PendingView]) -> Iterator[str]:
     if not queue:
         return
     by_limits, now = alone.earliest(queue[0]), alone.snapshot.now

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Preempt, Reason
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import NodeArrays, Waiting
-from gpusched.sched.reasons import Block
-from gpusched.sched.state import ClusterState, Outcome, Releases, Scratch, Words
+from gpusched.sched.arrays import NodeArrays, PendingArrays
+from gpusched.sched.reasons import QueueBlock
+from gpusched.sched.state import ClusterState, PassOutcome, Releases, Scratch, Words
 from gpusched.sched.topology.queue import Costs
 
 if TYPE_CHECKING:
     from gpusched.agents.base import AgentParts
 
-Staged = Callable[["Context"], tuple[list[int], Block]]
+Staged = Callable[["Context"], tuple[list[int], QueueBlock]]
 
 
 NO_NUMBER = "its network's answer is no number"
@@ -45,11 +45,11 @@ class Context(NamedTuple):
     policy: PolicySpec
     snapshot: Snapshot
     world: NodeArrays
-    waiting: Waiting
+    waiting: PendingArrays
     releases: Releases
     rng: Words
     scratch: Scratch
-    outcome: Outcome
+    outcome: PassOutcome
     remarks: dict[str, str]
     stops: list[Preempt]
     own: dict[str, Reason]
@@ -65,8 +65,8 @@ class Context(NamedTuple):
 
 
 def by_agent(
-    context: Context, model: Model | None, staged: Staged, troubles: dict[str, str]
-) -> tuple[list[int], Block]:
+    context: Context, model: TrainedModel | None, staged: Staged, troubles: dict[str, str]
+) -> tuple[list[int], QueueBlock]:
     """One partition by its agent; where that cannot decide, by the fallback, with the reason in ``troubles``."""
     policy = context.policy
     assert policy.agent is not None
@@ -91,10 +91,10 @@ def parts_of(agent: str) -> AgentParts:
     return REGISTRY[agent]
 
 
-_prepared: dict[str, tuple[Model, Any]] = {}
+_prepared: dict[str, tuple[TrainedModel, Any]] = {}
 
 
-def prepared(model: Model) -> Any:
+def prepared(model: TrainedModel) -> Any:
     """The model's arrays as its agent's passes take them; those of the last few models are kept.
 
     Raises:

@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of
-from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import entry, request_of, set_feasibility
-from gpusched.sched.kernel.by_rule import Rule, pass_for
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
 from gpusched.sched.state import (
     EASY,
     FIRST_FIT,
     OK,
     PLENTY,
     ClusterState,
+    PlacementRequest,
     Releases,
-    Request,
     Resources,
     Scratch,
     copied,
@@ -45,7 +45,7 @@ def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
     return [jobs[i] for i in waiting.ordered(partition, snapshot.policies[partition].order).tolist()]
 
 
-class Alone:
+class SingleJobView:
     """A snapshot's nodes and what runs there, for questions about one job each. Limits do not count."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -69,12 +69,12 @@ class Alone:
     def _releases(self) -> Releases:
         return releases_of(self.snapshot.running, self.world, len(self.world.nodes))
 
-    def _asked(self, job: PendingView) -> tuple[Waiting, Scratch]:
+    def _asked(self, job: PendingView) -> tuple[PendingArrays, Scratch]:
         known = job.spec.partition in self.snapshot.policies
         waiting = waiting_of([job], self.world, {}, self.snapshot if known else None)
         return waiting, scratch_for(self.world, waiting, self._releases)
 
-    def asks(self, job: PendingView) -> list[Request]:
+    def asks(self, job: PendingView) -> list[PlacementRequest]:
         """What it asks for now, first to last."""
         waiting, _ = self._asked(job)
         found, at = [], int(waiting.jobs.shape[0])
@@ -118,5 +118,5 @@ class Alone:
         releases = self._releases._replace(used=np.full(2, ends))
         outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
         state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)
-        head, when = pass_for(EASY)(state, np.zeros(1, np.int64), EASY, Rule(FIRST_FIT, seed_words(0)))
+        head, when = pass_for(EASY)(state, np.zeros(1, np.int64), EASY, PlacementRule(FIRST_FIT, seed_words(0)))
         return head < 0, float(when)

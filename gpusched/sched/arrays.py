@@ -20,7 +20,7 @@ from gpusched.sched.state import (
     Calendar,
     Flags,
     Ints,
-    Jobs,
+    QueueJobs,
     Releases,
     Requests,
     Resources,
@@ -30,7 +30,7 @@ from gpusched.sched.state import (
     new_scratch,
     no_calendar,
 )
-from gpusched.sched.topology.spread import Ask, asks, waits_until
+from gpusched.sched.topology.spread import SpreadRequest, asks, waits_until
 
 # nodelist, exclude, excluded nodes, GPU types, size of whole nodes
 AllowedKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
@@ -149,7 +149,7 @@ def _handed_back(node: NodeView, gpus: Sequence[int]) -> int:
     return sum(g not in node.blocked for g in gpus) if node.blocked else len(gpus)
 
 
-class Waiting(NamedTuple):
+class PendingArrays(NamedTuple):
     """The eligible jobs of a snapshot as arrays, in the snapshot's order.
 
     Attributes:
@@ -159,7 +159,7 @@ class Waiting(NamedTuple):
     """
 
     views: list[PendingView]
-    jobs: Jobs
+    jobs: QueueJobs
     requests: Requests
     keys: Keys
     parts: int
@@ -179,7 +179,7 @@ def waiting_of(
     usage: dict[str, float],
     snapshot: Snapshot | None = None,
     by_limit: bool = False,
-) -> Waiting:
+) -> PendingArrays:
     """The jobs' arrays; equal requests share a shape. ``usage``: what `tally.usage_of` says.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
@@ -214,7 +214,7 @@ def waiting_of(
     many = ints(parts)
     whole = many * ints(gpus)
     account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
-    jobs = Jobs(
+    jobs = QueueJobs(
         shape=ints(shape),
         limit=limit,
         account=account,
@@ -237,10 +237,10 @@ def waiting_of(
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
-    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues, calendar)
+    return PendingArrays(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues, calendar)
 
 
-def scratch_for(world: NodeArrays, waiting: Waiting, releases: Releases) -> Scratch:
+def scratch_for(world: NodeArrays, waiting: PendingArrays, releases: Releases) -> Scratch:
     """Room for passes over these jobs, with these nodes; each part of a job begins and ends in a plan at most once."""
     shapes, changes = waiting.jobs.feasibility.size, 2 * len(releases.order)
     return new_scratch(len(world.nodes), shapes, world.rack, waiting.calendar, changes)
@@ -272,7 +272,7 @@ def _chains(
             most.append(chains[chain][1])
             continue
 
-        def possible(ask: Ask, partition: str = partition, of: int = of) -> bool:
+        def possible(ask: SpreadRequest, partition: str = partition, of: int = of) -> bool:
             key = (partition, of, ask)
             if key not in known:
                 known[key] = racks_for_ask(world.usable, world, masks, of, partition, ask) is not None
@@ -290,7 +290,7 @@ def _chains(
 
 
 def racks_for_ask(
-    resources: Resources, world: NodeArrays, masks: Flags, mask: int, partition: str, ask: Ask
+    resources: Resources, world: NodeArrays, masks: Flags, mask: int, partition: str, ask: SpreadRequest
 ) -> int | None:
     """The fewest racks in which ``resources`` have what is asked for; None: they have not."""
     rows = slice(*world.span.get(partition, (0, 0)))

@@ -28,10 +28,10 @@ from gpusched.sched.state import (
     STARTED,
     Calendar,
     Flags,
-    Jobs,
-    Outcome,
+    PassOutcome,
+    PlacementRequest,
+    QueueJobs,
     Releases,
-    Request,
     Requests,
     Resources,
     Scratch,
@@ -70,7 +70,7 @@ def attempt_any(
 def attempt(
     resources: Resources,
     masks: Flags,
-    request: Request,
+    request: PlacementRequest,
     shape: int,
     rule: int,
     late: bool,
@@ -106,14 +106,14 @@ def undrawn(rule: int) -> int:
 def launch(
     resources: Resources,
     releases: Releases,
-    jobs: Jobs,
-    request: Request,
+    jobs: QueueJobs,
+    request: PlacementRequest,
     job: int,
     now: float,
     late: bool,
     guarded: bool,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: PassOutcome,
 ) -> None:
     """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
     outcome.started[outcome.total[0]] = job
@@ -130,7 +130,8 @@ def launch(
 @inlined
 @jit
 def note_release(
-    resources: Resources, releases: Releases, request: Request, job: int, end: float, late: bool, guarded: bool,
+    resources: Resources, releases: Releases, request: PlacementRequest, job: int, end: float, late: bool,
+    guarded: bool,
     scratch: Scratch,
 ) -> None:  # fmt: skip
     """Notes what a job that has started on ``scratch.chosen`` gives back, and what late jobs may take beside it."""
@@ -144,7 +145,7 @@ def note_release(
 
 
 @jit
-def take(resources: Resources, request: Request, node: int) -> None:
+def take(resources: Resources, request: PlacementRequest, node: int) -> None:
     """Takes one part off ``node``."""
     resources.gpus[node] -= request.gpus
     resources.cores[node] -= request.cores
@@ -152,7 +153,7 @@ def take(resources: Resources, request: Request, node: int) -> None:
 
 
 @jit
-def give(resources: Resources, request: Request, node: int) -> None:
+def give(resources: Resources, request: PlacementRequest, node: int) -> None:
     """Gives one part back to ``node``."""
     resources.gpus[node] += request.gpus
     resources.cores[node] += request.cores
@@ -186,7 +187,8 @@ def reserve_any(
 @inlined
 @jit
 def reserve(
-    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, limit: float,
+    resources: Resources, releases: Releases, masks: Flags, request: PlacementRequest, rule: int, now: float,
+    limit: float,
     scratch: Scratch,
 ) -> float:  # fmt: skip
     """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
@@ -201,7 +203,8 @@ def reserve(
 
 @jit
 def earliest(
-    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int,
+    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: PlacementRequest,
+    rule: int,
     now: float, limit: float, scratch: Scratch,
 ) -> float:  # fmt: skip
     """`reserve` with this calendar; None: nothing is reserved, whatever `Scratch.calendar` says.
@@ -279,7 +282,7 @@ def earliest(
 
 @jit
 def _turned(
-    calendar: Calendar, node: int, by: int, masks: Flags, ask: Request, row: int, future: Resources
+    calendar: Calendar, node: int, by: int, masks: Flags, ask: PlacementRequest, row: int, future: Resources
 ) -> int:  # fmt: skip
     """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
     if node < ask.lo or node >= ask.hi:
@@ -292,7 +295,7 @@ def _turned(
 
 
 @jit
-def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: Request, node: int) -> bool:
+def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: PlacementRequest, node: int) -> bool:
     """`place.node_fits` with what the node has at hand."""
     if gpus < request.gpus or cores < request.cores or memory < request.memory:
         return False
@@ -300,7 +303,7 @@ def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: Request, n
 
 
 @jit
-def protect(resources: Resources, request: Request, reserved: bool, scratch: Scratch) -> None:
+def protect(resources: Resources, request: PlacementRequest, reserved: bool, scratch: Scratch) -> None:
     """Sets ``scratch.spare`` and ``scratch.late`` from the reservation that `reserve` has just made."""
     spare = scratch.spare
     for node in range(request.lo, request.hi):

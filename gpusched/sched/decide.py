@@ -8,32 +8,42 @@ from typing import Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.config.weights import Model
-from gpusched.model.interference import KindBelief
+from gpusched.config.weights import TrainedModel
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
-from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, scratch_for, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, picked
-from gpusched.sched.reasons import Block, Verdicts, holds_back
+from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import BACKFILL, BACKFILLS, LIMIT, PLACES, POLICY, STARTED, Outcome, new_outcome, seed_words
+from gpusched.sched.state import (
+    BACKFILL,
+    BACKFILLS,
+    LIMIT,
+    PLACES,
+    POLICY,
+    STARTED,
+    PassOutcome,
+    new_outcome,
+    seed_words,
+)
 from gpusched.sched.tally import usage_of
 from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
 
-__all__ = ["Answer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
+__all__ = ["JobAnswer", "ask", "decide", "small_snapshot", "starts", "warm_up", "warm_up_agent", "with_sharing"]
 
 
-def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
+def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     """What to start now, each partition by its own policy, and a reason for every job that stays.
 
     Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
@@ -79,7 +89,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     return Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
 
 
-class Answer(NamedTuple):
+class JobAnswer(NamedTuple):
     """What a decision by the stages of all policies says of one job that may start.
 
     Attributes:
@@ -104,7 +114,7 @@ class Answer(NamedTuple):
     sharing: str
 
 
-def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
+def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     """What the passes answer for a job of the partition. Agents and solvers are not asked, nobody draws or sizes."""
     policies = {name: replace(p, place=_UNASKED.get(p.place, p.place)) for name, p in snapshot.policies.items()}
     snapshot = replace(snapshot, policies=policies)
@@ -116,7 +126,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
     of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
-    queue, block = of.get(partition, ([], Block(PolicySpec(name=""), -1, float("inf"))))
+    queue, block = of.get(partition, ([], QueueBlock(PolicySpec(name=""), -1, float("inf"))))
     at = next((job for job in queue if views[job].id == job_id), -1)
     verdicts.add(queue, block, reasons, only=at)
     counted = [job for job in queue if outcome.code[job] == STARTED or holds_back(int(outcome.code[job]))]
@@ -128,7 +138,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
     shares = at >= 0 and views[at].spec.share
     pairs = pairs_of(snapshot, waiting, outcome, starts(world, waiting, outcome)) if shares else None
     waits = better or (reason is not None and at >= 0 and verdicts.waits_until(at, block.policy) is not None)
-    return Answer(
+    return JobAnswer(
         reason=reason,
         ordered=[views[job] for job in queue],
         queue=[views[job] for job in counted],
@@ -143,7 +153,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> Answer:
 _UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "naive": "first-fit"}
 
 
-class _Kept(NamedTuple):
+class _ReservedNodes(NamedTuple):
     """A job for which nodes are kept (`keeping`), from ``begin`` on; ``behind``: who waits for nothing but that."""
 
     job: int
@@ -158,7 +168,7 @@ class _Effects(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
-    kept: list[_Kept]
+    kept: list[_ReservedNodes]
 
 
 def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
@@ -180,7 +190,7 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
         decide(_with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention"))))
 
 
-def warm_up_agent(policy: PolicySpec, model: Model) -> None:
+def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
     decide(_with_beliefs(small_snapshot(policy)) if policy.by_beliefs else small_snapshot(policy), {"p": model})
 
@@ -194,12 +204,12 @@ def with_sharing(snapshot: Snapshot) -> Snapshot:
     """Return it with jobs that may share the GPUs of its one node."""
     spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
     asked = [replace(job, spec=spec) for job in snapshot.pending]
-    node = replace(snapshot.nodes[0], sharing=Sharing(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
+    node = replace(snapshot.nodes[0], sharing=SharingSettings(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
     return replace(snapshot, nodes=(node,), pending=tuple(asked))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, beliefs={"u/j": KindBelief(kind="u/j")})
+    return replace(snapshot, beliefs={"u/j": JobClassEstimate(kind="u/j")})
 
 
 def small_snapshot(policy: PolicySpec) -> Snapshot:
@@ -226,8 +236,12 @@ def small_snapshot(policy: PolicySpec) -> Snapshot:
 
 
 def _run(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model] | None, effects: _Effects
-) -> tuple[Outcome, list[tuple[list[int], Block]]]:
+    snapshot: Snapshot,
+    world: NodeArrays,
+    waiting: PendingArrays,
+    models: Mapping[str, TrainedModel] | None,
+    effects: _Effects,
+) -> tuple[PassOutcome, list[tuple[list[int], QueueBlock]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
 
     ``models``: None: no agent is asked.
@@ -254,7 +268,9 @@ def _run(
     return outcome, blocks
 
 
-def _note_kept(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, queue: list[int], effects: _Effects) -> None:
+def _note_kept(
+    snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, queue: list[int], effects: _Effects
+) -> None:
     """For whom a partition's pass kept nodes, and the reason of those that could run on no others."""
     calendar, shape = waiting.calendar, waiting.jobs.shape
     job, begin = int(calendar.kept_for[0]), float(calendar.kept_times[0])
@@ -262,19 +278,19 @@ def _note_kept(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, queue: li
         return
     closed, behind = waiting.jobs.feasibility[shape] == BACKFILL, queue[queue.index(job) + 1 :]
     waits = [j for j in behind if closed[j] and outcome.code[j] == BACKFILL]
-    effects.kept.append(_Kept(job, begin, waits))
+    effects.kept.append(_ReservedNodes(job, begin, waits))
     why = Reason(code=ReasonCode.BACKFILL, message=would_delay(waiting.views[job].id, begin - snapshot.now))
     for j in waits:
         effects.reasons.setdefault(waiting.views[j].id, why)
 
 
-def _staged(context: Context) -> tuple[list[int], Block]:
+def _staged(context: Context) -> tuple[list[int], QueueBlock]:
     """One partition by the stages of its policy."""
     queue = context.waiting.ordered(context.partition, context.policy.order)
     return queue.tolist(), place_queue(context, queue)
 
 
-def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
+def starts(world: NodeArrays, waiting: PendingArrays, outcome: PassOutcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
     matrices: dict[str, Links] = {}
     actions, requests = [], waiting.requests

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpusched.model.jobs import JobSpec, JobState
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import PolicySpec, Preempting, Resizing
+from gpusched.model.policy import PolicySpec, PreemptionSettings, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration, local_clock
 from gpusched.sched.reservations.rules import waits_for_own
@@ -55,7 +55,7 @@ def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:
     return spec.max_spread == "rack" and (spec.nodes > 1 or spec.max_nodes is not None) and not knows_racks(policy)
 
 
-def may_stop(job: RunningView, rules: Preempting, now: float) -> str | None:
+def may_stop(job: RunningView, rules: PreemptionSettings, now: float) -> str | None:
     """Why a job must not be stopped for another one now; None if it may."""
     if job.spec is None or not job.spec.preemptible:
         return f"job {job.id} is not preemptible (--preemptible)"

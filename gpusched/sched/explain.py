@@ -12,8 +12,8 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of
 from gpusched.sched.advice import next_steps
-from gpusched.sched.alone import Alone
-from gpusched.sched.decide import Answer, ask
+from gpusched.sched.alone import SingleJobView
+from gpusched.sched.decide import JobAnswer, ask
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.tally import Amounts, covers, need, shortfall_of, shut, total_of
 from gpusched.sched.text import ELSEWHERE, HELD_BACK, before_it
@@ -71,7 +71,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     job = next((j for j in snapshot.pending if j.id == job_id), None)
     if job is None:
         raise KeyError(job_id)
-    alone = Alone(snapshot)
+    alone = SingleJobView(snapshot)
     own = ((node, free) for node, free in alone.nodes("free") if node.partition == job.spec.partition)
     answer = ask(snapshot, job_id, job.spec.partition)
     at = next((i for i, j in enumerate(answer.queue) if j.id == job_id), None)
@@ -114,7 +114,7 @@ def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason)
     return alone or (reason if reason.code is ReasonCode.BACKFILL else _FITS)  # who else is lucky is not known
 
 
-def _beside_limit(snapshot: Snapshot, job: PendingView, answer: Answer) -> str:
+def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> str:
     """What besides the limit named keeps the job, so that nobody takes the time when that frees for its start."""
     if not answer.exceeded:
         return ""

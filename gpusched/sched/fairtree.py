@@ -20,7 +20,7 @@ from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints, Records
 
 
-class Tree(NamedTuple):
+class FairShareTree(NamedTuple):
     """Leaves (users, each in one group) and what is above them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Tree(NamedTuple):
     siblings: Floats
 
 
-def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> Tree:
+def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> FairShareTree:
     """The tree with these (user, group); users without a group stand at the top with one share each."""
     names = {group.name: i for i, group in enumerate(groups.groups)}
     parent = [names.get(group.parent, -1) for group in groups.groups]
@@ -61,7 +61,7 @@ def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> Tree:
     levels = max((len(path) for path in paths), default=1)
     siblings = [top if at < 0 else below[at] for at in parent]
     filled = [path + [-1] * (levels - len(path)) for path in paths]
-    return Tree(
+    return FairShareTree(
         np.array(filled, np.int64).reshape(len(paths), levels), np.array(parent, np.int64), np.array(share),
         np.array(siblings),
     )  # fmt: skip
@@ -85,7 +85,7 @@ def account(users: Records, user: int, now: float, half_life: float) -> None:
 
 
 @jit
-def places(tree: Tree, usage: Floats) -> Ints:
+def places(tree: FairShareTree, usage: Floats) -> Ints:
     """The leaves' places by ``usage: float64[leaves]``: 0 goes first, equal ones share a place; ``int64[leaves]``."""
     path, parent = tree.path, tree.parent
     leaves, levels = path.shape

@@ -13,7 +13,7 @@ from gpusched.sched.state import (
     Calendar,
     Flags,
     Ints,
-    Request,
+    PlacementRequest,
     Requests,
     Resources,
     Scratch,
@@ -29,9 +29,9 @@ def entry(column: Ints | None, shape: int, without: int) -> int:
 
 
 @jit
-def request_of(requests: Requests, shape: int) -> Request:
+def request_of(requests: Requests, shape: int) -> PlacementRequest:
     """The request with index ``shape``."""
-    return Request(
+    return PlacementRequest(
         requests.lo[shape],
         requests.hi[shape],
         requests.parts[shape],
@@ -44,17 +44,17 @@ def request_of(requests: Requests, shape: int) -> Request:
 
 
 @jit
-def with_gpus(request: Request, gpus: int) -> Request:
+def with_gpus(request: PlacementRequest, gpus: int) -> PlacementRequest:
     """The same request for another number of GPUs."""
-    return Request(
+    return PlacementRequest(
         request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
     )
 
 
 @jit
-def with_mask(request: Request, mask: int) -> Request:
+def with_mask(request: PlacementRequest, mask: int) -> PlacementRequest:
     """The same request for nodes of another row of the masks."""
-    return Request(
+    return PlacementRequest(
         request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
     )
 
@@ -86,7 +86,7 @@ def set_feasibility(
 
 
 @jit
-def unreserved(calendar: Calendar | None, request: Request) -> Request:
+def unreserved(calendar: Calendar | None, request: PlacementRequest) -> PlacementRequest:
     """The request as if nothing were reserved for others."""
     if calendar is None or request.mask < 0 or calendar.base.size == 0:
         return request
@@ -94,7 +94,7 @@ def unreserved(calendar: Calendar | None, request: Request) -> Request:
 
 
 @jit
-def shortfall(resources: Resources, masks: Flags, request: Request) -> tuple[int, int, int]:
+def shortfall(resources: Resources, masks: Flags, request: PlacementRequest) -> tuple[int, int, int]:
     """What is short: (dimension, nodes that have enough up to it, node that comes nearest or -1).
 
     The dimension is the first of ALLOWED, GPUS, CORES, MEMORY of which fewer than ``parts`` nodes have enough, among

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, Flags, Ints, Records, Request, Resources, Scratch, Words
+from gpusched.sched.state import (
+    BEST_FIT,
+    FIRST_FIT,
+    RACK,
+    Flags,
+    Ints,
+    PlacementRequest,
+    Records,
+    Resources,
+    Scratch,
+    Words,
+)
 
 _CORES_BITS, _MEMORY_BITS = 20, 32
 _GPU_SHIFT = _CORES_BITS + _MEMORY_BITS
@@ -13,7 +24,7 @@ _S13, _S7, _S17, _S32 = np.uint64(13), np.uint64(7), np.uint64(17), np.uint64(32
 
 
 @jit
-def node_fits(resources: Resources, masks: Flags, request: Request, node: int) -> bool:
+def node_fits(resources: Resources, masks: Flags, request: PlacementRequest, node: int) -> bool:
     """Whether ``node`` can give one part now."""
     return (
         resources.gpus[node] >= request.gpus
@@ -24,7 +35,7 @@ def node_fits(resources: Resources, masks: Flags, request: Request, node: int) -
 
 
 @jit
-def sort_key(rule: int, gpus: int, cores: int, memory: int, request: Request) -> int:
+def sort_key(rule: int, gpus: int, cores: int, memory: int, request: PlacementRequest) -> int:
     """A node's place in the rule's order, smaller is better, from what it has free (GPUs, cores, MiB).
 
     BEST_FIT, RACK: least left over of GPUs, then of cores, then of memory. SPREAD: most free, in the same order. The
@@ -37,7 +48,7 @@ def sort_key(rule: int, gpus: int, cores: int, memory: int, request: Request) ->
 
 
 @jit
-def choose(resources: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
+def choose(resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch) -> bool:
     """Picks ``request.parts`` nodes that fit, the first in the rule's order; ties go to the lower row.
 
     Returns:
@@ -82,7 +93,7 @@ def _insert(keys: Ints, chosen: Ints, node: int, key: int, first: int, at: int) 
 
 
 @jit
-def by_rack(racks: Records | None, rule: int, request: Request) -> bool:
+def by_rack(racks: Records | None, rule: int, request: PlacementRequest) -> bool:
     """Whether it matters which nodes are in one rack."""
     if racks is None:
         return False
@@ -91,7 +102,7 @@ def by_rack(racks: Records | None, rule: int, request: Request) -> bool:
 
 @jit
 def _choose_by_rack(
-    racks: Records | None, resources: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch
+    racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch
 ) -> bool:
     """`choose` in as few racks as can hold the parts, in one if ``request.spread``.
 
@@ -119,7 +130,7 @@ def _choose_by_rack(
 
 
 @jit
-def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: Request) -> int:
+def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest) -> int:
     """The most nodes of one rack that fit; sets ``racks`` of those that nodes of the request's partition are in."""
     most = 0
     if racks is None:
@@ -161,7 +172,7 @@ def _fill_from(
     racks: Records,
     resources: Resources,
     masks: Flags,
-    request: Request,
+    request: PlacementRequest,
     rule: int,
     rack: int,
     found: int,
@@ -184,7 +195,9 @@ def _fill_from(
 
 
 @jit
-def _choose_one(racks: Records, resources: Resources, masks: Flags, request: Request, scratch: Scratch) -> bool:
+def _choose_one(
+    racks: Records, resources: Resources, masks: Flags, request: PlacementRequest, scratch: Scratch
+) -> bool:
     """One node for RACK."""
     best, least = -1, (0, 0, 0)
     for node in range(request.lo, request.hi):
@@ -214,7 +227,7 @@ def next_random(state: Words, below: int) -> int:
 
 
 @jit
-def draw(resources: Resources, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
+def draw(resources: Resources, masks: Flags, request: PlacementRequest, rng: Words, scratch: Scratch) -> bool:
     """The naive placement as printed under Fig. 5 of Narantuya et al. (CMC 2022).
 
     Draws ``request.parts`` distinct nodes uniformly among those available and allowed, full or not.
@@ -240,7 +253,7 @@ def draw(resources: Resources, masks: Flags, request: Request, rng: Words, scrat
 
 
 @jit
-def draw_fitting(resources: Resources, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
+def draw_fitting(resources: Resources, masks: Flags, request: PlacementRequest, rng: Words, scratch: Scratch) -> bool:
     """Random fit: ``request.parts`` distinct nodes drawn uniformly among those that fit now.
 
     Returns:

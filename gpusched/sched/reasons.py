@@ -11,7 +11,7 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
+from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
@@ -44,7 +44,7 @@ from gpusched.sched.text import (
     starts_in,
     would_delay,
 )
-from gpusched.sched.topology.spread import Ask, asks, gives_up, splits, waits_text, waits_until
+from gpusched.sched.topology.spread import SpreadRequest, asks, gives_up, splits, waits_text, waits_until
 
 _UNLUCKY = Reason(
     code=ReasonCode.POLICY,
@@ -52,7 +52,7 @@ _UNLUCKY = Reason(
 )
 
 
-class Block(NamedTuple):
+class QueueBlock(NamedTuple):
     """What stopped one partition's queue: the policy, the first job that did not start (-1), when it can (seconds)."""
 
     policy: PolicySpec
@@ -68,7 +68,7 @@ def holds_back(code: int) -> bool:
 class Verdicts:
     """Turns one snapshot's codes (``codes[job]``) into reasons."""
 
-    def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: Waiting, codes: list[int]) -> None:
+    def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, codes: list[int]) -> None:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
         self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
@@ -80,7 +80,7 @@ class Verdicts:
         self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
 
-    def add(self, queue: list[int], block: Block, reasons: dict[str, Reason], only: int | None = None) -> None:
+    def add(self, queue: list[int], block: QueueBlock, reasons: dict[str, Reason], only: int | None = None) -> None:
         """Writes the reasons of one partition's queue; ``only``: of that job alone."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
@@ -129,7 +129,7 @@ class Verdicts:
                 found.append((bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL))
         return found
 
-    def _delayed(self, block: Block) -> Reason:
+    def _delayed(self, block: QueueBlock) -> Reason:
         if block.head < 0 or block.shadow == float("inf"):
             return Reason(code=ReasonCode.BACKFILL)
         if block.policy.backfill == "conservative":
@@ -151,7 +151,7 @@ class Verdicts:
         several = view.spec.nodes > 1 or view.spec.max_nodes is not None
         return several and self._now < waits_until(view, policy)
 
-    def _short(self, code: int, patient: bool, job: int, block: Block) -> Reason:
+    def _short(self, code: int, patient: bool, job: int, block: QueueBlock) -> Reason:
         """The reason of RESOURCES, NOT_AVAILABLE and BAD_CONSTRAINTS, with figures; shared but for the head's."""
         shape = self._shapes[job]
         if code == BAD_CONSTRAINTS:
@@ -199,7 +199,7 @@ class Verdicts:
         """Until when a job waits for better nodes than there are now (Unix seconds); None: it does not."""
         view = self._waiting.views[job]
 
-        def asked_at(at: float) -> tuple[Ask, ...]:
+        def asked_at(at: float) -> tuple[SpreadRequest, ...]:
             possible = partial(self._racks, self._world.usable, job)
             return asks(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
 
@@ -210,7 +210,7 @@ class Verdicts:
         found = (self._racks(self._world.resources, job, ask) for ask in splits(self._waiting.views[job].spec))
         return next((racks for racks in found if racks is not None), None)
 
-    def _racks(self, resources: Resources, job: int, ask: Ask) -> int | None:
+    def _racks(self, resources: Resources, job: int, ask: SpreadRequest) -> int | None:
         waiting, mask = self._waiting, int(self._waiting.requests.mask[self._shapes[job]])
         return racks_for_ask(resources, self._world, waiting.jobs.masks, mask, waiting.views[job].spec.partition, ask)
 

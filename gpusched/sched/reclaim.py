@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.state import Flags, Ints, Request, Resources, Scratch, new_resources
+from gpusched.sched.state import Flags, Ints, PlacementRequest, Resources, Scratch, new_resources
 
 
 class Holders(NamedTuple):
@@ -45,14 +45,14 @@ def new_holders(running: int, held: Ints, nodes: int) -> Holders:
 
 
 @jit
-def hold(holders: Holders, at: int, first: int, request: Request) -> None:
+def hold(holders: Holders, at: int, first: int, request: PlacementRequest) -> None:
     """Fills in the holder at place ``at`` of the order; it has not been gone through yet."""
     holders.first[at], holders.parts[at], holders.kept[at] = first, request.parts, 0
     holders.gpus[at], holders.cores[at], holders.memory[at] = request.gpus, request.cores, request.memory
 
 
 @jit
-def keeps(whole: Resources, usable: Resources, request: Request, held: Ints, first: int) -> bool:
+def keeps(whole: Resources, usable: Resources, request: PlacementRequest, held: Ints, first: int) -> bool:
     """Takes a running job's nodes (``held[first:first + parts]``) again, if those before it left them.
 
     A node that is not available any more stays with its job. ``whole``: what those before it left of the pool;
@@ -69,7 +69,7 @@ def keeps(whole: Resources, usable: Resources, request: Request, held: Ints, fir
 
 
 @jit
-def retain(whole: Resources, request: Request, held: Ints, first: int) -> None:
+def retain(whole: Resources, request: PlacementRequest, held: Ints, first: int) -> None:
     """Takes a running job's nodes whatever is left there: it must not be stopped."""
     for part in range(request.parts):
         take(whole, request, held[first + part])
@@ -77,7 +77,8 @@ def retain(whole: Resources, request: Request, held: Ints, first: int) -> None:
 
 @jit
 def finds(
-    whole: Resources, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch,
+    whole: Resources, idle: Resources, usable: Resources, masks: Flags, request: PlacementRequest, rule: int,
+    scratch: Scratch,
     holders: Holders | None, through: Ints,
 ) -> bool:  # fmt: skip
     """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet.
@@ -99,7 +100,7 @@ def finds(
 
 @jit
 def _displaces(
-    holders: Holders | None, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int,
+    holders: Holders | None, idle: Resources, usable: Resources, masks: Flags, request: PlacementRequest, rule: int,
     scratch: Scratch, through: Ints,
 ) -> bool:  # fmt: skip
     """Finds nodes where the last holders go; without any the nodes that are chosen already."""
@@ -121,7 +122,7 @@ def _displaces(
 
 
 @jit
-def _add(room: Resources, usable: Resources, holders: Holders, k: int, masks: Flags, request: Request) -> bool:
+def _add(room: Resources, usable: Resources, holders: Holders, k: int, masks: Flags, request: PlacementRequest) -> bool:
     """Adds what a holder has, where its nodes are available; whether a part of the request fits on one of them now."""
     fits = False
     for part in range(holders.parts[k]):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpusched.compiled import jit
-from gpusched.sched.state import Releases, Request
+from gpusched.sched.state import PlacementRequest, Releases
 
 _FEW = 16
 
 
 @jit
-def add(releases: Releases, end: float, node: int, request: Request, owner: int) -> None:
+def add(releases: Releases, end: float, node: int, request: PlacementRequest, owner: int) -> None:
     """Notes that ``owner`` gives one part of ``request`` back on ``node`` at ``end``; there must be an unused slot."""
     slot = releases.order[releases.used[0]]
     releases.end[slot] = end

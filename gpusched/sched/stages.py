@@ -12,17 +12,17 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
-from gpusched.sched.arrays import NodeArrays, Waiting
-from gpusched.sched.kernel.by_rule import Rule, pass_for
+from gpusched.sched.arrays import NodeArrays, PendingArrays
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
 from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
-from gpusched.sched.reasons import Block
+from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_text
 
 
-def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
+def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> QueueBlock:
     """Starts what may start of ``queue: int64[waiting]``, first to last, by the policy's place and backfill.
 
     ``keep``: See `map_queue`; other places know no such thing.
@@ -34,18 +34,18 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
         if context.costs is not None:
             return by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
-    rule, backfill = Rule(PLACES[policy.place], context.rng), BACKFILLS[policy.backfill]
+    rule, backfill = PlacementRule(PLACES[policy.place], context.rng), BACKFILLS[policy.backfill]
     head, shadow = pass_for(backfill)(context.state, queue, backfill, rule)
-    return Block(policy, int(head), float(shadow))
+    return QueueBlock(policy, int(head), float(shadow))
 
 
-def by_cost(context: Context, queue: Ints, costs: Costs) -> Block:
+def by_cost(context: Context, queue: Ints, costs: Costs) -> QueueBlock:
     """By what places cost, with the reason of each job that waits for a better one."""
     policy = context.policy
     head, shadow = pass_by_cost(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, 0))
     waits = {job: costs.until(job, float(costs.told[job].sum())) for job in held_back(context, queue)}
     say_who_waits(context, costs, waits)
-    return Block(policy, int(head), float(shadow))
+    return QueueBlock(policy, int(head), float(shadow))
 
 
 def held_back(context: Context, queue: Ints) -> list[int]:
@@ -62,7 +62,7 @@ def say_who_waits(context: Context, costs: Costs, waits: Map[int, float]) -> Non
         context.own[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 
-def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
+def _mapped(context: Context, queue: Ints, keep: Keep | None) -> QueueBlock:
     """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
     policy = context.policy
     facts = _mapping_facts(context.snapshot, context.world, context.waiting, context.partition, policy.mapping)
@@ -77,7 +77,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
     )
     if solver is not None and (line := summary(reports)):
         context.remarks[context.partition] = line
-    return Block(policy, int(head), float(shadow))
+    return QueueBlock(policy, int(head), float(shadow))
 
 
 def deadline(budget_s: float) -> Solver:
@@ -92,7 +92,7 @@ def deadline(budget_s: float) -> Solver:
 
 
 def _mapping_facts(
-    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, partition: str, mapping: Mapping
+    snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, partition: str, mapping: Mapping
 ) -> MappingFacts:
     kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}

@@ -27,7 +27,7 @@ PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is 
 PLACES |= {"contention": RACK}  # where nothing was learned; else see `topology.queue`
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY, "conservative": CONSERVATIVE}
 
-# A bound that a job counts for. bound: index into `Jobs.room`. unit: 0: the job takes 1 of it, else what that column of
+# A bound that a job counts for. bound: index into `QueueJobs.room`. unit: 0: the job takes 1 of it, else that column of
 # its account says. next: row of the next, or -1.
 LINK = np.dtype([("bound", np.int64), ("unit", np.int64), ("next", np.int64)])
 
@@ -50,7 +50,7 @@ class Resources(NamedTuple):
     memory: Ints
 
 
-class Request(NamedTuple):
+class PlacementRequest(NamedTuple):
     """What one job asks for: ``parts`` distinct nodes of rows ``lo <= node < hi``, each giving the same.
 
     ``mask`` is a row of the masks (``uint8[masks, nodes]``, 1: allowed), or -1 where any node will do. ``spread``: 1:
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Distinct requests ("shapes"), one `Request` per index: ``int64[shapes]`` each.
+    """Distinct requests ("shapes"), one `PlacementRequest` per index: ``int64[shapes]`` each.
 
     ``looser``: the request that a job tries next where this one does not fit, of a lower index; -1: none. Where no
     request has any, and none is bound to one rack, the last two are None, and nothing of it is compiled: each array
@@ -86,7 +86,7 @@ class Requests(NamedTuple):
     looser: Ints | None
 
 
-class Jobs(NamedTuple):
+class QueueJobs(NamedTuple):
     """The queue's jobs.
 
     In replays without limits ``account``, ``room`` and ``links`` are None, and nothing of them is compiled.
@@ -167,7 +167,7 @@ class Calendar(NamedTuple):
     work: int
 
 
-class Plan(NamedTuple):
+class BackfillPlan(NamedTuple):
     """When waiting jobs are to have which nodes, under conservative backfill; see `kernel.plan`.
 
     Attributes:
@@ -210,10 +210,10 @@ class Scratch(NamedTuple):
     stamp: Ints
     racks: Records | None
     calendar: Calendar | None
-    plan: Plan | None
+    plan: BackfillPlan | None
 
 
-class Outcome(NamedTuple):
+class PassOutcome(NamedTuple):
     """What the passes decided; later passes append.
 
     Attributes:
@@ -242,9 +242,9 @@ class ClusterState(NamedTuple):
     resources: Resources
     releases: Releases
     requests: Requests
-    jobs: Jobs
+    jobs: QueueJobs
     scratch: Scratch
-    outcome: Outcome
+    outcome: PassOutcome
     now: float
 
 
@@ -305,9 +305,9 @@ def new_scratch(
     )  # fmt: skip
 
 
-def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> Plan:
+def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> BackfillPlan:
     """Room for a plan in which what nodes have free changes so often, beside a calendar of so many entries."""
-    return Plan(
+    return BackfillPlan(
         np.zeros(nodes + changes, POINT), np.zeros(nodes, PLANNED_NODE), np.zeros(shapes, PLANNED_SHAPE),
         np.zeros(entries, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
@@ -322,10 +322,10 @@ def no_calendar() -> Calendar:
     )  # fmt: skip
 
 
-def new_outcome(jobs: int, parts: int) -> Outcome:
+def new_outcome(jobs: int, parts: int) -> PassOutcome:
     """An outcome with room for that many jobs with that many parts in all."""
     code, started, offset, shape = (np.zeros(jobs, np.int64) for _ in range(4))
-    return Outcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64), shape)
+    return PassOutcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64), shape)
 
 
 def seed_words(seed: int) -> Words:

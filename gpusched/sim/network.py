@@ -12,15 +12,15 @@ import numpy as np
 from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats, Ints
-from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles.measured import rows_of
 from gpusched.traces.trace import Trace
 
 
-class Machine(NamedTuple):
+class MachineType(NamedTuple):
     """A kind of node on which kinds of jobs were measured.
 
     Attributes:
@@ -32,18 +32,18 @@ class Machine(NamedTuple):
     nvswitch: bool
     kinds: dict[str, tuple[float, ...]]
 
-    def model(self) -> Model:
+    def model(self) -> SlowdownModel:
         """The formula with these kinds."""
         kinds = np.array(list(self.kinds.values()), np.float64).view(KIND).reshape(-1)
-        return Model(kinds, np.zeros((0, 0)), False)
+        return SlowdownModel(kinds, np.zeros((0, 0)), False)
 
 
 @cache
-def machines() -> dict[str, Machine]:
+def machines() -> dict[str, MachineType]:
     """Machine -> what models were measured to take there."""
-    found: dict[str, Machine] = {}
+    found: dict[str, MachineType] = {}
     for row in rows_of("sia_links"):
-        of = found.setdefault(row["machine"], Machine(int(row["gpus"]), row["nvswitch"] == "yes", {}))
+        of = found.setdefault(row["machine"], MachineType(int(row["gpus"]), row["nvswitch"] == "yes", {}))
         of.kinds[row["model"]] = tuple(float(row[name]) for name in KIND.names or ())
     return found
 
@@ -53,7 +53,7 @@ def most_alike(pool: Pool) -> str:
     return "aws" if pool.gpus.max() <= machines()["aws"].gpus else "rtx"
 
 
-def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, str]:
+def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[PlacementNetwork, str]:
     """What placement costs the jobs of a trace, and a note on what was taken for what.
 
     Kinds are those of the machine `most_alike`: a job whose model's name begins as one of them is of that kind, the
@@ -76,10 +76,10 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Network, 
         f"what links cost by {machine} figures of {', '.join(kinds)}: {int((named >= 0).sum())} jobs by their model, "
         f"the others' drawn; {found} of {len(pool)} nodes are in the topology"
     )
-    return Network(tree_of(topology, pool.names), machines()[machine].model(), kind), note
+    return PlacementNetwork(tree_of(topology, pool.names), machines()[machine].model(), kind), note
 
 
-class Pairs(NamedTuple):
+class ColocationTable(NamedTuple):
     """A measured table: what is left of a job's speed beside another that shares a node with it.
 
     Attributes:
@@ -92,17 +92,17 @@ class Pairs(NamedTuple):
     nodes: Ints
     ratio: Floats
 
-    def model(self, by_sum: bool) -> Model:
+    def model(self, by_sum: bool) -> SlowdownModel:
         """Combined by sum, or by product."""
         kinds = np.zeros(len(self.names), KIND)
         kinds["compute"] = 1.0
-        return Model(kinds, self.ratio, by_sum)
+        return SlowdownModel(kinds, self.ratio, by_sum)
 
 
 _COLUMNS = ("model", "gpus", "nodes", "beside_model", "beside_gpus", "beside_nodes", "ratio")
 
 
-def read_pairs(path: str | Path) -> Pairs:
+def read_pairs(path: str | Path) -> ColocationTable:
     """A CSV ``model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio``, as deepshare_pairs.csv; every pair once.
 
     Raises:
@@ -131,4 +131,4 @@ def read_pairs(path: str | Path) -> Pairs:
     names = tuple(f"{name}/{gpus}/{nodes}" for name, gpus, nodes in kinds)
     ratio_of = np.array([[found[a, b] for b in kinds] for a in kinds])
     gpus, nodes = (np.array([kind[i] for kind in kinds], np.int64) for i in (1, 2))
-    return Pairs(names, gpus, nodes, ratio_of)
+    return ColocationTable(names, gpus, nodes, ratio_of)

@@ -27,9 +27,9 @@ from gpusched.sched.state import (
 from gpusched.sched.topology.contention import Ways, alone_on, new_search
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.slowdown import KIND, Model
-from gpusched.sched.topology.tree import Tree, new_use, tree_of
-from gpusched.sim.engine.build import World, most_parts_running
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
+from gpusched.sched.topology.tree import NetworkTree, new_use, tree_of
+from gpusched.sim.engine.build import SimWorld, most_parts_running
 from gpusched.sim.engine.placing import (
     ALIGNED,
     BALANCED,
@@ -40,8 +40,8 @@ from gpusched.sim.engine.placing import (
     ONE_RACK,
     QUEUE,
     RACK_WAIT,
-    Network,
-    Placing,
+    PlacementNetwork,
+    PlacingState,
 )
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
@@ -61,7 +61,7 @@ RULES = {
 REPLAYED = ("skip", "easy")
 
 
-def walks(world: World) -> bool:
+def walks(world: SimWorld) -> bool:
     """Whether the queue is walked by costs: where asked for, and where a class's first job may not be its oldest.
 
     Who has waited for longer may take a place that those before it do not.
@@ -74,14 +74,14 @@ def walks(world: World) -> bool:
     return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
 
 
-def one_node() -> Network:
+def one_node() -> PlacementNetwork:
     """For a pool of one node and one job: what compiling ahead of a replay needs."""
-    model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
     model.kinds["compute"] = 1.0
-    return Network(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
+    return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
 
 
-def with_ways(world: World) -> tuple[World, Placing]:
+def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """The world with the requests of every way in which its jobs may be laid out, and what a run of it keeps.
 
     Raises:
@@ -131,7 +131,7 @@ def with_ways(world: World) -> tuple[World, Placing]:
     queues = len(world.sim.dirty)
     own_wait_s = world.policy.place_wait_s
     wait_s = network.wait_s if own_wait_s is None else own_wait_s
-    return world, Placing(
+    return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
         patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
         classes=filled(CLASS, classes, queue=queue, gpus=own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
@@ -142,7 +142,7 @@ def with_ways(world: World) -> tuple[World, Placing]:
     )  # fmt: skip
 
 
-def _limits(world: World) -> tuple[Ints, ...]:
+def _limits(world: SimWorld) -> tuple[Ints, ...]:
     """``int64[jobs]`` each: the limits that a job counts for, and GPU seconds that it takes of them; if any."""
     ledger = world.sim.ledger
     if ledger is None:
@@ -150,7 +150,7 @@ def _limits(world: World) -> tuple[Ints, ...]:
     return ledger.account[:, 0], ledger.account[:, 2] * bool((ledger.row >= 0).any())
 
 
-def _racks(tree: Tree) -> Ints:
+def _racks(tree: NetworkTree) -> Ints:
     """``int64[nodes]``: as in `RACK_ROOM`. A node on no switch is a rack by itself; without switches all are in one."""
     nodes = len(tree.rack)
     alone = np.cumsum(tree.rack < 0) - 1 + int(tree.rack.max(initial=-1)) + 1
@@ -158,18 +158,18 @@ def _racks(tree: Tree) -> Ints:
     return rack.reshape(-1).astype(np.int64) if len(tree.parent) else np.zeros(nodes, np.int64)
 
 
-def _gpus_of(world: World, shape: int) -> int:
+def _gpus_of(world: SimWorld, shape: int) -> int:
     return int(world.sim.shapes["parts"][shape] * world.sim.shapes["gpus"][shape])
 
 
-def _releases(world: World, most: Ints) -> Releases | None:
+def _releases(world: SimWorld, most: Ints) -> Releases | None:
     """Room for all parts that can run at once; ``most: int64[jobs]``: of each. None: nobody asks when they end."""
     if world.policy.backfill != "easy":
         return None
     return new_releases(most_parts_running(world.demand, int(most.sum())) + 1)
 
 
-def _uses(world: World, tree: Tree) -> int:
+def _uses(world: SimWorld, tree: NetworkTree) -> int:
     """The most uses of links at once: a bus, a NIC and all ways up for every GPU."""
     depth, at = 0, tree.rack.copy()
     while (at >= 0).any():
@@ -177,7 +177,7 @@ def _uses(world: World, tree: Tree) -> int:
     return int(world.pool.total_gpus * (2 + depth))
 
 
-def _with_shapes(world: World, distinct: Ints, rule: int) -> tuple[World, list[list[int]]]:
+def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, list[list[int]]]:
     """The world with every request that a class may have, and which those are, in the rule's order."""
     sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
@@ -204,7 +204,7 @@ def _with_shapes(world: World, distinct: Ints, rule: int) -> tuple[World, list[l
     return world, [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
 
 
-def _with_requests(world: World, shapes: Records, looser: Ints | None = None) -> World:
+def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None) -> SimWorld:
     """The world with these requests, ``SHAPE[shapes]``."""
     sim, passes, pace = world.sim, world.passes, world.sim.pace
     assert pace is not None
@@ -220,7 +220,7 @@ def _with_requests(world: World, shapes: Records, looser: Ints | None = None) ->
     return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 
 
-def walked(world: World, of: Placing) -> tuple[World, Walk]:
+def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     """The same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
     ways, pace, sim = of.ways, world.sim.pace, world.sim
     looser, base, known = [-1] * len(sim.shapes), list(range(len(sim.shapes))), dict[tuple[int, int], int]()
@@ -267,7 +267,7 @@ def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool)
     return found[::-1] if most_first else found
 
 
-def _ways(world: World, kinds: Ints, laid_out: list[list[int]], model: Model) -> Ways:
+def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> Ways:
     """The ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
-from gpusched.config.weights import DEFAULT, Model, ModelError, load_model
+from gpusched.config.weights import DEFAULT, ModelError, TrainedModel, load_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import UNPLANNED, PolicySpec
 from gpusched.model.resources import Settings
@@ -71,7 +71,7 @@ class ReplayPolicy:
     backfill: str = "none"
     placement: str | None = None
     place_wait_s: float | None = None
-    model: Model | None = None
+    model: TrainedModel | None = None
     spec: PolicySpec | None = None
 
     @property
@@ -181,7 +181,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     return _with_backfill(policy, spec.backfill)
 
 
-def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
+def _of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
     knows, backfill = model.knows, model.about.get("backfill", spec.backfill)
     if knows not in get_args(Knows) or backfill not in UNPLANNED:

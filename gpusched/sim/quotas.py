@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpusched.model.limits import Quotas
 
 
-class Use(NamedTuple):
+class QuotaSpan(NamedTuple):
     """GPUs that a user had, for a group and in a class ("": none), from ``begin`` to ``end`` (the trace's clock)."""
 
     user: str
@@ -22,4 +22,4 @@ class QuotaSet(NamedTuple):
     """The limits that a replay applies; ``used``: in the seven days before it, which limits of GPU hours count."""
 
     quotas: Quotas
-    used: tuple[Use, ...] = ()
+    used: tuple[QuotaSpan, ...] = ()

@@ -110,7 +110,7 @@ class Speeds(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Kind(NamedTuple):
+class RateClass(NamedTuple):
     """Jobs that go equally fast everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's).
 
     ``share``: what their CPU cores and memory make of that, by those that they were recorded with.
@@ -136,14 +136,14 @@ def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
     index = index.reshape(-1)
     count = np.bincount(index, minlength=len(distinct))
-    rows: dict[Kind, int] = {}
+    rows: dict[RateClass, int] = {}
     row_of = np.full(len(distinct), -1, np.int64)
     lacking: Counter[str] = Counter()
     for i, (model, gpus, parts, gpu_type) in enumerate(distinct.tolist()):
         if parts == 0:
             continue
         name = trace.models[model] if model >= 0 else ""
-        kind = Kind(name, gpus, parts, recorded_on(rates, trace, name, gpu_type), gpus)
+        kind = RateClass(name, gpus, parts, recorded_on(rates, trace, name, gpu_type), gpus)
         if any(alone_on(rates, kind, t) is not None for t in pool.gpu_types):
             row_of[i] = rows.setdefault(kind, len(rows))
         else:
@@ -159,7 +159,7 @@ def fastest(rates: Rates, trace: Trace, pool: Pool) -> Floats:
     return speeds_of(rates, trace, pool, demand_of(trace, pool)).fastest
 
 
-def table_of(rates: Rates, kinds: Sequence[Kind], gpu_types: Sequence[str]) -> Floats:
+def table_of(rates: Rates, kinds: Sequence[RateClass], gpu_types: Sequence[str]) -> Floats:
     """``float64[types, kinds, kinds + 1]``: see `Sim.speed`."""
     table = np.full((len(gpu_types), len(kinds), len(kinds) + 1), np.nan)
     for t, gpu_type in enumerate(gpu_types):
@@ -174,13 +174,13 @@ def table_of(rates: Rates, kinds: Sequence[Kind], gpu_types: Sequence[str]) -> F
     return table
 
 
-def alone_on(rates: Rates, kind: Kind, gpu_type: str) -> float | None:
+def alone_on(rates: Rates, kind: RateClass, gpu_type: str) -> float | None:
     """How fast such a job goes alone on a GPU type; None: not measured."""
     found = _alone(rates.profiles, kind.model, gpu_type, kind.gpus, kind.nodes, kind.on, kind.before)
     return None if found is None else found * kind.share
 
 
-def resized_on(rates: Rates, kind: Kind, gpu_type: str) -> tuple[float, str]:
+def resized_on(rates: Rates, kind: RateClass, gpu_type: str) -> tuple[float, str]:
     """How fast a job goes alone at another size than it was recorded at, and how that is known.
 
     Measured; or, where nothing was measured at that size, as fast as at the next smaller size that was ("nearest");
@@ -262,7 +262,7 @@ def _range(row: Ints, table: Floats, pool: Pool, demand: Demand) -> tuple[Floats
     return slowest, fastest
 
 
-def _notes(rates: Rates, kinds: Sequence[Kind], row: Ints, pool: Pool, lacking: Counter[str]) -> tuple[str, ...]:
+def _notes(rates: Rates, kinds: Sequence[RateClass], row: Ints, pool: Pool, lacking: Counter[str]) -> tuple[str, ...]:
     profiles = rates.profiles
     measured = int((row >= 0).sum())
     models = {model_key(k.model) for k in kinds}

@@ -14,9 +14,18 @@ import numpy as np
 
 from gpusched.compiled import kept_on_disk
 from gpusched.model.limits import Limits, Quotas
-from gpusched.sim.engine.build import Elastic, Options, Outage, World, estimator_for, log_of, result_of, world_of
+from gpusched.sim.engine.build import (
+    Outage,
+    ReplayOptions,
+    ResizableJobs,
+    SimWorld,
+    estimator_for,
+    log_of,
+    result_of,
+    world_of,
+)
 from gpusched.sim.engine.mapped import is_mapped
-from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
+from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, EventLog, grown
 from gpusched.sim.placed import one_node
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
@@ -24,29 +33,29 @@ from gpusched.sim.profiles import Profiles
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import elastic_of
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.sim.runs import KINDS, RunKind, Runner
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.traces.trace import Trace
 
-__all__ = ["Options", "Outage", "replay"]
+__all__ = ["Outage", "ReplayOptions", "replay"]
 
 
-def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str, **options: Any) -> Result:
+def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str, **options: Any) -> ReplayResult:
     """Replays ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
 
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
     decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
 
     Jobs that can never run are named in the result and kept out. The policy may be a function (see `stepper`).
-    ``options``: see `Options`.
+    ``options``: see `ReplayOptions`.
 
     Raises:
         UsageError: A placement, policy or node that does not exist; a function that starts what cannot start.
     """
     if callable(policy):
-        return run_function(trace, pool, policy, Options(**options))
-    settings = Options(**options)
+        return run_function(trace, pool, policy, ReplayOptions(**options))
+    settings = ReplayOptions(**options)
     resizable = settings.elastic is not None or elastic_of(trace) is not None
     policy = policy_by_name(policy, resizable) if isinstance(policy, str) else policy
     if policy.chooses_sizes and settings.elastic is None:
@@ -64,7 +73,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def to_the_end(world: World, log: Log, run: Runner) -> Log:
+def to_the_end(world: SimWorld, log: EventLog, run: Runner) -> EventLog:
     """Runs, giving the log more room where it asks for it."""
     while run(log) == GROW:
         log = grown(log, world.sim)
@@ -75,7 +84,7 @@ WATCH_S = 0.25
 
 
 @contextmanager
-def _watched(world: World) -> Iterator[None]:
+def _watched(world: SimWorld) -> Iterator[None]:
     """Looks on from another thread, which compiled code lets run: it costs the replay nothing."""
     tell = world.options.progress
     if tell is None:
@@ -102,7 +111,7 @@ def _watched(world: World) -> Iterator[None]:
 _warm: set[tuple[object, ...]] = set()
 
 
-def _compile_for(world: World, kind: RunKind) -> None:
+def _compile_for(world: SimWorld, kind: RunKind) -> None:
     """Compiles (or loads) what the replay needs, so that its time does not count it; a word on stderr if it is slow.
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
@@ -118,12 +127,12 @@ def _compile_for(world: World, kind: RunKind) -> None:
     if loop is not None and hasattr(loop, "signatures") and not kept_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     one = np.ones(1, np.int64)
-    alike = Options(
+    alike = ReplayOptions(
         placement=world.rule,
         predictor=options.predictor,
         share=world.shared,
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
-        elastic=None if options.elastic is None else Elastic(least=one, most=one, linear=True),
+        elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),
         network=None if options.network is None else one_node(),
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )

@@ -12,22 +12,22 @@ from gpusched.errors import UsageError
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.state import Floats, filled
-from gpusched.sim.engine.build import Elastic, World
+from gpusched.sim.engine.build import ResizableJobs, SimWorld
 from gpusched.sim.engine.state import SHAPE, Pace
 from gpusched.sim.pool import demand_of
 from gpusched.sim.profiles import Profiles
-from gpusched.sim.rates import Kind, Rates, alone_on, recorded_on, resized_on, share_of
+from gpusched.sim.rates import RateClass, Rates, alone_on, recorded_on, resized_on, share_of
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
 
-def elastic_of(trace: Trace) -> Elastic | None:
+def elastic_of(trace: Trace) -> ResizableJobs | None:
     """The sizes that the jobs of a trace may have by its source; None: all are rigid."""
     if trace.told is None or len(trace.told.size_job) == len(trace):
         return None
     sizes = [tuple(trace.told.sizes(job)) for job in range(len(trace))]
     least, most = (np.array([size[i] for size in sizes], np.int64) for i in (0, -1))
-    return Elastic(least=least, most=most, linear=True, sizes=sizes)
+    return ResizableJobs(least=least, most=most, linear=True, sizes=sizes)
 
 
 def own_speed(trace: Trace, job: int, gpus: int) -> float:
@@ -38,7 +38,7 @@ def own_speed(trace: Trace, job: int, gpus: int) -> float:
     return pace_of(speeds, gpus) / pace_of(speeds, int(trace.gpus[job]))
 
 
-class Size(NamedTuple):
+class TargetSize(NamedTuple):
     """What a job is to have, in all; None: in proportion to its GPUs, over the fewest nodes."""
 
     gpus: int
@@ -47,17 +47,17 @@ class Size(NamedTuple):
     nodes: int | None = None
 
 
-class Sizes:
+class ResizedShapes:
     """The shapes and speeds of resized jobs, made when they are first asked for."""
 
     def __init__(self) -> None:
         self._own: dict[int, tuple[int, int]] = {}
-        self._shapes: dict[tuple[int, Size], int] = {}
-        self._rows: dict[Kind, int] = {}
+        self._shapes: dict[tuple[int, TargetSize], int] = {}
+        self._rows: dict[RateClass, int] = {}
         self._known: dict[int, str] = {}
         self._notes: dict[str, None] = {}
 
-    def shape(self, world: World, job: int, size: Size) -> tuple[World, int]:
+    def shape(self, world: SimWorld, job: int, size: TargetSize) -> tuple[SimWorld, int]:
         """The world with the shape that ``job`` has at a size, and its index.
 
         Raises:
@@ -81,13 +81,13 @@ class Sizes:
         same = gpus == before and size.nodes in (None, parts)
         if same and -(-cores // parts) == base["cores"] and -(-memory // parts) == base["memory"]:
             return world, own
-        key = own, Size(gpus, cores, memory, size.nodes)
+        key = own, TargetSize(gpus, cores, memory, size.nodes)
         if key not in self._shapes:
             world = self._with_shape(world, job, *key)
             self._shapes[key] = len(world.sim.shapes) - 1
         return world, self._shapes[key]
 
-    def _with_shape(self, world: World, job: int, own: int, size: Size) -> World:
+    def _with_shape(self, world: SimWorld, job: int, own: int, size: TargetSize) -> SimWorld:
         sim, passes, trace = world.sim, world.passes, world.trace
         base = sim.shapes[own]
         gpus, cores, memory, nodes = (np.array([amount or 0]) for amount in size)
@@ -107,7 +107,7 @@ class Sizes:
         pace = sim.pace._replace(milli=np.append(sim.pace.milli, 1000))
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 
-    def row(self, world: World, job: int, shape: int) -> tuple[World, int]:
+    def row(self, world: SimWorld, job: int, shape: int) -> tuple[SimWorld, int]:
         """The world with the speeds that ``job`` has in a shape, and their row.
 
         Raises:
@@ -124,7 +124,7 @@ class Sizes:
         gpus, recorded = int(now["parts"] * now["gpus"]), int(trace.gpus[job])
         share = share_of(rates, name, (gpus, *_amounts(now)), (recorded, *_amounts(before)))
         on = recorded_on(rates, trace, name, int(trace.gpu_type[job]))
-        kind = Kind(name, gpus, int(now["parts"]), on, recorded, share)
+        kind = RateClass(name, gpus, int(now["parts"]), on, recorded, share)
         if kind not in self._rows:
             assert options.elastic is not None
             if not options.elastic.linear and any(alone_on(rates, kind, t) is None for t in pool.gpu_types):

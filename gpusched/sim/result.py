@@ -56,7 +56,7 @@ class CutRuns:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Result:
+class ReplayResult:
     """One replay of a trace on a pool under a policy. Arrays ``[jobs]`` are in the trace's order.
 
     Attributes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.compiled import bound, jit
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.engine.build import Elastic, Options, log_of, world_of
+from gpusched.sim.engine.build import ReplayOptions, ResizableJobs, log_of, world_of
 from gpusched.sim.engine.loop import Decide, looped
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.state import (
@@ -24,7 +24,7 @@ from gpusched.sim.engine.state import (
     READY,
     RUNNING,
     WAITING,
-    Log,
+    EventLog,
     Passes,
     Sim,
     grown,
@@ -56,7 +56,7 @@ SLOT_BY_SLOT = Rounds(1.0, 1.0, slots=True)
 """Time is counted in slots."""
 
 
-class Progress(NamedTuple):
+class RoundProgress(NamedTuple):
     """How far the jobs have come at this decision.
 
     Attributes:
@@ -88,7 +88,7 @@ class Played(NamedTuple):
     decisions: int
 
 
-class Run:
+class EngineRun:
     """One run of the event engine.
 
     Args:
@@ -106,10 +106,10 @@ class Run:
             name="", epoch=None, ids=tuple(map(str, range(count))), submit=arrival.astype(np.float64), duration=work,
             gpus=none, names={}, columns={},
         )  # fmt: skip
-        options = Options(generic=True, elastic=Elastic(least=none, most=none))
+        options = ReplayOptions(generic=True, elastic=ResizableJobs(least=none, most=none))
         world = world_of(trace, Pool.of([NodeSpec(1)]), policy, options)
         self.sim, self._passes, self._log = world.sim, world.passes, log_of(world)
-        self.progress = Progress(
+        self.progress = RoundProgress(
             rounds, work, np.zeros(count), none.copy(), none.copy(), np.zeros(count), np.full(count, np.nan),
             np.zeros(2, np.int64), np.array([-np.inf, -np.inf, np.inf]),
         )  # fmt: skip
@@ -149,7 +149,7 @@ class Run:
 
 
 @jit
-def is_due(sim: Sim, progress: Progress) -> bool:
+def is_due(sim: Sim, progress: RoundProgress) -> bool:
     """Whether to decide at this instant; then ``progress`` is as of now."""
     now, time, rounds = sim.clock[0], progress.time, progress.rounds
     if sim.counter[READY] > 0 or sim.counter[ENDED] > 0:
@@ -167,7 +167,7 @@ def is_due(sim: Sim, progress: Progress) -> bool:
 
 
 @jit
-def _stop_if_due(sim: Sim, log: Log, passes: Passes, progress: Progress) -> int:
+def _stop_if_due(sim: Sim, log: EventLog, passes: Passes, progress: RoundProgress) -> int:
     return _DUE if is_due(sim, progress) else DECIDE
 
 
@@ -175,13 +175,13 @@ _until_due = looped(_stop_if_due)
 
 
 @jit
-def _to_decision(sim: Sim, log: Log, passes: Passes, progress: Progress) -> int:
+def _to_decision(sim: Sim, log: EventLog, passes: Passes, progress: RoundProgress) -> int:
     carry_out(sim, log, progress)
     return _until_due(sim, log, passes, progress)
 
 
 @jit
-def _look(sim: Sim, progress: Progress) -> None:
+def _look(sim: Sim, progress: RoundProgress) -> None:
     """Who is there, and what they have done."""
     count = 0
     for job in range(sim.counter[ARRIVED]):
@@ -195,19 +195,19 @@ def _look(sim: Sim, progress: Progress) -> None:
 
 
 @jit
-def present(progress: Progress) -> Ints:
+def present(progress: RoundProgress) -> Ints:
     """The jobs that are there, by arrival."""
     return progress.there[: progress.counts[PRESENT]]
 
 
 @jit
-def give(progress: Progress, job: int, rate: float, restart: float) -> None:
+def give(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
     """Let a job go on at the rate of what it has from now on (0: nothing), after a restart if it has run before."""
     progress.rate[job], progress.restart[job] = rate, restart
 
 
 @jit
-def carry_out(sim: Sim, log: Log, progress: Progress) -> None:
+def carry_out(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
     """What was given at this decision, in the engine's terms."""
     pace = sim.pace
     assert pace is not None

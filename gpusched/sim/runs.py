@@ -10,14 +10,14 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.agent import parts_of, prepared
 from gpusched.sched.state import BACKFILLS, filled
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, filling_of, new_plan, run_preemptive
 from gpusched.sim.engine.sized import run_sized
-from gpusched.sim.engine.state import Log, Passes, Sim
+from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
 from gpusched.sim.placed import walked, walks, with_ways
@@ -25,8 +25,8 @@ from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.sized import sized_run, with_sizes
 
 State = TypeVar("State")
-Loop = Callable[[Sim, Log, Passes, State], int]
-Runner = Callable[[Log], int]
+Loop = Callable[[Sim, EventLog, Passes, State], int]
+Runner = Callable[[EventLog], int]
 """Replays to the end: OVER, or GROW (call it again with more room in the log). It may have ``notes`` for the result."""
 
 
@@ -40,23 +40,23 @@ class RunKind(NamedTuple):
     """
 
     name: str
-    applies: Callable[[World], bool]
-    ready: Callable[[World], tuple[World, Runner]]
+    applies: Callable[[SimWorld], bool]
+    ready: Callable[[SimWorld], tuple[SimWorld, Runner]]
     compiled: Callable[..., int] | None = None
     versions: int = 2
 
 
-def _by(run: Loop[State], world: World, state: State) -> tuple[World, Runner]:
+def _by(run: Loop[State], world: SimWorld, state: State) -> tuple[SimWorld, Runner]:
     sim, passes = world.sim, world.passes
     return world, lambda log: run(sim, log, passes, state)
 
 
-def _sized(world: World) -> tuple[World, Runner]:
+def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
     world, sizer = with_sizes(world)
     return world, sized_run(world, sizer)
 
 
-def _by_agent(world: World) -> tuple[World, Runner]:
+def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     """By the agent's own passes, the same as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
     assert model is not None
@@ -71,25 +71,25 @@ def _by_agent(world: World) -> tuple[World, Runner]:
         raise UsageError(f"{model.path}: {error}", "train it again") from None
 
 
-def _preemptive(world: World) -> tuple[World, Runner]:
+def _preemptive(world: SimWorld) -> tuple[SimWorld, Runner]:
     levels = np.array(sorted(world.options.las_thresholds_gpu_s), np.float64)
     code, restart_s = PREEMPTIVE_CODES[world.policy.order], world.restart_s
     return _by(run_preemptive, world, Preemptive(new_plan(world, filling=filling_of(world)), code, restart_s, levels))
 
 
-def _fixed(world: World, strict: bool) -> Fixed:
+def _fixed(world: SimWorld, strict: bool) -> Fixed:
     demand, sim = world.demand, world.sim
     waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), strict)
     return Fixed(waitlist, filled(LAST, 1, head=-1), PLACEMENTS[world.rule], BACKFILLS[world.policy.backfill])
 
 
-def _is_strict(world: World) -> bool:
+def _is_strict(world: SimWorld) -> bool:
     """One queue whose head waits, on nodes that stay; with speeds a loop less is compiled."""
     sim = world.sim
     return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
 
 
-def _places(world: World) -> bool:
+def _places(world: SimWorld) -> bool:
     """Whether an agent chooses nodes by what placement costs."""
     return world.policy.by_agent and world.policy.spec is not None and world.policy.spec.traits.places
 

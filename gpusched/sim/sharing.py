@@ -15,7 +15,7 @@ from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from gpusched.model.interference import KindBelief
+    from gpusched.model.interference import JobClassEstimate
     from gpusched.model.snapshot import NodeView
     from gpusched.sched.sharing.pairs import Party, Place
 
@@ -23,7 +23,7 @@ Share = Literal["no", "fractions", "pairs"]
 Sharing = Literal["auto", "no", "fractions", "pairs"]
 
 
-class Believed(NamedTuple):
+class SharingBeliefs(NamedTuple):
     """Which jobs agreed to share GPUs, and what their installation believes that they lose by it.
 
     Attributes:
@@ -39,8 +39,8 @@ class Believed(NamedTuple):
 
 
 def believed_between(
-    parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]
-) -> Believed:
+    parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]
+) -> SharingBeliefs:
     """Return who may share GPUs on these nodes, and how fast then; ``parties``: of jobs; None: shares nothing."""
     from gpusched.sched.sharing.pairs import Losses, place_of, table_of  # replays start faster without it
 
@@ -50,7 +50,7 @@ def believed_between(
     slower = [[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows]
     speed = np.ones((len(places), len(rows), len(rows) + 1))
     speed[:, :, 1:] = 1.0 / (1.0 + np.array(slower).reshape(len(rows), len(rows)))
-    return Believed(row, kind, table_of(list(rows), list(rows), list(places), losses), speed)
+    return SharingBeliefs(row, kind, table_of(list(rows), list(rows), list(places), losses), speed)
 
 
 def share_for(asked: str, trace: Trace) -> Share:
@@ -83,7 +83,7 @@ def lost_together(speed: Floats) -> Floats:
 
 
 def sharing_of(
-    asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: Believed | None
+    asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: SharingBeliefs | None
 ) -> tuple[Share, tuple[str, ...]]:
     """How GPUs are shared under a policy with this placement, and the notes on it."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)

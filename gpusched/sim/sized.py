@@ -23,19 +23,19 @@ from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
-from gpusched.sim.engine.build import Elastic, World, most_parts_running
+from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
 from gpusched.sim.engine.ledger import planned
 from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
-from gpusched.sim.engine.state import Log
+from gpusched.sim.engine.state import EventLog
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.sim.resizing import Size, Sizes, own_speed
+from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed
 
 _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
 KNOWS: Knows = "oracle"  # of jobs that run, as their progress tells; of those that wait what they told, else the limit
 
 
-def with_sizes(world: World) -> tuple[World, Sizer]:
+def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     """The world with the requests and speeds of every size that a job may be given, and what a run of it keeps."""
     spec, elastic = world.policy.spec, world.options.elastic
     assert spec is not None
@@ -92,7 +92,7 @@ def with_sizes(world: World) -> tuple[World, Sizer]:
     return world, sizer
 
 
-def _jobs(world: World, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     """``OF_JOB[jobs]``."""
     shapes, demand = world.sim.shapes, world.demand
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
@@ -114,7 +114,7 @@ def _jobs(world: World, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tupl
     )
 
 
-def _own_speeds(world: World, menus: Menus, menu: Ints) -> Floats:
+def _own_speeds(world: SimWorld, menus: Menus, menu: Ints) -> Floats:
     """``float64[jobs, most]``: how fast each job is at each of its sizes by what it told of itself."""
     speeds = np.ones((len(menu), menus.sizes.shape[1]))
     if world.trace.told is not None:
@@ -130,7 +130,7 @@ def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
 
 
-def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
+def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints]:
     """What sizes there are, and the menu of every job; jobs that can never run have one without requests."""
     trace = world.trace
     measured = () if elastic.linear else (trace.model, trace.gpu_type)  # else one without figures has all the same
@@ -139,7 +139,7 @@ def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
     listed = [known[sizes] for sizes in given]
     columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, *measured))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    made, menus = Sizes(), []
+    made, menus = ResizedShapes(), []
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
         found = {}
         for gpus in given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,):
@@ -154,14 +154,14 @@ def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
     return world, menus_of(menus), index.reshape(-1)
 
 
-def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
+def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> TargetSize:
     """What a job has with so many GPUs: cores and memory in proportion, or within their ranges what the nodes can give.
 
     Raises:
         UsageError: No equal parts of it fit the nodes.
     """
     if elastic.cores is None and elastic.memory_mib is None:
-        return Size(gpus)
+        return TargetSize(gpus)
     pool, of = world.pool, world.sim.shapes[world.demand.shape[job]]
     own, parts = int(world.trace.gpus[job]), int(of["parts"])
     cores, memory = int(of["cores"]) * parts, int(of["memory"]) * parts
@@ -180,7 +180,7 @@ def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
     found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
     if found is None:
         raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
-    return Size(gpus, *found.amounts, found.nodes)
+    return TargetSize(gpus, *found.amounts, found.nodes)
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
@@ -188,7 +188,7 @@ def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
     return (min(asked[0], own), max(asked[1], own)) if asked is not None and own > 0 else None
 
 
-def _with_rows(world: World, menus: Menus, menu: Ints) -> tuple[World, Ints, Ints, tuple[str, ...]]:
+def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Ints, Ints, tuple[str, ...]]:
     """The speeds of every kind of jobs at every size, each job's kind, and notes.
 
     A size whose speed nobody knows is none.
@@ -198,7 +198,7 @@ def _with_rows(world: World, menus: Menus, menu: Ints) -> tuple[World, Ints, Int
     rows: Ints = pace.runs["row"]
     columns = np.column_stack((trace.model, trace.gpu_type, trace.gpus, menu, rows))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    rows, made = np.full((len(distinct), menus.sizes.shape[1]), -1, np.int64), Sizes()
+    rows, made = np.full((len(distinct), menus.sizes.shape[1]), -1, np.int64), ResizedShapes()
     for i, job in enumerate(first.tolist()):
         for k, shape in enumerate(menus.shape[menu[job]].tolist()):
             if shape < 0:
@@ -222,7 +222,7 @@ class AgentRun:
         notes: For the result: how often it could not choose, and why.
     """
 
-    def __init__(self, world: World, sizer: Sizer) -> None:
+    def __init__(self, world: SimWorld, sizer: Sizer) -> None:
         self._world, self._sizer = world, sizer
         assert world.policy.model is not None
         self._agent = world.policy.model.agent
@@ -240,7 +240,7 @@ class AgentRun:
         rule = spec.sizes if spec is not None else ""
         return tuple(f"{count} times {rule} chose sizes: {why}" for why, count in self._troubles.items())
 
-    def __call__(self, log: Log) -> int:
+    def __call__(self, log: EventLog) -> int:
         """To the end, or until the log must grow."""
         sizer = self._sizer
         run = bound(run_sized, self._world.sim, log, self._world.passes, sizer)
@@ -267,7 +267,7 @@ class AgentRun:
         return ask_agent(self._agent, self._weights, question_of(claims, partition, float(world.sim.clock[0]), names))
 
 
-def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:
+def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
     """What replays to the end.
 
     Raises:
@@ -276,7 +276,7 @@ def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:
     if world.policy.model is not None:
         return AgentRun(world, sizer)
 
-    def run(log: Log) -> int:
+    def run(log: EventLog) -> int:
         code = run_sized(world.sim, log, world.passes, sizer)
         assert code != UNSOUND, f"{world.policy.name} chose sizes that are not allowed"
         return code

@@ -22,8 +22,8 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import OK, STARTED, Ints, Request, Resources, copied
-from gpusched.sim.engine.build import Options, log_of, result_of, world_of
+from gpusched.sched.state import OK, STARTED, Ints, PlacementRequest, Resources, copied
+from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
 from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
@@ -33,8 +33,8 @@ from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
-from gpusched.sim.resizing import Size, Sizes, own_speed
-from gpusched.sim.result import PREEMPTED, RESIZED, Result
+from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed
+from gpusched.sim.result import PREEMPTED, RESIZED, ReplayResult
 from gpusched.traces.trace import Trace
 
 
@@ -45,14 +45,14 @@ class Stepper:
         trace, pool: As given. decisions: How often it has stopped.
     """
 
-    def __init__(self, trace: Trace, pool: Pool, options: Options | None = None) -> None:
+    def __init__(self, trace: Trace, pool: Pool, options: ReplayOptions | None = None) -> None:
         policy = ReplayPolicy(name="", order="fifo", knows="nothing", source="")
-        self._world = world_of(trace, pool, policy, options or Options())
+        self._world = world_of(trace, pool, policy, options or ReplayOptions())
         self._log = log_of(self._world)
         self._rule = PLACEMENTS[self._world.rule]
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
-        self._sizes = Sizes()
+        self._sizes = ResizedShapes()
         self._resized: Counter[int] = Counter()
         self.trace, self.pool = trace, pool
 
@@ -126,7 +126,7 @@ class Stepper:
         return self._nodes_for(job, request, sim.resources, placement)
 
     def _nodes_for(
-        self, job: int, request: Request, resources: Resources, placement: str | None = None
+        self, job: int, request: PlacementRequest, resources: Resources, placement: str | None = None
     ) -> tuple[int, ...] | None:
         sim, passes, pace = self._world.sim, self._world.passes, self._world.sim.pace
         rule = self._rule if placement is None else PLACEMENTS[placement]
@@ -147,7 +147,7 @@ class Stepper:
         pace = self._world.sim.pace
         return WHOLE if pace is None else int(pace.milli[self._world.sim.jobs[job]["shape"]])
 
-    def _fit(self, job: int, request: Request, resources: Resources, nodes: Sequence[int]) -> bool:
+    def _fit(self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int]) -> bool:
         """Whether these are distinct nodes of the job's partition, as many as it needs, and each fits a part."""
         sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
         distinct = len(set(nodes)) == len(nodes) == request.parts
@@ -195,16 +195,16 @@ class Stepper:
         """Seconds that a restart of the job holds its nodes before its work goes on."""
         return float(self._world.restart_s[job])
 
-    def resize(self, job: int, size: int | Size, nodes: Sequence[int] | None = None) -> bool:
+    def resize(self, job: int, size: int | TargetSize, nodes: Sequence[int] | None = None) -> bool:
         """Gives an elastic job another size; whether it did (a running job that does not fit goes on as it is).
 
         A waiting job will start with it. A running one is stopped and at once started again on ``nodes``, or where
         the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
-        it goes on. ``size``: its GPUs, with which cores and memory go; or a `Size`. It goes as fast as was measured
-        (`Options.rates`) with so many GPUs over so many nodes, cores and memory.
+        it goes on. ``size``: its GPUs, with which cores and memory go; or a `TargetSize`. It goes as fast as was
+        measured (`ReplayOptions.rates`) with so many GPUs over so many nodes, cores and memory.
 
         Raises:
-            UsageError: The job may not have that size (`Options.elastic`), nothing says how fast it goes then, it
+            UsageError: The job may not have that size (`ReplayOptions.elastic`), nothing says how fast it goes then, it
                 neither waits nor runs, or has only just started; or the nodes are not what it needs.
         """
         state = self._world.sim.state[job]
@@ -213,7 +213,7 @@ class Stepper:
             raise UsageError(f"job {job} cannot be resized: it neither waits nor runs, or has only just started")
         if self._world.options.elastic is None:
             raise UsageError(f"job {job} cannot be resized: no jobs are elastic", "see Options.elastic")
-        size = Size(size) if isinstance(size, int) else size
+        size = TargetSize(size) if isinstance(size, int) else size
         world, shape = self._sizes.shape(self._world, job, size)
         world, row = self._sizes.row(world, job, shape)
         request = shape_request(world.sim.shapes, shape)
@@ -237,7 +237,7 @@ class Stepper:
         start_job(self._world.sim, self._log, job, self._world.sim.chosen, 0, NOTHING_TAKEN, overhead)
         return True
 
-    def rate_at(self, job: int, size: int | Size) -> float:
+    def rate_at(self, job: int, size: int | TargetSize) -> float:
         """How fast a job would go at a size, on the slowest GPUs of its partition (1: as recorded).
 
         For policies that are told speeds, which say so (``knows``).
@@ -245,7 +245,7 @@ class Stepper:
         Raises:
             UsageError: As `resize`.
         """
-        world, shape = self._sizes.shape(self._world, job, Size(size) if isinstance(size, int) else size)
+        world, shape = self._sizes.shape(self._world, job, TargetSize(size) if isinstance(size, int) else size)
         self._world, row = self._sizes.row(world, job, shape)
         pace, at = self._world.sim.pace, self._world.sim.shapes[shape]
         assert pace is not None
@@ -276,7 +276,7 @@ class Stepper:
         sim.pace.runs[job]["row"] = row
         sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)
 
-    def result(self, name: str, knows: Knows = "nothing", source: str = "") -> Result:
+    def result(self, name: str, knows: Knows = "nothing", source: str = "") -> ReplayResult:
         """What was done so far; ``sim_seconds`` counts the policy's own time too."""
         policy = ReplayPolicy(name=name, order="fifo", knows=knows, source=source)
         world = self._world._replace(policy=policy, knowledge=self._world.knowledge._replace(knows=knows))
@@ -288,7 +288,7 @@ class Stepper:
 PolicyFunction = Callable[[Stepper], None]
 
 
-def run_function(trace: Trace, pool: Pool, policy: PolicyFunction, options: Options) -> Result:
+def run_function(trace: Trace, pool: Pool, policy: PolicyFunction, options: ReplayOptions) -> ReplayResult:
     """Replays under a function, which may say what it knows and where it is from: ``f.knows``, ``f.source``."""
     stepper = Stepper(trace, pool, options)
     while stepper.advance():

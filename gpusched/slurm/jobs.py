@@ -39,7 +39,7 @@ class JobReader:
         ends = [self._between] * (len(_FIELDS) - 1) + [self._behind]
         self.format = ",".join(f"{field}:{end}" for field, end in zip(_FIELDS, ends, strict=True))
         self._read: dict[str, SlurmJob] = {}
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, PendingDetails] = {}
 
     def read(self, text: str, waiting: str, site_factors: Mapping[str, int], memory: bool) -> list[SlurmJob]:
         """The jobs of one look.
@@ -143,7 +143,7 @@ def _identity(raw_id: str, task: str, shown_id: str) -> _Identity:
     return {"id": raw_id if index is None and "+" not in shown_id else shown_id, "raw_id": raw_id, "array_index": index}
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class PendingDetails(msgspec.Struct, frozen=True):
     """What ``squeue -O`` has no field for: how many tasks of an array may run at once, excluded nodes, the tasks."""
 
     array_limit: int | None = None
@@ -151,18 +151,18 @@ class Waiting(msgspec.Struct, frozen=True):
     tasks: str = ""
 
 
-_UNSAID = Waiting()
+_UNSAID = PendingDetails()
 WAITING_FORMAT = "%A %F %K %x"
 
 
-def waiting_jobs(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]:
+def waiting_jobs(text: str, before: Mapping[str, PendingDetails]) -> dict[str, PendingDetails]:
     """JobId -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
 
     Args:
         text: A line for each job; what stands at an array's id is for those of its tasks that have no line.
         before: What was said last: once a single task of an array is left in its record, the limit is said no more.
     """
-    found: dict[str, Waiting] = {}
+    found: dict[str, PendingDetails] = {}
     for line in text.splitlines():
         raw_id, array_id, tasks, excluded = line.split(" ", 3)
         limit = before.get(array_id, _UNSAID).array_limit
@@ -171,14 +171,14 @@ def waiting_jobs(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]
             limit = int(said) if said.isdecimal() else None
         else:
             tasks = ""
-        told = Waiting(limit, records.hosts(excluded), tasks)
+        told = PendingDetails(limit, records.hosts(excluded), tasks)
         if raw_id != array_id or told != _UNSAID:
             found[raw_id] = told
             found.setdefault(array_id, told)  # versions that print an array in one line may name any of its tasks
     return found
 
 
-def _with(job: SlurmJob, beside: Mapping[str, Waiting], site_factor: int) -> SlurmJob:
+def _with(job: SlurmJob, beside: Mapping[str, PendingDetails], site_factor: int) -> SlurmJob:
     """The job with what other commands say of it; the same object where it has that already."""
     of_array = beside.get(job.array_id or job.raw_id, _UNSAID)
     limit, excluded = of_array.array_limit, beside.get(job.raw_id, of_array).exc_nodes
@@ -187,7 +187,7 @@ def _with(job: SlurmJob, beside: Mapping[str, Waiting], site_factor: int) -> Slu
     return msgspec.structs.replace(job, array_limit=limit, exc_nodes=excluded, site_factor=site_factor)
 
 
-def _left_out(jobs: Sequence[SlurmJob], beside: Mapping[str, Waiting]) -> list[SlurmJob]:
+def _left_out(jobs: Sequence[SlurmJob], beside: Mapping[str, PendingDetails]) -> list[SlurmJob]:
     """Tasks that ``squeue --array`` leaves out: of 1-97:3 the last (22.05)."""
     arrays = {array for array, told in beside.items() if ":" in told.tasks}
     known: dict[str, dict[int | None, SlurmJob]] = {}

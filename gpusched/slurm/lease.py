@@ -122,7 +122,7 @@ def _priority(value: int, most: int = _MOST_PRIORITY) -> str:
 # -- the order of a queue, as priorities
 
 
-class Waiting(NamedTuple):
+class PendingSlurmJob(NamedTuple):
     """A job that waits, in Slurm's order: larger priority first, then smaller id.
 
     Attributes:
@@ -142,7 +142,7 @@ class Waiting(NamedTuple):
         return max(1, priority), -int(job), -int(task or 0)
 
 
-def raised(queue: Iterable[Waiting], wanted: Sequence[str]) -> dict[str, int]:
+def raised(queue: Iterable[PendingSlurmJob], wanted: Sequence[str]) -> dict[str, int]:
     """What to add to priorities so that the wanted jobs go first, in their order, before all others of ``queue``.
 
     Nothing where they are in order already. Else each gets the least that puts it before who follows it, and jobs that
@@ -180,7 +180,7 @@ def fifo_base(queue: Mapping[str, int], changed: Collection[str]) -> dict[str, i
         changed: Those of which we set it. Each goes right before the next later job that is untouched, which has a
             greater id; behind all of them, where there is none.
     """
-    order = sorted(queue, key=lambda job: Waiting(job, 1, 1).place(1), reverse=True)
+    order = sorted(queue, key=lambda job: PendingSlurmJob(job, 1, 1).place(1), reverse=True)
     base: dict[str, int] = {}
     untouched = [queue[job] for job in order if job not in changed]
     later = max(1, min(untouched, default=2) - 1)

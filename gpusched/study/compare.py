@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.study.metrics import JobTimes, job_times
 
 Floats = npt.NDArray[np.float64]
@@ -16,7 +16,7 @@ MIN_DAYS = 5
 FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}  # -> their columns of `JobTimes`
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A mean of one replay against that of another, over the jobs that ended in both.
 
     Attributes:
@@ -44,7 +44,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.difference_low is not None and (self.difference_low > 0 or (self.difference_high or 0.0) < 0)
 
 
-def compare(base: Result, other: Result, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Change, ...]:
+def compare(
+    base: ReplayResult, other: ReplayResult, *, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[MeanDifference, ...]:
     """How ``other`` differs from ``base``, both of the same trace.
 
     Days (UTC, of submission) are drawn with replacement, since jobs of one day wait for each other and are not
@@ -66,7 +68,7 @@ def compare(base: Result, other: Result, *, seed: int = 0, resamples: int = RESA
     return tuple(_change(name, times, both, day, count, draws) for name in FIGURES)
 
 
-def day_of(result: Result, jobs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def day_of(result: ReplayResult, jobs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The day on which each of these jobs was submitted, counted from the first: UTC days where there is a calendar."""
     epoch = result.trace.epoch or 0.0
     day: npt.NDArray[np.int64] = np.floor((result.trace.submit[jobs] + epoch) / DAY_S).astype(np.int64)
@@ -81,7 +83,7 @@ def _change(
     day: npt.NDArray[np.int64],
     count: Floats,
     draws: Floats | None,
-) -> Change:
+) -> MeanDifference:
     a, b = (getattr(t, FIGURES[name])[both] for t in times)
     base, other = float(a.mean()), float(b.mean())
     bounds: list[float | None] = []
@@ -94,7 +96,7 @@ def _change(
         if (mean_a > 0).all():
             bounds += np.percentile(mean_b / mean_a - 1, [2.5, 97.5]).tolist()
     difference_low, difference_high, low, high = (*bounds, None, None, None, None)[:4]
-    return Change(
+    return MeanDifference(
         figure=name,
         base=base,
         other=other,

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.model.units import count_of
-from gpusched.sim.result import Result
-from gpusched.study.compare import Change
+from gpusched.sim.result import ReplayResult
+from gpusched.study.compare import MeanDifference
 from gpusched.study.metrics import job_times
-from gpusched.study.study import Outcome
+from gpusched.study.study import StudyOutcome
 from gpusched.study.timeline import Parts, binned_mean, parts_of, runs_of
 from gpusched.views import bars, figures
 from gpusched.views import replay as view
@@ -27,7 +27,7 @@ MAX_BARS, MAX_ROWS = 1500, 64
 MAX_HOLDERS = 20
 
 
-def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], title: str = "Replay") -> str:
+def page(outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]], title: str = "Replay") -> str:
     """The page: no network, no other file; light or dark as the reader's system is.
 
     ``changes``: as `study.changes` gives them. The outcomes of the first one's trace share one time axis.
@@ -55,14 +55,14 @@ def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], tit
 # -- words
 
 
-def _subtitle(outcomes: Sequence[Outcome]) -> str:
+def _subtitle(outcomes: Sequence[StudyOutcome]) -> str:
     traces = dict.fromkeys((o.result.trace.name, len(o.result.trace)) for o in outcomes)
     pools = dict.fromkeys((len(o.result.pool), o.result.pool.total_gpus) for o in outcomes)
     where = ", ".join(f"{nodes} {'node' if nodes == 1 else 'nodes'} with {gpus:,} GPUs" for nodes, gpus in pools)
     return "; ".join(f"{count_of(jobs, 'job')} of {name}" for name, jobs in traces) + f", on {where}"
 
 
-def _alone(outcomes: Sequence[Outcome]) -> str:
+def _alone(outcomes: Sequence[StudyOutcome]) -> str:
     m = outcomes[0].metrics if outcomes else None
     if m is None or not m.jobs:
         return "No job ran."
@@ -81,7 +81,7 @@ def _items(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def _figures(outcomes: Sequence[Outcome]) -> str:
+def _figures(outcomes: Sequence[StudyOutcome]) -> str:
     head = ("policy", "knows", "jobs", "mean JCT", "median", "p95", "p99", "mean wait", "p95 wait", "slowdown",
             "makespan", "utilization", "fragm.", "kWh", "inefficient kWh", "Jain")  # fmt: skip
     rows = []
@@ -97,7 +97,7 @@ def _figures(outcomes: Sequence[Outcome]) -> str:
     return figures.table(head, rows)
 
 
-def _holders(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+def _holders(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
     blocks = ""
     for what, found in (("user", outcome.metrics.users), ("group", outcome.metrics.groups)):
         if not found:
@@ -116,7 +116,7 @@ def _holders(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
 # -- data for the script
 
 
-def _data(drawn: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _data(drawn: Sequence[StudyOutcome], outcomes: Sequence[StudyOutcome]) -> dict[str, Any]:
     begin = min(float(o.result.trace.submit[o.result.ran].min()) for o in drawn)
     end = max(float(np.nanmax(o.result.end)) for o in drawn)
     edges = np.linspace(begin, max(end, begin + 1.0), BINS + 1)
@@ -128,7 +128,7 @@ def _data(drawn: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, An
     }
 
 
-def _run_data(outcome: Outcome, name: str, edges: Floats, window: tuple[float, float]) -> dict[str, Any]:
+def _run_data(outcome: StudyOutcome, name: str, edges: Floats, window: tuple[float, float]) -> dict[str, Any]:
     result, power = outcome.result, outcome.scenario.power
     times, parts, runs = job_times(result), parts_of(result), runs_of(result)
     held = binned_mean(parts.start, parts.end, parts.gpus, edges)
@@ -152,7 +152,7 @@ def _run_data(outcome: Outcome, name: str, edges: Floats, window: tuple[float, f
     }
 
 
-def _bars_window(outcome: Outcome, edges: Floats) -> tuple[float, float]:
+def _bars_window(outcome: StudyOutcome, edges: Floats) -> tuple[float, float]:
     """All of it where the bars can be told apart, else the time around the longest queue that has `MAX_BARS`."""
     result = outcome.result
     parts = parts_of(result)
@@ -166,7 +166,7 @@ def _bars_window(outcome: Outcome, edges: Floats) -> tuple[float, float]:
     return float(start[first]), float(start[first + MAX_BARS - 1])
 
 
-def _gantt(result: Result, parts: Parts, window: tuple[float, float]) -> dict[str, Any]:
+def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> dict[str, Any]:
     """Bars of the first `MAX_ROWS` nodes in a window: node, start, end, GPUs, job's name and whose it is."""
     begin, end = window
     seen = np.flatnonzero((parts.node < MAX_ROWS) & (parts.end > begin) & (parts.start < end) & (parts.gpus >= 0))
@@ -193,7 +193,7 @@ def _gantt(result: Result, parts: Parts, window: tuple[float, float]) -> dict[st
     }  # fmt: skip
 
 
-def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: Result) -> list[int]:
+def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: ReplayResult) -> list[int]:
     """For each bar the first GPU of its node drawn for it; only a picture: the replay counts GPUs, not which."""
     free: dict[int, list[float]] = {}
     lane = dict.fromkeys(seen.tolist(), 0)
@@ -209,7 +209,7 @@ def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: Result) -> list[in
     return [lane[p] for p in seen.tolist()]
 
 
-def _heat(result: Result, parts: Parts, edges: Floats) -> list[list[int]]:
+def _heat(result: ReplayResult, parts: Parts, edges: Floats) -> list[list[int]]:
     """Percent of each of the first nodes' GPUs held, by bin."""
     rows = []
     order = np.argsort(parts.node, kind="stable")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.sim.power import J_PER_KWH, PowerModel, power_model
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.study.timeline import Parts, Runs, parts_of, run_seconds, runs_of, together
 
 Floats = npt.NDArray[np.float64]
@@ -97,7 +97,7 @@ class JobTimes(NamedTuple):
     slowdown: Floats
 
 
-def job_times(result: Result) -> JobTimes:
+def job_times(result: ReplayResult) -> JobTimes:
     """JCT, wait, run time and bounded slowdown of every job."""
     jct = result.end - result.trace.submit
     run = run_seconds(result)
@@ -105,7 +105,7 @@ def job_times(result: Result) -> JobTimes:
     return JobTimes(jct, np.maximum(jct - run, 0.0), run, slowdown)
 
 
-def metrics_of(result: Result, power: PowerModel | None = None) -> Metrics:
+def metrics_of(result: ReplayResult, power: PowerModel | None = None) -> Metrics:
     """All metrics of one replay; ``power`` None: the paper's rated figures."""
     ran = result.ran
     counts: dict[str, Any] = {
@@ -140,7 +140,7 @@ def _spread(name: str, values: Floats) -> dict[str, float | None]:
     return {f"{what}_{name}": float(value) for what, value in zip(("mean", "median", "p95", "p99"), found, strict=True)}
 
 
-def _against_recorded(result: Result, times: JobTimes) -> dict[str, float | None]:
+def _against_recorded(result: ReplayResult, times: JobTimes) -> dict[str, float | None]:
     known = result.ran & np.isfinite(result.trace.wait)
     if not known.any():
         return {}
@@ -148,7 +148,7 @@ def _against_recorded(result: Result, times: JobTimes) -> dict[str, float | None
     return {"recorded_mean_wait_s": recorded, "wait_error": here / recorded - 1 if recorded > 0 else None}
 
 
-def _use(result: Result, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:
+def _use(result: ReplayResult, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:
     """Makespan, utilizations and energies."""
     pool, submit = result.pool, result.trace.submit[result.ran]
     first, last = float(submit.min()), float(runs.end.max())
@@ -180,7 +180,7 @@ class Eq4(NamedTuple):
     window_s: Floats
 
 
-def eq4(result: Result, runs: Runs | None = None) -> Eq4:
+def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
     """U = sum of lambda * tau / T by partition (Narantuya et al., CMC 2022, Eq. 2-4); see `Metrics`."""
     runs = runs or runs_of(result)
     pool, n = result.pool, len(result.pool.partitions)
@@ -201,7 +201,7 @@ def eq4(result: Result, runs: Runs | None = None) -> Eq4:
     return Eq4(float((weight * area).sum()) / capacity if capacity > 0 else None, by_partition, window)
 
 
-def dominant_share(result: Result) -> Floats:
+def dominant_share(result: ReplayResult) -> Floats:
     """``float64[jobs]``: lambda, the largest of a job's parts of its partition's GPUs, cores, memory; 0: never ran."""
     trace, pool = result.trace, result.pool
     parts = np.diff(result.part_offsets)
@@ -222,7 +222,7 @@ def dominant_share(result: Result) -> Floats:
     return whole
 
 
-def fragmentation(result: Result, parts: Parts | None = None) -> float | None:
+def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | None:
     """See `Metrics`; None where no GPU was ever free."""
     if result.shared != "no":
         return None
@@ -252,7 +252,7 @@ def fragmentation(result: Result, parts: Parts | None = None) -> float | None:
     return float((free_s * unfit[free]).sum()) / everything if everything > 0 else None
 
 
-def _gpu_seconds(result: Result, times: JobTimes) -> Floats:
+def _gpu_seconds(result: ReplayResult, times: JobTimes) -> Floats:
     """``float64[jobs]``: GPU seconds that each job held."""
     if result.shared == "no" and result.cut.part_gpus is None:
         return times.run * (result.part_gpus * np.diff(result.part_offsets))
@@ -265,7 +265,7 @@ def jain(values: Floats) -> float:
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
-def holders(result: Result, times: JobTimes, by: str) -> tuple[Holder, ...]:
+def holders(result: ReplayResult, times: JobTimes, by: str) -> tuple[Holder, ...]:
     """Figures by ``user`` or ``group``, most GPU hours first; jobs of nobody known are left out."""
     trace = result.trace
     index: Ints = getattr(trace, by)

@@ -14,15 +14,15 @@ from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
-from gpusched.sim.quotas import QuotaSet, Use
+from gpusched.sim.quotas import QuotaSet, QuotaSpan
 from gpusched.sim.reserving import bookings_of
-from gpusched.sim.sharing import Believed, believed_between
+from gpusched.sim.sharing import SharingBeliefs, believed_between
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from gpusched.model.interference import KindBelief
+    from gpusched.model.interference import JobClassEstimate
     from gpusched.model.snapshot import NodeView
 
 APPLIED = "the replay applies the inventory's limits of users, groups and classes"
@@ -103,17 +103,17 @@ def as_it_ran(
     return scenario._replace(notes=tuple(notes))
 
 
-def _used_before(epoch: float | None, reader: Reader | None) -> tuple[Use, ...]:
+def _used_before(epoch: float | None, reader: Reader | None) -> tuple[QuotaSpan, ...]:
     """What was used in the week before a trace of this store begins."""
     if reader is None or epoch is None:
         return ()
     return tuple(
-        Use(user, group, qos, gpus, start - epoch, min(end - epoch, 0.0))
+        QuotaSpan(user, group, qos, gpus, start - epoch, min(end - epoch, 0.0))
         for user, group, qos, gpus, start, end in reader.runs_of_week(epoch)
     )
 
 
-def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> Believed | None:
+def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> SharingBeliefs | None:
     """Who may share GPUs of the inventory's nodes; None: they are shared nowhere, or the replay is on others."""
     if not any(node.sharing for node in inventory.nodes):
         return None
@@ -125,7 +125,7 @@ def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> Belie
     return believed_of(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
 
 
-def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, KindBelief]) -> Believed:
+def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]) -> SharingBeliefs:
     """Which jobs may share GPUs on these nodes, and how fast they go then, by what is believed now."""
     from gpusched.sched.sharing.pairs import party
 

@@ -84,12 +84,12 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise UsageError(f"no policy of this setting is named {unknown[0]!r}", f"known: {', '.join(known)}")
         return tuple(dict.fromkeys(names)) or tuple(self.policies)
 
-    def drawn_with(self, options: Options) -> tuple[int, ...]:
+    def drawn_with(self, options: PaperOptions) -> tuple[int, ...]:
         """The seeds that are asked for; of a quick check one."""
         return tuple(dict.fromkeys(options.seeds)) or self.seeds[: 1 if options.quick else None]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What ``gpusched reproduce`` was asked for; what means nothing to a paper is not looked at.
 
     Attributes:
@@ -127,7 +127,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     table: str | None = None
 
 
-class Made(NamedTuple):
+class PaperFigures(NamedTuple):
     """What came of it: one row a draw and policy."""
 
     paper: Paper
@@ -139,7 +139,7 @@ def read_paper(name: str, kind: type[P]) -> P:
     return msgspec.convert(parse_plain(PHILLY_LIKE.parent / f"{name}.yaml")["paper"], kind)
 
 
-def played(draws: Sequence[D], play: Callable[[D], list[R]], options: Options, advance: Advance) -> list[R]:
+def played(draws: Sequence[D], play: Callable[[D], list[R]], options: PaperOptions, advance: Advance) -> list[R]:
     """The rows of all draws, in their order."""
     rows: list[R] = []
     with ThreadPoolExecutor(options.jobs or os.cpu_count()) as pool:  # compiled passes run side by side

@@ -25,7 +25,7 @@ from gpusched.model.topology import Topology
 from gpusched.model.units import parse_memory_mib
 from gpusched.queue.lastgood import inventory_or_kept, inventory_path
 from gpusched.queue.store import Reader
-from gpusched.sim.engine.build import Elastic, Options
+from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.outages import read_outages, read_reservations
@@ -36,7 +36,15 @@ from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
 from gpusched.study.own import as_it_ran, own_history, own_inventory
-from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Outcome, Run, Scenario, carry_out, scenario_of, workers_for
+from gpusched.study.study import (
+    DEFAULT_GPUS_PER_NODE,
+    PlannedReplay,
+    Scenario,
+    StudyOutcome,
+    carry_out,
+    scenario_of,
+    workers_for,
+)
 from gpusched.traces.load import load
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -49,7 +57,7 @@ Named = dict[str, ReplayPolicy | PolicySpec]
 Seeds = tuple[int, ...]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``gpusched replay``, as given, or as a scenario file gives them (`gpusched.study.scenario`).
 
     Attributes:
@@ -100,7 +108,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return not self.traces and self.workload is None
 
 
-def resolve(request: Request) -> list[Run]:
+def resolve(request: ReplayRequest) -> list[PlannedReplay]:
     """Every run that is asked for: files read, names looked up, contradictions said; what comes after sees only these.
 
     Raises:
@@ -111,14 +119,14 @@ def resolve(request: Request) -> list[Run]:
     named = _policies(request.policies, folders, request.resizable is not None or request.is_own)
     notes = (*request.about, *_meanings(request, named, names_in(folders[:-1])))
     topology = load_topology(request.topology) if isinstance(request.topology, str) else request.topology
-    common = Options(
+    common = ReplayOptions(
         placement=request.placement,
         limits=request.limits,
         predictor=_predictor(request.estimates, named),
         rates=_rates(request.profiles, request.recorded_on),
         restart_costs=read_restarts(request.restart_costs) if request.restart_costs is not None else {},
     )
-    runs: list[Run] = []
+    runs: list[PlannedReplay] = []
     for scenario, seeds in _scenarios(request, topology, common.rates):
         scenario = scenario._replace(notes=(*scenario.notes, *notes), published=request.published)
         network = None
@@ -142,7 +150,7 @@ def resolve(request: Request) -> list[Run]:
                 elastic=elastic if policy.chooses_sizes else None,
                 backfill_every_s=request.backfill_every_s if _backfills(policy, here) else 0.0,
             )
-            runs += [Run(scenario, policy, replace(options, seed=seed)) for seed in seeds]
+            runs += [PlannedReplay(scenario, policy, replace(options, seed=seed)) for seed in seeds]
     if request.backfill_every_s and not any(run.options.backfill_every_s for run in runs):
         raise UsageError(
             "--backfill-every has no effect: no policy has easy or conservative backfill", "say -P fifo+conservative"
@@ -150,7 +158,7 @@ def resolve(request: Request) -> list[Run]:
     return runs
 
 
-def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
+def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | None = None) -> list[StudyOutcome]:
     """Everything asked for, trace by trace, policy by policy, seed by seed.
 
     ``advance`` is called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
@@ -161,7 +169,7 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     runs = resolve(request)
     done = 0
 
-    def step(_: Run | None = None) -> None:
+    def step(_: PlannedReplay | None = None) -> None:
         nonlocal done
         if advance is not None:
             advance(done, len(runs))
@@ -183,7 +191,7 @@ _DRF = (
 _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
 
 
-def _meanings(request: Request, named: Named, own: Collection[str]) -> tuple[str, ...]:
+def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tuple[str, ...]:
     """What names mean that mean something else elsewhere; ``own``: names of the site's own policies."""
     notes = meaning_notes(set(named) - set(own))
     if (drf := named.get("drf")) is not None and isinstance(drf, ReplayPolicy) and not drf.chooses_sizes:
@@ -193,14 +201,16 @@ def _meanings(request: Request, named: Named, own: Collection[str]) -> tuple[str
     return notes
 
 
-def _backfills(policy: ReplayPolicy, options: Options) -> bool:
+def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
     """Whether it is an order whose backfill can be told when to look."""
     by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
     placed = options.network is not None or (options.placement or policy.placement) in MAPPED
     return by_pass and not placed and policy.backfill in ("easy", "conservative")
 
 
-def elastic_of(trace: Trace, resizable: str | None, cpus: str | None = None, mem: str | None = None) -> Elastic | None:
+def elastic_of(
+    trace: Trace, resizable: str | None, cpus: str | None = None, mem: str | None = None
+) -> ResizableJobs | None:
     """That jobs with GPUs may have so many, ``1-8``, or their own number; None: all keep theirs.
 
     Raises:
@@ -215,7 +225,7 @@ def elastic_of(trace: Trace, resizable: str | None, cpus: str | None = None, mem
         return None
     least, most = np.minimum(gpus[0], trace.gpus), np.maximum(gpus[1], trace.gpus)
     has = trace.gpus > 0
-    return Elastic(
+    return ResizableJobs(
         least=np.where(has, least, 0), most=np.where(has, most, 0), linear=True, cores=cores, memory_mib=memory
     )
 
@@ -279,7 +289,7 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
     return of_spec(found, text, partitions[0])
 
 
-def _scenarios(request: Request, topology: Topology | None, rates: Rates | None) -> list[tuple[Scenario, Seeds]]:
+def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates | None) -> list[tuple[Scenario, Seeds]]:
     """Every trace on its nodes, with the seeds that it is replayed with."""
     seeds = tuple(dict.fromkeys(request.seeds)) or (0,)
     inventory = load_inventory(request.inventory) if request.inventory is not None else None
@@ -308,7 +318,7 @@ def _scenarios(request: Request, topology: Topology | None, rates: Rates | None)
 
 
 def _traces(
-    request: Request, seeds: Seeds, inventory: Inventory | None, reader: Reader | None
+    request: ReplayRequest, seeds: Seeds, inventory: Inventory | None, reader: Reader | None
 ) -> list[tuple[Trace, Seeds]]:  # fmt: skip
     """Those named; those drawn, one for each seed; this cluster's own jobs, of its inventory and its store."""
     if request.workload is not None:
@@ -328,7 +338,7 @@ def _traces(
 
 
 def _nodes(
-    request: Request, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None
+    request: ReplayRequest, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None
 ) -> Callable[[Trace], Scenario]:
     """What puts a trace on its nodes; own jobs are on those of the inventory in force unless others are asked for."""
     size, gpu_type, listed = request.gpus_per_node, request.gpu_type, request.node_list
@@ -347,7 +357,7 @@ def _nodes(
 
 
 def _with_models(
-    request: Request, rates: Rates | None, scenario: Scenario, seeds: Seeds
+    request: ReplayRequest, rates: Rates | None, scenario: Scenario, seeds: Seeds
 ) -> list[tuple[Scenario, Seeds]]:  # fmt: skip
     """The scenario; where its trace names no models, for each seed with some that are drawn."""
     trace = scenario.trace

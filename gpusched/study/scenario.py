@@ -15,7 +15,7 @@ from gpusched.model.topology import Topology
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.metrics import Metrics
-from gpusched.study.request import Request
+from gpusched.study.request import ReplayRequest
 from gpusched.traces.workload import PHILLY_LIKE, Workload, load_workload, read_workload
 
 SHIPPED = PHILLY_LIKE.parent
@@ -32,7 +32,7 @@ _NODE: fields.Fields = {
 }
 
 
-def load_scenario(path: Path | str) -> Request:
+def load_scenario(path: Path | str) -> ReplayRequest:
     """The request of a scenario file, or of one that comes along by its name; files in it are beside it.
 
     Raises:
@@ -45,17 +45,17 @@ def load_scenario(path: Path | str) -> Request:
     found = fields.read(root, _keys(file.parent), _EXPECTED)
     if found.keys() == {"paper"}:
         raise root.error(f"a workload; this is for gpusched reproduce {file.stem}", "only what a paper's figures need")
-    request = Request(**{name: value for name, value in found.items() if name != "paper"})
+    request = ReplayRequest(**{name: value for name, value in found.items() if name != "paper"})
     for name, value in root.fields(_EXPECTED).items():
         if name == "published" and (others := request.published.keys() - set(request.policies)):
             raise value.error("policies of this scenario", f"the policy {min(others)}")
     return request
 
 
-def with_options(scenario: Request, options: Request) -> Request:
+def with_options(scenario: ReplayRequest, options: ReplayRequest) -> ReplayRequest:
     """The scenario with what is said beside it in its place; traces take the place of a workload, too."""
-    plain = Request()
-    said = {name: getattr(options, name) for name in Request.__struct_fields__}
+    plain = ReplayRequest()
+    said = {name: getattr(options, name) for name in ReplayRequest.__struct_fields__}
     said = {name: value for name, value in said.items() if value != getattr(plain, name)}
     if others := [name for name in said if name not in ("policies", "seeds", "workers", "backend", "strict")]:
         said["about"] = (*scenario.about, f"not as the scenario says: {', '.join(others)}")

@@ -11,13 +11,13 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
-from gpusched.sim.engine.build import Options
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
-from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, Result
+from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, ReplayResult
 from gpusched.study.bounds import Bounds, bounds_of
-from gpusched.study.compare import Change, compare
+from gpusched.study.compare import MeanDifference, compare
 from gpusched.study.metrics import Metrics, metrics_of
 from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
 from gpusched.traces.trace import Trace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
-    from gpusched.sim.sharing import Believed
+    from gpusched.sim.sharing import SharingBeliefs
 
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
@@ -53,25 +53,25 @@ class Scenario(NamedTuple):
     half_life_s: float = HALF_LIFE_S
     reserved: tuple[Booking, ...] = ()
     quotas: QuotaSet | None = None
-    believed: Believed | None = None
+    believed: SharingBeliefs | None = None
     published: Mapping[str, Mapping[str, float]] = {}
 
 
-class Outcome(NamedTuple):
+class StudyOutcome(NamedTuple):
     """One replay with its figures."""
 
-    result: Result
+    result: ReplayResult
     metrics: Metrics
     bounds: Bounds
     scenario: Scenario
 
 
-class Run(NamedTuple):
+class PlannedReplay(NamedTuple):
     """One replay to be done: nothing in it is still to be looked up. What the scenario says needs not be an option."""
 
     scenario: Scenario
     policy: ReplayPolicy
-    options: Options = Options()
+    options: ReplayOptions = ReplayOptions()
 
 
 def scenario_of(
@@ -132,7 +132,7 @@ def _nodes(count: int) -> str:
     return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
-def workers_for(runs: Sequence[Run], asked: int) -> int:
+def workers_for(runs: Sequence[PlannedReplay], asked: int) -> int:
     """Processes to use: as asked, or (0) as many as are worth starting."""
     if asked > 0:
         return min(asked, len(runs))
@@ -144,13 +144,13 @@ def workers_for(runs: Sequence[Run], asked: int) -> int:
 
 
 def carry_out(
-    runs: Sequence[Run],
+    runs: Sequence[PlannedReplay],
     *,
     workers: int = 1,
     backend: str | None = None,
-    done: Callable[[Run], None] | None = None,
+    done: Callable[[PlannedReplay], None] | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Iterator[Outcome]:
+) -> Iterator[StudyOutcome]:
     """Every run in its order.
 
     ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
@@ -167,18 +167,18 @@ def carry_out(
     for run, (result, metrics) in zip(runs, results, strict=True):
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
-        yield Outcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
+        yield StudyOutcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
         if done is not None:
             done(run)
 
 
-def _resizes(run: Run) -> bool:
+def _resizes(run: PlannedReplay) -> bool:
     from gpusched.sim.resizing import elastic_of
 
     return run.options.elastic is not None or (run.policy.chooses_sizes and elastic_of(run.scenario.trace) is not None)
 
 
-def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
+def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = None) -> tuple[ReplayResult, Metrics]:
     from gpusched.sim.replay import replay
 
     scenario = run.scenario
@@ -195,7 +195,7 @@ def _trace_without(trace: Trace, first: int) -> Trace:
     return select(trace, np.arange(first, len(trace), dtype=np.int64)) if first else trace
 
 
-def result_without(result: Result, first: int) -> Result:
+def result_without(result: ReplayResult, first: int) -> ReplayResult:
     """The result without the ``first`` jobs of its trace, those that the replay began with."""
     if not first:
         return result
@@ -233,13 +233,15 @@ def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
     )
 
 
-def _light(run: Run) -> tuple[Result, Metrics]:
+def _light(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
     """As `_replayed`, without sending the trace back."""
     result, metrics = _replayed(run)
     return replace(result, trace=select(result.trace, np.zeros(0, np.int64))), metrics
 
 
-def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Iterator[tuple[Result, Metrics]]:
+def _spread_out(
+    runs: Sequence[PlannedReplay], workers: int, backend: str | None
+) -> Iterator[tuple[ReplayResult, Metrics]]:
     import joblib
 
     with joblib.parallel_config(backend=backend or "loky", n_jobs=-1 if backend else workers):
@@ -258,7 +260,7 @@ def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
     return bounds_of(trace, scenario.pool, limits=limits)
 
 
-def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:
+def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]]:
     """Each outcome against the first of the same trace and seed; nothing for the first itself."""
     found = []
     for outcome in outcomes:
@@ -267,7 +269,7 @@ def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:
     return found
 
 
-def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
+def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> dict[str, Any]:
     """One run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
     result, metrics, bounds = outcome.result, outcome.metrics, outcome.bounds
     gap = metrics.mean_jct_s / bounds.mean_jct_s - 1 if metrics.mean_jct_s and bounds.mean_jct_s else None
@@ -297,7 +299,7 @@ def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
     }
 
 
-def _infeasible(result: Result) -> list[str]:
+def _infeasible(result: ReplayResult) -> list[str]:
     if not len(result.infeasible):
         return []
     job, why = result.trace.ids[int(result.infeasible[0])], result.infeasible_why[0]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, Result
+from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, ReplayResult
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     end: Floats
 
 
-def runs_of(result: Result) -> Runs:
+def runs_of(result: ReplayResult) -> Runs:
     """Every run of every job that ran: the last runs in the trace's order, then the cut ones."""
     done = np.flatnonzero(result.ran)
     cut = result.cut
@@ -53,7 +53,7 @@ def runs_of(result: Result) -> Runs:
     )
 
 
-def _sizes(result: Result) -> Floats:
+def _sizes(result: ReplayResult) -> Floats:
     """``float64[cut runs]``: their GPUs by those of the job's last run."""
     cut = result.cut
     if cut.part_gpus is None:
@@ -62,7 +62,7 @@ def _sizes(result: Result) -> Floats:
     return cut.part_gpus * np.diff(cut.part_offsets) / np.maximum(last, 1)
 
 
-def parts_of(result: Result) -> Parts:
+def parts_of(result: ReplayResult) -> Parts:
     """Every part of every run, cut ones included."""
     jobs = len(result.trace)
     job = np.repeat(np.arange(jobs), np.diff(result.part_offsets))
@@ -95,7 +95,7 @@ class Together(NamedTuple):
     end: float
 
 
-def together(result: Result) -> list[Together]:
+def together(result: ReplayResult) -> list[Together]:
     """Every time that two jobs were on the same GPUs, in order of its end; those that never ended are left out."""
     found: list[Together] = []
     since: dict[int, tuple[int, int, float]] = {}
@@ -114,7 +114,7 @@ def together(result: Result) -> list[Together]:
     return found
 
 
-def _counted_once(result: Result, parts: Parts) -> Parts:
+def _counted_once(result: ReplayResult, parts: Parts) -> Parts:
     """With the rows that take shared GPUs off again."""
     first: dict[tuple[int, float], list[int]] = {}
     for row, key in enumerate(zip(parts.job.tolist(), parts.start.tolist(), strict=True)):
@@ -132,7 +132,7 @@ def _counted_once(result: Result, parts: Parts) -> Parts:
     )
 
 
-def run_seconds(result: Result) -> Floats:
+def run_seconds(result: ReplayResult) -> Floats:
     """``float64[jobs]``: seconds each job ran, work lost in cut runs included; NaN where it never ended."""
     seconds = result.end - result.last_start
     if len(result.cut.job):

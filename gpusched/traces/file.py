@@ -1,8 +1,8 @@
 """Our own file of a trace: a npz of columns, nothing in it ever executed, checked when it is read.
 
 Entries: ``header`` (JSON as bytes: format, version, name, epoch, jobs, notes); one array per column, of the smallest
-whole type that holds it, or of one element where all are equal; those of `Told` as ``told.X``; every list of texts as
-``X.bytes`` (UTF-8, joined) and ``X.ends`` (the byte offset at which each ends).
+whole type that holds it, or of one element where all are equal; those of `ProgressRecords` as ``told.X``; every list
+of texts as ``X.bytes`` (UTF-8, joined) and ``X.ends`` (the byte offset at which each ends).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import FileError, GpuschedError
-from gpusched.traces.trace import Told, Trace
+from gpusched.traces.trace import ProgressRecords, Trace
 
 SUFFIX = ".gpusched.npz"
 VERSION = 1
@@ -62,7 +62,7 @@ def write(path: Path, trace: Trace) -> None:
             arrays[column] = _compact(getattr(trace, column))
             _put_texts(arrays, plural, getattr(trace, plural))
     if trace.told is not None:
-        arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(Told)}
+        arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(ProgressRecords)}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -116,7 +116,9 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
         if column in arrays:
             columns |= {column: _spread(arrays[column], count, np.int64), plural: _texts(arrays, plural)}
     if "told.steps" in arrays:
-        columns["told"] = Told(**{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(Told)})
+        columns["told"] = ProgressRecords(
+            **{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(ProgressRecords)}
+        )
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
     epoch = header["epoch"]
     trace = Trace(
@@ -156,7 +158,7 @@ def check(trace: Trace) -> None:
         _check_told(trace.told, count)
 
 
-def _check_told(told: Told, count: int) -> None:
+def _check_told(told: ProgressRecords, count: int) -> None:
     lengths = {
         len(told.steps) == len(told.cost_s) == len(told.cooldown_s) == count,
         len(told.size_job) == len(told.size_gpus) == len(told.steps_per_s),

@@ -8,7 +8,7 @@ from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 from gpusched.traces.slicing import span_s
 from gpusched.traces.trace import Floats, Ints, Trace
-from gpusched.traces.workload import HOURS, WEEKDAYS, Limits, RunTime, Size, Workload
+from gpusched.traces.workload import HOURS, WEEKDAYS, RequestedTimes, RunTime, SizeClass, Workload
 
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _MONDAY = 4 * _DAY_S  # 1970-01-05
@@ -57,12 +57,12 @@ def fit(trace: Trace) -> Workload:
     )
 
 
-def _sizes(trace: Trace) -> tuple[Size, ...]:
+def _sizes(trace: Trace) -> tuple[SizeClass, ...]:
     gpus, index, counts = np.unique(trace.gpus, return_inverse=True, return_counts=True)
     work = np.bincount(index, trace.gpus * trace.duration) * (counts >= _OWN_RUN_TIMES)
     own = set(np.argsort(-work, kind="stable")[:_MOST_OWN].tolist())
     return tuple(
-        Size(
+        SizeClass(
             gpus=int(size),
             share=float(counts[i] / len(trace)),
             run_time=fit_run_time(trace.duration[index == i]) if i in own and counts[i] >= _OWN_RUN_TIMES else None,
@@ -199,7 +199,7 @@ def _bursts(trace: Trace) -> tuple[float, float, float]:
 # Limits and users
 
 
-def _limits(trace: Trace) -> Limits | None:
+def _limits(trace: Trace) -> RequestedTimes | None:
     known = np.isfinite(trace.limit) & (trace.limit > 0)
     if np.count_nonzero(known) < 10:
         return None
@@ -208,7 +208,7 @@ def _limits(trace: Trace) -> Limits | None:
     usual = values[np.argsort(-counts, kind="stable")[: _MENU - 1]]
     held = limit >= duration
     logs = np.log(limit[held] / duration[held]) if held.any() else np.zeros(1)
-    return Limits(
+    return RequestedTimes(
         menu_s=tuple(map(float, np.unique([*usual, values[-1]]))), exceeded=float(1 - held.mean()),
         over_median=float(np.exp(np.median(logs))), over_sigma=float(logs.std()),
     )  # fmt: skip

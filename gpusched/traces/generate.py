@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gpusched.errors import UsageError
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Floats, Ints, Trace
-from gpusched.traces.workload import Limits, RunTime, Workload
+from gpusched.traces.workload import RequestedTimes, RunTime, Workload
 
 WEEK_S = 7 * 86400
 _HOUR_S = 3600.0
@@ -140,7 +140,7 @@ def _below(run_time: RunTime, rng: np.random.Generator, count: int, highest: flo
     return below
 
 
-def _limits(limits: Limits, rng: np.random.Generator, duration: Floats) -> Floats:
+def _limits(limits: RequestedTimes, rng: np.random.Generator, duration: Floats) -> Floats:
     menu = np.array(limits.menu_s)
     over = np.maximum(1.0, limits.over_median * np.exp(limits.over_sigma * rng.standard_normal(len(duration))))
     holds = np.searchsorted(menu, duration * over)

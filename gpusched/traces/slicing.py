@@ -18,7 +18,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, in_calendar, parse_duration
 from gpusched.traces.file import FLOATS, INTS, NAMES, SOME
 from gpusched.traces.readers.draft import moved
-from gpusched.traces.trace import Ints, Told, Trace
+from gpusched.traces.trace import Ints, ProgressRecords, Trace
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
@@ -38,12 +38,12 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     )  # fmt: skip
 
 
-def _told_of(told: Told, order: Ints) -> Told:
+def _told_of(told: ProgressRecords, order: Ints) -> ProgressRecords:
     """Of these jobs, which are then counted from 0."""
     place = np.full(len(told.steps), -1, np.int64)
     place[order] = np.arange(len(order))
     size, run = place[told.size_job], place[told.run_job]
-    return Told(
+    return ProgressRecords(
         steps=told.steps[order], cost_s=told.cost_s[order], cooldown_s=told.cooldown_s[order],
         size_job=size[size >= 0], size_gpus=told.size_gpus[size >= 0], steps_per_s=told.steps_per_s[size >= 0],
         run_job=run[run >= 0], run_gpus=told.run_gpus[run >= 0], run_after_s=told.run_after_s[run >= 0],

@@ -13,7 +13,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Told:
+class ProgressRecords:
     """What jobs told of their progress, the sizes they may have, and what they had. Unknown is NaN.
 
     Three tables: jobs, the sizes of each job, and its attempts, the latter two in the order of the jobs.
@@ -111,7 +111,7 @@ class Trace:
     account: Ints | None = None
     qos: Ints | None = None
     share_mib: Ints | None = None
-    told: Told | None = None
+    told: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

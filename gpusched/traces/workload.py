@@ -40,7 +40,7 @@ class RunTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class SizeClass:
     """Jobs of one number of GPUs: their share, and their run times where these differ from the others'."""
 
     gpus: int
@@ -49,7 +49,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestedTimes:
     """Requested times: the smallest entry of the menu that holds run time x a lognormal factor of at least 1.
 
     Attributes:
@@ -97,9 +97,9 @@ class Workload:
     burst_share: float = 0.0
     burst_size: float = 1.0
     burst_within_s: float = 60.0
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeClass, ...]
     run_time: RunTime
-    limits: Limits | None = None
+    limits: RequestedTimes | None = None
     users: int = 0
     user_zipf: float = 1.0
     groups: tuple[tuple[str, float], ...] = ()
@@ -175,7 +175,7 @@ def _weights(value: Value, count: int) -> tuple[float, ...]:
     return weights
 
 
-def _sizes(value: Value) -> tuple[Size, ...]:
+def _sizes(value: Value) -> tuple[SizeClass, ...]:
     sizes = []
     for item in value.items("a list of sizes"):
         fields = item.fields("a mapping", ("gpus", "share", "run_time"))
@@ -183,7 +183,9 @@ def _sizes(value: Value) -> tuple[Size, ...]:
             if name not in fields:
                 raise item.missing(name, "a number")
         own = _run_time(fields["run_time"]) if "run_time" in fields else None
-        sizes.append(Size(gpus=fields["gpus"].whole(0, 1_000_000), share=fields["share"].number(0, 1e12), run_time=own))
+        sizes.append(
+            SizeClass(gpus=fields["gpus"].whole(0, 1_000_000), share=fields["share"].number(0, 1e12), run_time=own)
+        )
     if not any(size.share for size in sizes):
         raise value.error("at least one size with a share above 0", "none")
     return tuple(sizes)
@@ -216,13 +218,13 @@ def _run_time(value: Value) -> RunTime:
     )  # fmt: skip
 
 
-def _limits(value: Value) -> Limits:
+def _limits(value: Value) -> RequestedTimes:
     fields = value.fields("a mapping with menu", ("menu", "over", "exceeded"))
     menu = [_seconds(item) for item in fields["menu"].items("a list of times")] if "menu" in fields else []
     if not menu:
         raise value.missing("menu", "a list of times users ask for, such as [1h, 12h, 1d, 7d]")
     over = fields["over"].fields("a mapping with median and sigma", ("median", "sigma")) if "over" in fields else {}
-    return Limits(
+    return RequestedTimes(
         menu_s=tuple(sorted(menu)),
         over_median=over["median"].number(1, 1e6) if "median" in over else 3.0,
         over_sigma=over["sigma"].number(0, 20) if "sigma" in over else 1.0,
@@ -286,7 +288,7 @@ def workload_text(workload: Workload) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _size_lines(size: Size) -> list[str]:
+def _size_lines(size: SizeClass) -> list[str]:
     if size.run_time is None:
         return [f"  - {_flow({'gpus': str(size.gpus), 'share': _plain(size.share)})}"]
     lines = [f"  - gpus: {size.gpus}", f"    share: {_plain(size.share)}", "    run_time:"]
@@ -306,7 +308,7 @@ def _run_time_lines(run_time: RunTime, indent: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _limit_lines(limits: Limits) -> list[str]:
+def _limit_lines(limits: RequestedTimes) -> list[str]:
     over = _flow({"median": _plain(limits.over_median), "sigma": _plain(limits.over_sigma)})
     return [
         "limits:",

@@ -32,7 +32,7 @@ td { font-variant-numeric: tabular-nums; }
 """
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One curve: y by place, or a level all along where there is one value. colour: 0 to 5. faint: Thin."""
 
     name: str
@@ -42,7 +42,7 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
-class Block(NamedTuple):
+class Rectangle(NamedTuple):
     """A rectangle with a word in it."""
 
     name: str
@@ -53,7 +53,7 @@ class Block(NamedTuple):
     colour: int
 
 
-def lines(series: Sequence[Line], label: str, low: float = 0.0, high: float = 1.0) -> str:
+def lines(series: Sequence[Curve], label: str, low: float = 0.0, high: float = 1.0) -> str:
     """Curves over 1, 2, ... and a legend below."""
     count = max(len(s.ys) for s in series)
     parts = [_open(label), _levels(low, high)]
@@ -95,7 +95,7 @@ def bars(
     )
 
 
-def schedule(blocks: Sequence[Block], rows: Sequence[str], until: float, unit: str, label: str) -> str:
+def schedule(blocks: Sequence[Rectangle], rows: Sequence[str], until: float, unit: str, label: str) -> str:
     """Blocks in rows over time from 0."""
     high = 34 * len(rows)
     parts = [f'<svg viewBox="0 0 {_W} {high + 24}" role="img" aria-label="{html.escape(label)}">']

@@ -56,11 +56,11 @@ def page(of: Gist, made: Reproduction) -> str:
 
 
 def _schedule(case: Case, longest_d: float) -> str:
-    blocks: list[plot.Block] = []
+    blocks: list[plot.Rectangle] = []
     for bar in sorted(case.bars, key=lambda b: (b.start_d, b.job)):
         lower = [b for b in blocks if int(b.row) == bar.server - 1 and b.end > bar.start_d and b.begin < bar.end_d]
         row = max((b.row + b.height for b in lower), default=float(bar.server - 1))
-        blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
+        blocks.append(plot.Rectangle(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
     paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
     caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
     drawing = plot.schedule(blocks, ("server 1", "server 2"), longest_d, "d", caption)
@@ -71,9 +71,9 @@ def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float]
     smooth = [mean(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
     drawing = plot.lines(
         [
-            plot.Line(f"U by episode, {what}", values, colour, faint=True),
-            plot.Line("mean of the last 50", smooth, colour),
-            plot.Line("optimum", [made.once.u_optimum], 2, dashed=True),
+            plot.Curve(f"U by episode, {what}", values, colour, faint=True),
+            plot.Curve("mean of the last 50", smooth, colour),
+            plot.Curve("optimum", [made.once.u_optimum], 2, dashed=True),
         ],
         title,
     )
@@ -85,9 +85,9 @@ def _tests(made: Reproduction, partition: str) -> str:
     naive = mean(played["naive"])
     drawing = plot.lines(
         [
-            plot.Line("trained", played["agent"], 0),
-            plot.Line(f"naive, mean {naive:.3f}", [naive], 1, dashed=True),
-            plot.Line("optimum, mean of all sequences", [made.once.u_optimum], 2, dashed=True),
+            plot.Curve("trained", played["agent"], 0),
+            plot.Curve(f"naive, mean {naive:.3f}", [naive], 1, dashed=True),
+            plot.Curve("optimum, mean of all sequences", [made.once.u_optimum], 2, dashed=True),
         ],
         f"test episodes on {partition}",
     )

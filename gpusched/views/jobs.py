@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.arrays import indices_of
 from gpusched.model.indices import joined, text_of
-from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
+from gpusched.model.jobs import ACTIVE, JobRecord, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
@@ -69,7 +69,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now: float
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobRecord, ...]
     energies: Mapping[str, float] = {}
     progress: Mapping[str, JobProgress] = {}
     partners: Mapping[str, str] = {}
@@ -85,12 +85,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
 
 
-def job_nodes(job: Job) -> list[str]:
+def job_nodes(job: JobRecord) -> list[str]:
     """Names of the nodes a job has (or had), by rank."""
     return [part.node for part in job.allocation.parts] if job.allocation else []
 
 
-def elapsed_s(job: Job, now: float) -> float | None:
+def elapsed_s(job: JobRecord, now: float) -> float | None:
     """Seconds since its start, or from start to end; None if it never started."""
     if job.start_time is None:
         return None
@@ -98,7 +98,7 @@ def elapsed_s(job: Job, now: float) -> float | None:
 
 
 def job_dict(
-    job: Job,
+    job: JobRecord,
     now: float,
     energy_j: float | None = None,
     fallbacks: Mapping[str, str] = {},
@@ -177,7 +177,7 @@ def _resizes_dict(resizes: Resizes) -> dict[str, Any]:
     }
 
 
-def resizes_line(job: Job) -> str:
+def resizes_line(job: JobRecord) -> str:
     """How often a job was resized, why last, what that cost, and what it may not have any more."""
     found = job.resizes
     if found is None:
@@ -256,7 +256,7 @@ def head_line(listing: Listing) -> str:
     return of + (", ".join(words) or "no jobs")
 
 
-def stopped_line(job: Job) -> str:
+def stopped_line(job: JobRecord) -> str:
     """How often a policy stopped the job, when last, and for which other; "" where none did."""
     found = job.ending.preemptions if job.ending and job.ending.preemptions else job.preemptions
     if found is None or not found.count:
@@ -309,7 +309,7 @@ def status_table(listing: Listing, width: int) -> Table:
     return table
 
 
-def _cells(jobs: list[Job], listing: Listing, width: int) -> list[Text]:
+def _cells(jobs: list[JobRecord], listing: Listing, width: int) -> list[Text]:
     from rich.text import Text
 
     job, bar = jobs[0], _BAR_WIDTH if width >= _BARS_FROM else 0
@@ -330,7 +330,7 @@ def _cells(jobs: list[Job], listing: Listing, width: int) -> list[Text]:
     ]
 
 
-def _beside(job: Job, listing: Listing) -> str:
+def _beside(job: JobRecord, listing: Listing) -> str:
     """With whom it shares its GPUs, by as much of the id as names it; or ""."""
     partner = listing.partners.get(job.id)
     if partner is None:
@@ -339,13 +339,13 @@ def _beside(job: Job, listing: Listing) -> str:
     return f" shared with {base[: listing.prefixes.get(base, len(base))]}{at}{index}"
 
 
-def _row_key(job: Job) -> tuple[object, ...]:
+def _row_key(job: JobRecord) -> tuple[object, ...]:
     """The same for jobs that share a row: pending tasks of one array with one reason, next to each other."""
     together = job.state is JobState.PENDING and job.array_id is not None
     return (job.array_id, job.reason, job.held_by, job.priority) if together else (job.id,)
 
 
-def _id_text(jobs: list[Job], prefixes: Mapping[str, int], tasks_width: int) -> Text:
+def _id_text(jobs: list[JobRecord], prefixes: Mapping[str, int], tasks_width: int) -> Text:
     from rich.text import Text
 
     base = jobs[0].array_id or jobs[0].id
@@ -360,7 +360,7 @@ def _id_text(jobs: list[Job], prefixes: Mapping[str, int], tasks_width: int) -> 
     return text
 
 
-def where_or_why(job: Job) -> str:
+def where_or_why(job: JobRecord) -> str:
     """The nodes of a job that has some, and the reason beside them."""
     nodes = common.compress_names(job_nodes(job))
     reason = job.reason
@@ -373,17 +373,17 @@ def where_or_why(job: Job) -> str:
     return " ".join(p for p in (nodes, f"({common.shorten(reason, REASON_WIDTH)})" if reason else "") if p)
 
 
-def queue_position(job: Job) -> str:
+def queue_position(job: JobRecord) -> str:
     """Reason and message of a job in one sentence, "" where there is none."""
     return ": ".join(p for p in (job.reason, common.clean(job.message)) if p)
 
 
-def memory_is_counted(job: Job) -> bool:
+def memory_is_counted(job: JobRecord) -> bool:
     """Not by Slurm where it does not share it out: its jobs have one MiB then."""
     return job.slurm is None or job.spec.memory_mib_per_node > 1
 
 
-def resources_line(job: Job) -> str:
+def resources_line(job: JobRecord) -> str:
     """What was asked for, in words."""
     spec = job.spec
     gpus = count_of(spec.gpus_per_node, "GPU")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from gpusched.nightly.proof import Verdict
+    from gpusched.nightly.proof import ProofVerdict
     from gpusched.queue.promotions import Difference, Shadow
 
 State = Literal["live", "shadow", "candidate", "retired"]
@@ -144,7 +144,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
     return found
 
 
-def verdict_table(verdicts: Iterable[Verdict]) -> Table:
+def verdict_table(verdicts: Iterable[ProofVerdict]) -> Table:
     """Verdicts for people."""
     from rich.text import Text
 

@@ -13,14 +13,14 @@ from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.predictor.request import Told, TraceTold
-    from gpusched.agents.predictor.train import Evaluation, Trained
+    from gpusched.agents.predictor.request import PredictedJob, TraceTold
+    from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
     from gpusched.model.interference import KindTold
 
 MOST_ROWS = 20
 
 
-def trained_screen(trained: Trained) -> RenderableType:
+def trained_screen(trained: TrainedPredictor) -> RenderableType:
     """How good it is, and where."""
     head = Text(f"trained on {count_of(trained.jobs, 'job')} in {trained.seconds:.1f} s, saved to {trained.path}")
     parts = [head] if trained.evaluation is None else [head, Text(), *_evaluation(trained.evaluation)]
@@ -37,7 +37,7 @@ def trace_screen(told: TraceTold) -> RenderableType:
     return Group(*parts, *(Text(f"- {note}") for note in told.notes))
 
 
-def jobs_table(jobs: Sequence[Told]) -> RenderableType:
+def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
     """Job by job: one in ten is shorter, one in two, nine in ten."""
     heads = ("JOB", "10 %", "50 %", "90 %", "LIMIT", "RAN")
     table = plain_table(*heads, right=heads[1:], drop=("LIMIT", "RAN"))
@@ -67,7 +67,7 @@ def kind_screen(told: KindTold) -> RenderableType:
     return Group(*parts) if parts else Text(f"{told.kind}: no measurements yet")
 
 
-def _evaluation(found: Evaluation) -> list[RenderableType]:
+def _evaluation(found: EstimateEvaluation) -> list[RenderableType]:
     heads = ("ESTIMATE", "JOBS", "LOG ERROR", "95 %", "BIAS", "TOO SHORT", "OVER TWICE", "WITHIN 2x")
     table = plain_table(*heads, right=heads[1:], drop=("BIAS", "OVER TWICE", "TOO SHORT", "95 %", "JOBS"))
     for row in found.rows:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from gpusched.sim.result import Result
-    from gpusched.study.compare import Change
+    from gpusched.sim.result import ReplayResult
+    from gpusched.study.compare import MeanDifference
     from gpusched.study.metrics import Metrics
-    from gpusched.study.study import Outcome
+    from gpusched.study.study import StudyOutcome
 
 MAX_HOLDERS = 30
 _KNOWS = {
@@ -38,7 +38,7 @@ def span(seconds: float | None) -> str:
     return f"{bars.quantity(seconds)} s"
 
 
-def label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+def label(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
     """The policy's name, with its trace and seed where several were replayed."""
     result = outcome.result
     words = [result.policy]
@@ -49,7 +49,7 @@ def label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
     return ", ".join(words)
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[StudyOutcome]) -> Table:
     """One line per replay; fewer columns on a narrow screen."""
     columns = ["POLICY", "KNOWS", "JOBS", "MEAN JCT", "P95 JCT", "MEAN WAIT", "P95 WAIT", "SLOWDOWN", "UTIL", "KWH"]
     columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"]
@@ -61,7 +61,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return shown
 
 
-def _cells(outcome: Outcome) -> dict[str, str]:
+def _cells(outcome: StudyOutcome) -> dict[str, str]:
     m, bound = outcome.metrics, outcome.bounds.mean_jct_s
     gap = m.mean_jct_s / bound - 1 if m.mean_jct_s is not None and bound else None
     return {
@@ -83,7 +83,9 @@ def _cells(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def screen(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], by: str | None = None) -> RenderableType:
+def screen(
+    outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]], by: str | None = None
+) -> RenderableType:
     """The table, what changed, what to know of it, and (``by`` user or group) who got what."""
     from rich.console import Group
     from rich.text import Text
@@ -98,7 +100,7 @@ def screen(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], b
     return Group(*parts)
 
 
-def _holders(outcome: Outcome, by: str) -> RenderableType:
+def _holders(outcome: StudyOutcome, by: str) -> RenderableType:
     from rich.text import Text
 
     found = outcome.metrics.users if by == "user" else outcome.metrics.groups
@@ -114,12 +116,12 @@ def _holders(outcome: Outcome, by: str) -> RenderableType:
     return shown
 
 
-def summary(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]]) -> list[str]:
+def summary(outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]]) -> list[str]:
     """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
     return [_sentence(o, change, outcomes) for o, change in zip(outcomes, changes, strict=True) if change]
 
 
-def recorded(outcomes: Sequence[Outcome]) -> list[str]:
+def recorded(outcomes: Sequence[StudyOutcome]) -> list[str]:
     """What the jobs of each trace waited in its source, where it tells, and how far from it each replay is."""
     lines = []
     for name in dict.fromkeys(o.result.trace.name for o in outcomes):
@@ -133,7 +135,7 @@ def recorded(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def published(outcomes: Sequence[Outcome]) -> list[str]:
+def published(outcomes: Sequence[StudyOutcome]) -> list[str]:
     """The figures that a scenario's source has, beside those of this replay."""
     lines = []
     for outcome in outcomes:
@@ -152,7 +154,7 @@ def _against(metrics: Metrics) -> str:
     return f"{span(recorded * (1 + error))} ({error:+.1%})"
 
 
-def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Outcome]) -> str:
+def _sentence(outcome: StudyOutcome, change: Sequence[MeanDifference], outcomes: Sequence[StudyOutcome]) -> str:
     base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
@@ -172,12 +174,12 @@ def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Out
     return text
 
 
-def _waits(wait: Change) -> str:
+def _waits(wait: MeanDifference) -> str:
     before, after = span(wait.base), span(wait.other)
     return f"Waiting was unchanged ({after})" if before == after else f"They waited {after} instead of {before}"
 
 
-def _than(change: Change) -> str:
+def _than(change: MeanDifference) -> str:
     if change.relative is None:
         return "more than under" if change.difference > 0 else "the same as under"
     if abs(change.relative) < 5e-4:
@@ -185,7 +187,7 @@ def _than(change: Change) -> str:
     return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'} than under"
 
 
-def _interval(change: Change) -> str:
+def _interval(change: MeanDifference) -> str:
     if change.low is None or change.high is None:
         verb = "are" if change.days != 1 else "is"
         return f"; {count_of(change.days, 'day')} {verb} too little data for a confidence interval"
@@ -193,7 +195,7 @@ def _interval(change: Change) -> str:
     return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{doubt}"
 
 
-def remarks(outcomes: Sequence[Outcome]) -> list[str]:
+def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
     """What every policy knows, and what else a reader of the figures must know; each once."""
     known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
     lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in known]
@@ -214,7 +216,7 @@ def remarks(outcomes: Sequence[Outcome]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def schedule_paths(outcomes: Sequence[Outcome], path: str) -> list[str]:
+def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
     """Where each replay's schedule goes: ``path``; of several, each with its policy (and seed) in the name."""
     if len(outcomes) == 1:
         return [path]
@@ -223,7 +225,7 @@ def schedule_paths(outcomes: Sequence[Outcome], path: str) -> list[str]:
     return [f"{stem}.{name}{dot}{suffix}" for name in names]
 
 
-def write_schedule(result: Result, file: TextIO) -> None:
+def write_schedule(result: ReplayResult, file: TextIO) -> None:
     """Every job as ``job,start,end,nodes``: seconds on the trace's clock, node names by spaces; never ran: empty."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("job", "start", "end", "nodes"))

@@ -15,12 +15,12 @@ from gpusched.views import common
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpusched.client.reservations import Asked
+    from gpusched.client.reservations import ReservationResult
 
 _DONE = {"reserve": "reservation", "maintenance": "maintenance", "change": "change", "cancel": "cancellation"}
 
 
-def asked_dict(asked: Asked) -> dict[str, Any]:
+def asked_dict(asked: ReservationResult) -> dict[str, Any]:
     """What was asked for, with the jobs that last into it."""
     one = asked.reservation
     return {
@@ -33,7 +33,7 @@ def asked_dict(asked: Asked) -> dict[str, Any]:
     }
 
 
-def asked_lines(asked: Asked) -> list[str]:
+def asked_lines(asked: ReservationResult) -> list[str]:
     """The first for stdout, the others notes: which running jobs last into it."""
     one, now = asked.reservation, time.time()
     span = f"{local_time(one.begin)} to {local_time(one.end)} ({format_duration(one.end - one.begin)})"

@@ -14,7 +14,7 @@ from gpusched.views.common import plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.rltune.reproduce import Line, Rltune
+    from gpusched.agents.rltune.reproduce import ComparisonLine, Rltune
 
 TITLE = "Dongare et al. (SoCC 2025), headline figures again"
 _HEADS = ("TRACE", "BASE", "JOBS", "UTILIZATION", "MEAN WAIT", "CHANGE", "MEAN JCT", "CHANGE")
@@ -22,7 +22,7 @@ _PAGE_HEADS = ("Trace", "Base", "It knows", "Jobs", "Utilization", "Mean wait", 
                "Mean bounded slowdown")  # fmt: skip
 
 
-def screen(of: Rltune, lines: Sequence[Line]) -> RenderableType:
+def screen(of: Rltune, lines: Sequence[ComparisonLine]) -> RenderableType:
     """The table and a word on what it means."""
     table = plain_table(*_HEADS, drop=("JOBS", "UTILIZATION", "MEAN WAIT"))
     for x in lines:
@@ -30,7 +30,7 @@ def screen(of: Rltune, lines: Sequence[Line]) -> RenderableType:
     return Group(table, Text(), Text(of.words.format(**of.published)))
 
 
-def page(of: Rltune, lines: Sequence[Line]) -> str:
+def page(of: Rltune, lines: Sequence[ComparisonLine]) -> str:
     """The table, and for each trace the changes beside the paper's best."""
     rows = [
         [x.trace, x.base, x.knows, f"{x.jobs:,}", *_figures(x), f"{_number(x.slowdown_base)} -> {_number(x.slowdown)}"]
@@ -46,18 +46,20 @@ def page(of: Rltune, lines: Sequence[Line]) -> str:
     return plot.page(TITLE, of.words.format(**of.published), parts)
 
 
-def _utilization_change(x: Line) -> float | None:
+def _utilization_change(x: ComparisonLine) -> float | None:
     return x.utilization / x.utilization_base - 1 if x.utilization is not None and x.utilization_base else None
 
 
-_CHANGES: dict[str, tuple[Callable[[Line], float | None], str]] = {
+_CHANGES: dict[str, tuple[Callable[[ComparisonLine], float | None], str]] = {
     "Utilization": (_utilization_change, "utilization"),
     "Queueing delay": (lambda x: x.wait_change, "wait"),
     "JCT": (lambda x: x.jct_change, "jct"),
 }
 
 
-def _changes(title: str, lines: Sequence[Line], gain: Callable[[Line], float | None], paper: float) -> str:
+def _changes(
+    title: str, lines: Sequence[ComparisonLine], gain: Callable[[ComparisonLine], float | None], paper: float
+) -> str:
     """By how many percent the agent's mean is above (or below) each base's, on one trace."""
     trace = lines[0].trace
     groups = [(x.base.replace(" (estimate)", ""), (100 * (gain(x) or 0.0),)) for x in lines]
@@ -66,7 +68,7 @@ def _changes(title: str, lines: Sequence[Line], gain: Callable[[Line], float | N
     return plot.figure(title, f"{trace}: the agent against each base policy; the last is the paper's best", drawing)
 
 
-def _figures(x: Line) -> list[str]:
+def _figures(x: ComparisonLine) -> list[str]:
     return [
         f"{number(x.utilization_base, 3)} -> {number(x.utilization, 3)}", f"{span(x.wait_base_s)} -> {span(x.wait_s)}",
         change(x.wait_change), f"{span(x.jct_base_s)} -> {span(x.jct_s)}", change(x.jct_change),

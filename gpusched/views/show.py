@@ -12,7 +12,7 @@ from gpusched.model.events import Event
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.indices import each
 from gpusched.model.interference import PlaceCost
-from gpusched.model.jobs import DependencyKind, Job, JobSpec
+from gpusched.model.jobs import DependencyKind, JobRecord, JobSpec
 from gpusched.model.outputs import shown_path
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
@@ -47,11 +47,11 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     ``place_cost``: what its place costs it, where that is known.
     """
 
-    job: Job
+    job: JobRecord
     now: float
     events: tuple[Event, ...] = ()
     energy_j: float | None = None
-    tasks: tuple[Job, ...] = ()
+    tasks: tuple[JobRecord, ...] = ()
     progress: JobProgress | None = None
     speeds: Mapping[int, float] = {}
     sizes: SizesNow | None = None
@@ -208,7 +208,7 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
         yield "job file", progress.trouble
 
 
-def private_fields(job: Job) -> list[tuple[str, str]]:
+def private_fields(job: JobRecord) -> list[tuple[str, str]]:
     """What it runs and where its output goes: of no concern to others where people look who have no account here."""
     spec = job.spec
     return [
@@ -228,7 +228,7 @@ def _mounts(spec: JobSpec) -> str:
     return " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)
 
 
-def _optional(job: Job) -> Iterator[tuple[str, str]]:
+def _optional(job: JobRecord) -> Iterator[tuple[str, str]]:
     spec = job.spec
     yield from (
         (label, value)
@@ -263,13 +263,13 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
     )
 
 
-def _link(job: Job) -> str:
+def _link(job: JobRecord) -> str:
     if not any(d.kind is DependencyKind.CHAIN for d in job.spec.dependencies):
         return ""
     return f"link {job.array_index}; the next starts when it ends or reaches its time limit, unless it fails"
 
 
-def _is_delayed(job: Job) -> bool:
+def _is_delayed(job: JobRecord) -> bool:
     """Slurm notes of every job since when it may start."""
     return bool(job.eligible_time) and (job.slurm is None or (job.eligible_time or 0.0) > job.submit_time)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobRecord, JobState
 from gpusched.model.units import format_duration
 from gpusched.views.common import compress_names
 
@@ -23,7 +23,7 @@ class NotAnswered(Exception):
     """An option that is not understood inside jobs; the text says which."""
 
 
-def squeue(jobs: Sequence[Job], words: Sequence[str], user: str, now: float) -> str:
+def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float) -> str:
     """Return what squeue prints of these jobs.
 
     Raises:
@@ -53,7 +53,7 @@ def squeue(jobs: Sequence[Job], words: Sequence[str], user: str, now: float) -> 
     return "".join(_filled(line, row) + "\n" for row in rows)
 
 
-def sacct(jobs: Sequence[Job], words: Sequence[str], user: str, now: float) -> str:
+def sacct(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float) -> str:
     """Return what sacct prints of these jobs, which have no steps here.
 
     Raises:
@@ -100,7 +100,7 @@ def _options(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _chosen(jobs: Sequence[Job], options: Mapping[str, str]) -> list[Job]:
+def _chosen(jobs: Sequence[JobRecord], options: Mapping[str, str]) -> list[JobRecord]:
     wanted = options.get("jobs")
     if wanted is None:
         return list(jobs)
@@ -108,8 +108,8 @@ def _chosen(jobs: Sequence[Job], options: Mapping[str, str]) -> list[Job]:
     return [job for job in jobs if job.id in ids or job.array_id in ids]
 
 
-def _squeue_fields(now: float) -> dict[str, tuple[str, Callable[[Job], str]]]:
-    def where(job: Job) -> str:
+def _squeue_fields(now: float) -> dict[str, tuple[str, Callable[[JobRecord], str]]]:
+    def where(job: JobRecord) -> str:
         return _nodes(job) or f"({job.reason or 'None'})"
 
     return {
@@ -139,7 +139,7 @@ def _squeue_fields(now: float) -> dict[str, tuple[str, Callable[[Job], str]]]:
     }
 
 
-_SACCT: dict[str, Callable[[Job, float], str]] = {
+_SACCT: dict[str, Callable[[JobRecord, float], str]] = {
     "JobID": lambda job, now: job.id,
     "JobName": lambda job, now: job.spec.name,
     "User": lambda job, now: job.user,
@@ -171,16 +171,16 @@ def _wide(text: str, width: str, right: str) -> str:
     return cut.rjust(int(width)) if right else cut.ljust(int(width))
 
 
-def _nodes(job: Job) -> str:
+def _nodes(job: JobRecord) -> str:
     return compress_names(part.node for part in job.allocation.parts) if job.allocation is not None else ""
 
 
-def _elapsed(job: Job, now: float) -> str:
+def _elapsed(job: JobRecord, now: float) -> str:
     until = job.end_time if job.state in ENDED else now
     return "0:00" if job.start_time is None else format_duration(max(0.0, (until or now) - job.start_time))
 
 
-def _left(job: Job, now: float) -> str:
+def _left(job: JobRecord, now: float) -> str:
     ran = 0.0 if job.start_time is None else now - job.start_time
     return format_duration(max(0.0, job.limit_s - ran))
 
@@ -189,7 +189,7 @@ def _moment(at: float | None, unknown: str) -> str:
     return unknown if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _exit(job: Job) -> str:
+def _exit(job: JobRecord) -> str:
     """Return code:signal, as Slurm has it."""
     code = job.exit_code or 0
     return f"0:{code - 128}" if code > 128 else f"{code}:0"

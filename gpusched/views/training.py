@@ -15,13 +15,13 @@ from gpusched.views.common import plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.common.request import Progress, Row
-    from gpusched.agents.training.train import Made
+    from gpusched.agents.common.request import ResultRow, TrainingProgress
+    from gpusched.agents.training.train import TrainedFiles
 
 PROGRESS = "{task.fields[figures]}"
 
 
-def progress_fields(progress: Progress) -> dict[str, Any]:
+def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
     """What the bar shows of a progress."""
     figures = (("reward", progress.reward), ("utilization", progress.utilization))
     words = [f"{what} {value:.3f}" for what, value in figures if value is not None]
@@ -32,12 +32,12 @@ def progress_fields(progress: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def screen(made: Sequence[Made]) -> RenderableType:
+def screen(made: Sequence[TrainedFiles]) -> RenderableType:
     """Partition by partition: the final table, notes, where the files are."""
     return Group(*(part for one in made for part in _partition(one)))
 
 
-def _partition(made: Made) -> list[RenderableType]:
+def _partition(made: TrainedFiles) -> list[RenderableType]:
     card = made.card
     head = f"{made.partition}: {card.agent} trained on {count_of(card.trace.jobs, 'job')} of {card.trace.name}"
     head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
@@ -47,7 +47,7 @@ def _partition(made: Made) -> list[RenderableType]:
     return [*parts, Text(f"weights: {made.weights}"), Text(f"card: {made.card_file}"), Text()]
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[ResultRow]) -> Table:
     jct = rows[0].figure == "mean_jct_s"
     heads = ["POLICY", "KNOWS", "MEAN JCT" if jct else "UTILIZATION", "95 %"]
     heads += ["MEAN WAIT", "UTILIZATION", "CHANGE", "95 %"] if jct else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, in_calendar, iso_utc
 from gpusched.views import common
@@ -39,7 +39,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
         sizes: Of a waiting resizable job: what its policy would give it.
     """
 
-    job: Job
+    job: JobRecord
     reason: str
     message: str
     now: float

@@ -25,7 +25,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ESTABLISHED = "01"
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
     """How viewers are told apart.
 
     Attributes:
@@ -40,7 +40,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
-def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> Rules:
+def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> AccessRules:
     """The rules as they are asked for on the command line.
 
     Raises:
@@ -48,7 +48,7 @@ def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> Rul
     """
     names = tuple(name.lower() for name in names)
     if header is None and proxy is None:
-        return Rules(names=names)
+        return AccessRules(names=names)
     if header is None or proxy is None:
         raise UsageError(
             "--user-header and --proxy must be used together", "without a trusted proxy anyone could send the header"
@@ -58,13 +58,13 @@ def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> Rul
     try:
         address = ipaddress.ip_address(proxy)
     except ValueError:
-        return Rules(header=header, proxy_uid=_uid_of(proxy), names=names)
+        return AccessRules(header=header, proxy_uid=_uid_of(proxy), names=names)
     if address.is_loopback:
         raise UsageError(
             f"--proxy {proxy}: every user of this machine connects from there",
             "name the account that the proxy runs as, such as www-data",
         )
-    return Rules(header=header, proxy_address=str(address), names=names)
+    return AccessRules(header=header, proxy_address=str(address), names=names)
 
 
 def _uid_of(account: str) -> int:
@@ -85,7 +85,7 @@ class Viewer(msgspec.Struct, frozen=True):
     proxied: bool = False
 
 
-def viewer_of(rules: Rules, peer: tuple[str, int], here: tuple[str, int], headers: Mapping[str, str]) -> Viewer:
+def viewer_of(rules: AccessRules, peer: tuple[str, int], here: tuple[str, int], headers: Mapping[str, str]) -> Viewer:
     """Who sent a request over the connection from ``peer`` to ``here`` (address and port)."""
     if not rules.header or not _is_proxy(rules, peer, here):
         return Viewer()
@@ -93,7 +93,7 @@ def viewer_of(rules: Rules, peer: tuple[str, int], here: tuple[str, int], header
     return Viewer(found if _USER.fullmatch(found) else None, proxied=True)
 
 
-def _is_proxy(rules: Rules, peer: tuple[str, int], here: tuple[str, int]) -> bool:
+def _is_proxy(rules: AccessRules, peer: tuple[str, int], here: tuple[str, int]) -> bool:
     address = _plain(peer[0])
     if rules.proxy_address:
         return str(address) == rules.proxy_address
@@ -114,7 +114,7 @@ def _owner(state: Path) -> int:
         return os.getuid()
 
 
-def right_host(rules: Rules, bound: str, host: str) -> bool:
+def right_host(rules: AccessRules, bound: str, host: str) -> bool:
     """Whether a Host header names this machine: else a page of another site has led its reader's browser here.
 
     An address names no site, so it is right; of names only this machine's own and those that were given.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpusched.estimation.limit_use import LimitUse
-from gpusched.forecast.queue import QueueForecast, RunTimes
+from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
 from gpusched.promotion.live import live_policies
@@ -39,7 +39,7 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
     ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
     draws = draws_of(ahead, LimitUse(reader.run_times()), _DRAWS)
     starts = np.array([ahead.run(times, seed=i, work=_WORK).start for i, times in enumerate(draws)])
-    usual = RunTimes(
+    usual = RunTimeDraw(
         np.median([times.lasts for times in draws], axis=0), np.median([times.ends for times in draws], axis=0)
     )
     plan = ahead.run(usual, work=_WORK).start

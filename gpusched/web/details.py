@@ -16,7 +16,7 @@ from gpusched.client.logs import LogRequest, show_log
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import ENDED, Job
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.queue.store import UsageRow
 from gpusched.views.jobs import resizes_line, resources_line, stopped_line
 from gpusched.views.show import event_line, private_fields
@@ -30,7 +30,7 @@ _CONTROLS = re.compile(
 _reading = threading.BoundedSemaphore(_AT_ONCE)
 
 
-def one_job(client: Client, text: str) -> Job:
+def one_job(client: Client, text: str) -> JobRecord:
     """The job that is meant; of an array asked for by its own id, the first task that has not ended.
 
     Raises:
@@ -41,7 +41,7 @@ def one_job(client: Client, text: str) -> Job:
     return next((job for job in jobs if job.state not in ENDED), jobs[0])
 
 
-def details(client: Client, job: Job, *, private: bool) -> dict[str, Any]:
+def details(client: Client, job: JobRecord, *, private: bool) -> dict[str, Any]:
     """Its row, lines, events and curves; with ``private`` also what it runs."""
     reader = client.reader
     progress = reader.progress_of_job(job.id) if reader else []
@@ -93,7 +93,7 @@ def _a_turn() -> Iterator[None]:
         _reading.release()
 
 
-def log_tail(client: Client, job: Job, rank: int, attempt: int | None) -> str:
+def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None) -> str:
     """The last lines of its output, as plain text.
 
     Raises:

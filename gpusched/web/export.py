@@ -12,11 +12,11 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.config.paths import write_whole
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import ACTIVE, ENDED, Job
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord
+from gpusched.web.background import forecast_of
 from gpusched.web.details import details
-from gpusched.web.feed import Feed, Site, shown_jobs
-from gpusched.web.slowly import forecast_of
-from gpusched.web.usage import Used
+from gpusched.web.feed import Feed, SiteReader, shown_jobs
+from gpusched.web.usage import UsageStats
 
 PAGE = Path(__file__).with_name("page")
 _LIVE, _FILES = 'name="gpusched-data" content="live"', 'name="gpusched-data" content="files"'
@@ -30,7 +30,7 @@ def export(folder: Path, told: Callable[[float, int], None] | None = None) -> in
         GpuschedError: The inventory or the store cannot be read.
         OSError: The folder cannot be written to.
     """
-    site, now = Site(), time.time()
+    site, now = SiteReader(), time.time()
     feed = Feed(site)
     feed.look(strict=True)
     client, count = site.client, 0
@@ -51,7 +51,7 @@ def export(folder: Path, told: Callable[[float, int], None] | None = None) -> in
     return count
 
 
-def bundle_of(job: Job) -> str:
+def bundle_of(job: JobRecord) -> str:
     """Jobs of one file: their ids begin alike."""
     return job.id[:4]
 
@@ -68,5 +68,5 @@ def _files(client: Client, now: float, feed: Feed, bundles: dict[str, dict[str, 
     except GpuschedError as error:
         ahead = {"now": round(now), "jobs": {}, "trouble": error.line()}
     yield "data/forecast.json", msgspec.json.encode(ahead)
-    yield "data/usage.json", msgspec.json.encode(Used().figures(client.reader, now))
+    yield "data/usage.json", msgspec.json.encode(UsageStats().figures(client.reader, now))
     yield "data/state.json", feed.since("", 0).plain

@@ -25,7 +25,7 @@ from gpusched.client.jobs import Query, queried
 from gpusched.client.overview import cluster_rows
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import ENDED, Job
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.model.progress import JobProgress
 from gpusched.queue.presence import controller_of
 from gpusched.queue.store import Reader
@@ -39,7 +39,7 @@ ENDED_SHOWN, ENDED_FOR_S = 1000, 86400.0
 MOST_ROWS = 30_000
 
 
-class Change(NamedTuple):
+class FeedUpdate(NamedTuple):
     """From the version before to ``version``: what is new, as JSON, without the braces around it."""
 
     version: int
@@ -71,7 +71,7 @@ class View(NamedTuple):
         return b'"head":%b,"nodes":[%b],"jobs":[%b]' % (self.head, nodes, jobs)
 
 
-class Site:
+class SiteReader:
     """The store and the inventory of one thread; the inventory is read again when its file has changed."""
 
     def __init__(self, client: Client | None = None) -> None:
@@ -108,14 +108,14 @@ class Site:
 class Feed:
     """Keeps the present `View` and the changes that led to it; `run` in a thread of its own."""
 
-    def __init__(self, site: Site, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, site: SiteReader, *, clock: Callable[[], float] = time.time) -> None:
         self._site, self._clock = site, clock
         self.name = secrets.token_hex(4)  # versions of another process mean something else
         self.news = threading.Condition()
         self.version = 0
         self.extras: dict[str, int] = {}  # name -> version, of what is not part of the view
         self._view = View(b"{}", {}, {})
-        self._changes: deque[Change] = deque(maxlen=_KEPT)
+        self._changes: deque[FeedUpdate] = deque(maxlen=_KEPT)
         self._made: dict[int, Packed] = {}
         self._stamp: object = None
         self._looked = 0.0
@@ -166,7 +166,7 @@ class Feed:
         with self.news:
             self.version += 1
             self._view = view
-            self._changes.append(Change(self.version, body))
+            self._changes.append(FeedUpdate(self.version, body))
             self._made.clear()
             self.news.notify_all()
         return True
@@ -264,7 +264,7 @@ def _failed(head: bytes, line: str) -> bytes:
     return msgspec.json.encode(known | {"warning": f"this page cannot be updated: {line}"})
 
 
-def shown_jobs(client: Client, now: float) -> list[Job]:
+def shown_jobs(client: Client, now: float) -> list[JobRecord]:
     """What ``status`` shows, with those that ended within a day: running ones first, so that none of them is cut."""
     found = queried(client, Query(ended=ENDED_SHOWN))
     ended = [j for j in found if j.state in ENDED and (j.end_time or 0.0) > now - ENDED_FOR_S]
@@ -276,7 +276,7 @@ def _progress(reader: Reader | None) -> dict[str, JobProgress]:
     return {job: told[-1] for job, told in found.items()}
 
 
-def _partners(reader: Reader | None, jobs: list[Job]) -> dict[str, str]:
+def _partners(reader: Reader | None, jobs: list[JobRecord]) -> dict[str, str]:
     if reader is None or not any(job.spec.share for job in jobs):
         return {}
     from gpusched.queue.snapshots import partners_of

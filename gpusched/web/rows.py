@@ -10,7 +10,7 @@ from typing import Any
 
 from gpusched.model.arrays import first_of, indices_of
 from gpusched.model.indices import joined, text_of
-from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.jobs import ACTIVE, JobRecord, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState
 from gpusched.model.reports import GpuRow, NodeRow
@@ -30,14 +30,14 @@ _FINE = (GpuState.FREE, GpuState.ALLOCATED)
 
 
 def job_rows(
-    jobs: Iterable[Job],
+    jobs: Iterable[JobRecord],
     energies: Mapping[str, float],
     progress: Mapping[str, JobProgress],
     partners: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Key -> row, in the order given; tasks of an array that wait for the same reason, or share a row, are one."""
     rows: dict[str, dict[str, Any]] = {}
-    tasks: dict[str, list[Job]] = {}
+    tasks: dict[str, list[JobRecord]] = {}
     for job in jobs:
         if job.array_id is not None and (job.tasks or job.state is JobState.PENDING):
             tasks.setdefault(f"{job.array_id}[{job.state}/{job.reason}/{job.held_by}]", []).append(job)
@@ -53,7 +53,7 @@ def job_rows(
 
 
 def job_row(
-    job: Job, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
+    job: JobRecord, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
 ) -> dict[str, Any]:
     """What ``status`` shows of a job. ``due``: when it ends by its limit, ``own``: by its own progress."""
     spec, active = job.spec, job.state in ACTIVE

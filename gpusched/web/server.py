@@ -20,10 +20,10 @@ import msgspec
 from gpusched import __version__
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.web.access import Rules, Viewer, may_see, right_host, viewer_of
+from gpusched.web.access import AccessRules, Viewer, may_see, right_host, viewer_of
+from gpusched.web.background import BackgroundStats
 from gpusched.web.details import details, log_tail, one_job
-from gpusched.web.feed import Feed, Packed, Site
-from gpusched.web.slowly import Slowly
+from gpusched.web.feed import Feed, Packed, SiteReader
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {
@@ -47,7 +47,7 @@ _SAFE = {
 }
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """An answer other than what was asked for."""
 
     def __init__(self, status: HTTPStatus, line: str) -> None:
@@ -61,11 +61,11 @@ class WebServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: str, port: int, rules: Rules) -> None:
+    def __init__(self, address: str, port: int, rules: AccessRules) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.bound, self.rules = address, rules
-        self.feed = Feed(Site())
-        self.slowly = Slowly(self.feed)
+        self.feed = Feed(SiteReader())
+        self.slowly = BackgroundStats(self.feed)
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
             super().__init__((address, port), _Connection)
@@ -148,8 +148,8 @@ class _Connection(BaseHTTPRequestHandler):
                 if (found := re.fullmatch(pattern, unquote(url.path))) is not None:
                     getattr(self, name)(*found.groups())
                     return
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
-        except Refused as error:
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
+        except HttpRefusal as error:
             self._json({"error": str(error)}, error.status)
         except UsageError as error:
             self._json({"error": error.line()}, HTTPStatus.NOT_FOUND)
@@ -167,9 +167,9 @@ class _Connection(BaseHTTPRequestHandler):
             self.server.rules, self.client_address[:2], self.request.getsockname()[:2], _Headers(self.headers)
         )
         if not viewer.proxied and not right_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
+            raise HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
         if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-            raise Refused(HTTPStatus.FORBIDDEN, "request from another site")
+            raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
         return viewer
 
     # -- answers
@@ -177,7 +177,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _file(self, name: str | None) -> None:
         path = PAGE / (name or "index.html")
         if not path.is_file():
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
         content = _packed_file(path, path.stat().st_mtime_ns)
         self._send(content, TYPES[path.suffix], f'"{__version__}-{path.stat().st_mtime_ns:x}"')
 
@@ -204,7 +204,7 @@ class _Connection(BaseHTTPRequestHandler):
         with _a_client() as client:
             job = one_job(client, text)
             if not may_see(self._viewer, job.user, client.inventory, client.state):
-                raise Refused(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
+                raise HttpRefusal(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
             rank, attempt = self._number("rank") or 0, self._number("attempt")
             try:
                 self._json({"text": log_tail(client, job, rank, attempt)})

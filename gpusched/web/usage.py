@@ -38,7 +38,7 @@ class Bins:
         return sorted(self._known.items())
 
 
-class Used:
+class UsageStats:
     """The page's figures of use, from one store."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ import gpusched
 import gpusched.job.call
 from gpusched import Again
 from gpusched.api import functions
-from gpusched.client.results import Left
+from gpusched.client.results import StoredResult
 from gpusched.errors import UsageError
 from gpusched.job.call import MAGIC
 from gpusched.model.resources import LogSettings, Settings
@@ -300,7 +300,7 @@ def test_each_task_is_called_with_its_rank(tmp_path: Path) -> None:
     given = {"ntasks_per_node": 2, "gpus_per_task": 2}
     done = run(functions.program([ranks], [((), {})], Settings(), given).text, tmp_path, *BARE, keep=True)
     assert (done.code, done.err, done.left) == (0, "", [])
-    left = Left(done.told, done.data).tasks()
+    left = StoredResult(done.told, done.data).tasks()
     assert [pickle.loads(one.data) for one in left] == [
         ("0", "0", "4", "2", "0", "4,5"), ("1", "1", "4", "2", "1", "6,7"),
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from gpusched.controller.fold import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.queue.inbox import Inbox, Received
 from gpusched.queue.store import Store
 from tests import commands
@@ -126,7 +126,7 @@ class Site:
             if (self.state / name).exists():
                 os.utime(self.state / name, (1, 1))
 
-    def change(self, job_id: str, event: str = "changed", **fields: Any) -> Job:
+    def change(self, job_id: str, event: str = "changed", **fields: Any) -> JobRecord:
         """Put a job into another state, as the controller would have."""
         store = Store.create_or_open(self.state)
         job = store.job(job_id)
@@ -138,14 +138,16 @@ class Site:
         store.close()
         return job
 
-    def start(self, job_id: str, node: str = "dgx-1v-1") -> Job:
+    def start(self, job_id: str, node: str = "dgx-1v-1") -> JobRecord:
         part = NodeAllocation(rank=0, node=node, gpus=(0, 1), cores=20, memory_mib=131072)
         return self.change(
             job_id, state=JobState.RUNNING, start_time=time.time() - 60, allocation=Allocation(job_id, (part,)),
             attempt=1, policy="fifo", policy_version="abc",
         )  # fmt: skip
 
-    def end(self, job_id: str, state: JobState = JobState.COMPLETED, code: int | None = 0, reason: str = "") -> Job:
+    def end(
+        self, job_id: str, state: JobState = JobState.COMPLETED, code: int | None = 0, reason: str = ""
+    ) -> JobRecord:
         ended = {"state": state, "exit_code": code, "reason": reason, "end_time": time.time(), "energy_j": 7200.0}
         return self.change(job_id, event="ended", **ended)
 

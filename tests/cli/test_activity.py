@@ -74,17 +74,17 @@ def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site
 
 
 def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
-    from gpusched.traces.readers.columns import Reading, open_text
+    from gpusched.traces.readers.columns import CountedFile, open_text
 
     path = tmp_path / "jobs.csv"
     path.write_text("a\n" * 200_000)
     with open_text(path) as text:
         text.read(1000)
-        assert Reading.latest is not None
-        assert (Reading.latest.path, Reading.latest.size) == (path, 400_000)
-        assert 1000 <= Reading.latest.done < 400_000
+        assert CountedFile.latest is not None
+        assert (CountedFile.latest.path, CountedFile.latest.size) == (path, 400_000)
+        assert 1000 <= CountedFile.latest.done < 400_000
         text.read()
-        assert Reading.latest.done == 400_000
+        assert CountedFile.latest.done == 400_000
 
 
 def test_a_line_is_no_wider_than_the_terminal() -> None:

@@ -17,7 +17,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.events import Event
-from gpusched.model.interference import KindBelief, kind_of
+from gpusched.model.interference import JobClassEstimate, kind_of
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
@@ -293,7 +293,7 @@ def test_status_and_show_do_without_an_inventory_in_order(site: Site) -> None:
     site.fold()
     site.start(runs)
     store = Store.create_or_open(site.state)
-    store.put_beliefs([KindBelief(kind=kind_of(job.user, job.spec.name)) for job in store.pending()])
+    store.put_beliefs([JobClassEstimate(kind=kind_of(job.user, job.spec.name)) for job in store.pending()])
     store.close()
     site.inventory.write_text("partitions: 'unended")
     assert {row["id"] for row in site.call("status", "--json").ok().json} == {runs, waits, resizable}

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
-from gpusched.queue.store import NodeRecord, RankRecord, Run, Store, UsageRow
+from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store, UsageRow
 from tests import commands
 
 JOB_A, JOB_B = "0aaaaaaaaaa", "0bbbbbbbbbb"
@@ -100,7 +100,7 @@ def spec(name: str, nodes: int, gpus: int, partition: str = "A100", **fields: An
     )  # fmt: skip
 
 
-def job(job_id: str, state: JobState, parts: dict[str, tuple[int, ...]], **fields: Any) -> Job:
+def job(job_id: str, state: JobState, parts: dict[str, tuple[int, ...]], **fields: Any) -> JobRecord:
     allocated = tuple(
         NodeAllocation(rank=rank, node=node, gpus=gpus, cores=64, memory_mib=262144)
         for rank, (node, gpus) in enumerate(parts.items())
@@ -110,7 +110,7 @@ def job(job_id: str, state: JobState, parts: dict[str, tuple[int, ...]], **field
         "attempt": 1, "allocation": Allocation(job_id, allocated) if parts else None,
         "spec": spec("train", max(1, len(parts)), len(next(iter(parts.values()), ()))),
     }  # fmt: skip
-    return Job(**({"id": job_id, "state": state} | given | fields))
+    return JobRecord(**({"id": job_id, "state": state} | given | fields))
 
 
 def gpu(index: int, **fields: Any) -> Gpu:
@@ -179,7 +179,7 @@ def used(living: Cluster) -> Cluster:
         for job_id, user, nodes, share, partition in (
             (JOB_A, "ann", {"dgx1": 4}, 0.25, "A100"), (JOB_B, "bob", {"here": 1}, 0.25, "local"),
         ):  # fmt: skip
-            living.store.open_run(Run(
+            living.store.open_run(RunRecord(
                 job_id=job_id, attempt=1, user=user, partition=partition, flavor=None, share=share,
                 gpus=sum(nodes.values()), start_time=now - 7200, end_time=None, outcome=None, nodes=nodes,
             ))  # fmt: skip

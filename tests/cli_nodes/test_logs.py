@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from gpusched.client.attach import ssh_argv
-from gpusched.model.jobs import Ending, Job, JobState, container_name
+from gpusched.model.jobs import Ending, JobRecord, JobState, container_name
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.runtimes import LaunchRequest, runtime_for
@@ -28,7 +28,7 @@ from tests.testbed.waiting import wait_until
 ID = "0ddddddddda"
 
 
-def ended(cluster: Cluster, state: JobState = JobState.COMPLETED, **fields: Any) -> Job:
+def ended(cluster: Cluster, state: JobState = JobState.COMPLETED, **fields: Any) -> JobRecord:
     made = job(ID, state, {"here": (0,)}, spec=spec("x", 1, 1, "local"), end_time=time.time(), **fields)
     cluster.store.put_jobs([made])
     return made

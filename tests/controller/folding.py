@@ -15,7 +15,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
@@ -84,12 +84,12 @@ class Desk:
         assert not refused, refused
         return job_id
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobRecord:
         found = self.store.job(job_id)
         assert found is not None
         return found
 
-    def put(self, job_id: str, state: JobState, **changes: Any) -> Job:
+    def put(self, job_id: str, state: JobState, **changes: Any) -> JobRecord:
         """Put a job into a state, as the controller would have."""
         part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1024)
         active = state in (JobState.STARTING, JobState.RUNNING)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from gpusched.cluster.base import Observation, Operation, Outcome, RankKey
+from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
-from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, Sharing
+from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
 from gpusched.queue.clock import Clock
 
 GPUS, GPU_MIB = 4, 41 << 10
@@ -116,21 +116,21 @@ class ImaginedCluster:
     def __init__(self, world: World, dates: Clock | None = None) -> None:
         self.world, self._dates = world, dates
         self._pending: dict[RankKey, Operation] = {}
-        self._done: list[Outcome] = []
-        self._late: dict[str, Observation] = {}
+        self._done: list[OperationOutcome] = []
+        self._late: dict[str, NodeObservation] = {}
         self.asked: list[str] = []  # nodes, one by one
 
     def overtaken(self, node: str) -> None:
         """Probe now, be heard in the next cycle."""
         host = self.world.hosts[node]
         if host.up:
-            self._late[node] = Observation(began=self.world.now, result=reading_of(host, self.world.now))
+            self._late[node] = NodeObservation(began=self.world.now, result=reading_of(host, self.world.now))
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
-    ) -> dict[str, Observation]:
+    ) -> dict[str, NodeObservation]:
         self.world.now += 0.01
-        news: dict[str, Observation] = {}
+        news: dict[str, NodeObservation] = {}
         for node in nodes:
             if node.name in known:
                 continue
@@ -141,25 +141,25 @@ class ImaginedCluster:
                 result = reading_of(host, self.world.now)
             else:
                 result = ProbeFailure(node=node.name, time=self.world.now, kind="timeout", reason="no answer")
-            news[node.name] = Observation(began=self.world.now, result=result)
+            news[node.name] = NodeObservation(began=self.world.now, result=result)
         news.update(self._late)
         self._late.clear()
         return {name: self._dated(observation) for name, observation in news.items()}
 
-    def _dated(self, observation: Observation) -> Observation:
+    def _dated(self, observation: NodeObservation) -> NodeObservation:
         """As in `SshCluster`: what happened is dated when it is told of."""
         if self._dates is None:
             return observation
         offset, result = self._dates.offset, observation.result
         if isinstance(result, NodeReading) and result.clock_skew_s is not None:
             result = replace(result, clock_skew_s=result.clock_skew_s - offset)
-        return Observation(began=observation.began + offset, result=replace(result, time=result.time + offset))
+        return NodeObservation(began=observation.began + offset, result=replace(result, time=result.time + offset))
 
     def perform(self, works: Iterable[Operation]) -> None:
         for operation in works:
             self._pending.setdefault(operation.key, operation)
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[OperationOutcome]:
         done, self._done = self._done, []
         offset = self._dates.offset if self._dates else 0.0
         return [replace(outcome, time=outcome.time + offset) for outcome in done]
@@ -181,7 +181,7 @@ class ImaginedCluster:
             self.world.now += 0.001
             lost = verdict != "ok"
             error = "connection lost" if lost else said
-            self._done.append(Outcome(operation=operation, time=self.world.now, error=error, transient=lost))
+            self._done.append(OperationOutcome(operation=operation, time=self.world.now, error=error, transient=lost))
 
     def crash(self, late: bool) -> None:
         """The controller dies; what it had sent arrives all the same, or never."""
@@ -219,7 +219,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
     )
 
 
-def inventory(nodes: int = 3, sharing: Sharing | None = None) -> Inventory:
+def inventory(nodes: int = 3, sharing: SharingSettings | None = None) -> Inventory:
     declared = tuple(
         Node(
             name=f"n{i}", partition="p", address=f"n{i}", gpus=GPUS, cores=16, memory_mib=65536,
@@ -233,7 +233,7 @@ def inventory(nodes: int = 3, sharing: Sharing | None = None) -> Inventory:
     return Inventory(path="inventory.yaml", partitions=(partition,), settings=settings)
 
 
-def without(names: Collection[str], sharing: Sharing | None = None) -> Inventory:
+def without(names: Collection[str], sharing: SharingSettings | None = None) -> Inventory:
     """`inventory` after an edit that lost some nodes."""
     whole = inventory(sharing=sharing)
     (partition,) = whole.partitions

@@ -18,7 +18,7 @@ from typing import Any
 from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority, Submit
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.controller.folding import NOW, spec
@@ -136,7 +136,7 @@ class Story:
         prefix = self.jobs[0][:8]  # of a file of another command the name is random
         return [re.sub(r'"file": "\w+\.', '"file": "', line).replace(prefix, "j") for line in lines]
 
-    def _facts(self, job: Job) -> dict[str, Any]:
+    def _facts(self, job: JobRecord) -> dict[str, Any]:
         facts = {"start": job.start_time, "end": job.end_time, "eligible": job.eligible_time}
         more = {"attempt": job.attempt, "retries": job.retries, "priority": job.priority, "held": job.held_by}
         more |= {"exit": job.exit_code, "reason": job.reason, "message": job.message, "energy": job.energy_j}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, Holding, holdings, usage_between
-from gpusched.cluster.base import Observation
-from gpusched.controller.ledger import Ledger
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, GpuHolding, holdings, usage_between
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.ledger import UsageWriter
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.slurm import SlurmFacts
 from gpusched.queue.store import NodeRecord, Store, UsageRow
@@ -28,7 +28,7 @@ def reading(time: float, boot: str = "b", **gpu: Any) -> NodeReading:
     return NodeReading(node="n0", time=time, boot_id=boot, gpus=(Gpu(**{"index": 0, "uuid": "u"} | gpu),))
 
 
-def between(before: NodeReading, after: NodeReading, *held: Holding) -> dict[str, UsageRow]:
+def between(before: NodeReading, after: NodeReading, *held: GpuHolding) -> dict[str, UsageRow]:
     """Holder -> its rows added up."""
     sums: dict[str, UsageRow] = {}
     for row in usage_between(NODE, before, after, {0: list(held)}):
@@ -45,7 +45,7 @@ def test_a_job_that_ended_in_between_pays_its_part() -> None:
     """10 s, 1000 J; held for the first 4 s: 400 J are the job's, 600 J nobody's."""
     rows = between(
         reading(T, energy_j=5000.0, utilization_pct=0.0), reading(T + 10, energy_j=6000.0, utilization_pct=100.0),
-        Holding("j", "alice", T + 4),
+        GpuHolding("j", "alice", T + 4),
     )  # fmt: skip
     assert (rows["j"].gpu_s, rows["j"].energy_j, rows["j"].user) == (4.0, pytest.approx(400.0), "alice")
     assert (rows[""].gpu_s, rows[""].energy_j) == (6.0, pytest.approx(600.0))
@@ -55,7 +55,7 @@ def test_a_job_that_ended_in_between_pays_its_part() -> None:
 def test_two_jobs_within_one_span() -> None:
     rows = between(
         reading(T, power_w=100.0), reading(T + 10, power_w=200.0),
-        Holding("a", "alice", T + 2), Holding("b", "bob", T + 5),
+        GpuHolding("a", "alice", T + 2), GpuHolding("b", "bob", T + 5),
     )  # fmt: skip
     assert {k: r.gpu_s for k, r in rows.items()} == {"a": 2.0, "b": 3.0, "": 5.0}
     assert {k: r.energy_j for k, r in rows.items()} == pytest.approx({"a": 300.0, "b": 450.0, "": 750.0})
@@ -65,7 +65,7 @@ def test_two_jobs_on_one_gpu_have_half_each_while_both_are_there() -> None:
     """10 s, 1000 J; both for 4 s, then one alone."""
     rows = between(
         reading(T, energy_j=5000.0, utilization_pct=0.0), reading(T + 10, energy_j=6000.0, utilization_pct=100.0),
-        Holding("b", "bob", T + 4, shares=True), Holding("a", "alice", T + 10, shares=True),
+        GpuHolding("b", "bob", T + 4, shares=True), GpuHolding("a", "alice", T + 10, shares=True),
     )  # fmt: skip
     assert {k: (r.gpu_s, r.energy_j, r.util_s) for k, r in rows.items()} == {
         "b": (2.0, pytest.approx(200.0), 1.0), "a": (8.0, pytest.approx(800.0), 4.0),
@@ -77,7 +77,7 @@ def test_one_after_the_other_shares_nothing() -> None:
     for shares in ((True, False), (False, True)):
         rows = between(
             reading(T, power_w=100.0), reading(T + 10, power_w=100.0),
-            Holding("a", "alice", T + 4, shares=shares[0]), Holding("b", "bob", T + 10, shares=shares[1]),
+            GpuHolding("a", "alice", T + 4, shares=shares[0]), GpuHolding("b", "bob", T + 10, shares=shares[1]),
         )  # fmt: skip
         assert {k: r.gpu_s for k, r in rows.items()} == {"a": 4.0, "b": 6.0}
 
@@ -108,7 +108,7 @@ def test_the_gpus_of_a_job_add_up() -> None:
         gpus = tuple(Gpu(index=i, uuid=f"u{i}", energy_j=joules * (1 + i), **more) for i in range(2))
         return NodeReading(node="n0", time=time, boot_id="b", gpus=gpus)
 
-    held = {0: [Holding("j", "alice", T + 99)], 1: [Holding("j", "alice", T + 99)]}
+    held = {0: [GpuHolding("j", "alice", T + 99)], 1: [GpuHolding("j", "alice", T + 99)]}
     (row,) = usage_between(NODE, both(T, 0.0, utilization_pct=2.0), both(T + 10, 100.0, utilization_pct=2.0), held)
     assert (row.gpu_s, row.energy_j, row.energy_unknown_s) == (20.0, pytest.approx(300.0), 0.0)
     assert (row.util_s, row.util_known_s, row.idle_s) == (pytest.approx(0.4), 20.0, 20.0)
@@ -121,7 +121,7 @@ def test_the_gpus_of_a_job_add_up() -> None:
 def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> None:
     """10 s at 100 W, through the ledger and the store; the job is requeued, ends, or runs on within the cycle."""
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
-    running = Job(
+    running = JobRecord(
         id="j", user="alice", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T - 9, start_time=T - 5,
         allocation=Allocation("j", (part,)), attempt=1,
     )  # fmt: skip
@@ -136,9 +136,9 @@ def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> No
         after = msgspec.structs.replace(running, **change)
         store.put_jobs([after])
         before = {"n0": NodeRecord(name="n0", reading=reading(T, energy_j=0.0))}
-        news = {"n0": Observation(began=T + 9, result=reading(T + 10, energy_j=1000.0))}
+        news = {"n0": NodeObservation(began=T + 9, result=reading(T + 10, energy_j=1000.0))}
         now = T + 8 if name == "requeued" else T + 10  # it let go when the cycle said so
-        Ledger(store).charge(inventory(), before, news, [running], [after], now)
+        UsageWriter(store).charge(inventory(), before, news, [running], [after], now)
         rows = {row.job_id: row for row in store.usage(0)}
         theirs, nobodys = paid[name]
         assert (rows["j"].gpu_s, rows["j"].energy_j, rows["j"].user) == (theirs, pytest.approx(theirs * 100), "alice")
@@ -189,25 +189,25 @@ def test_undeclared_gpus_and_clocks_that_stand_still_count_nothing() -> None:
 
 
 def test_holdings_of_jobs_that_wait_run_and_have_ended() -> None:
-    def job(job_id: str, gpus: tuple[int, ...], start: float | None, end: float | None) -> Job:
+    def job(job_id: str, gpus: tuple[int, ...], start: float | None, end: float | None) -> JobRecord:
         part = NodeAllocation(rank=0, node="n0", gpus=gpus, cores=1, memory_mib=1)
-        return Job(
+        return JobRecord(
             id=job_id, user="u", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T, start_time=start,
             end_time=end, allocation=Allocation(job_id, (part,)),
         )  # fmt: skip
 
     jobs = [job("a", (0, 1), T, None), job("b", (0,), T - 9, T - 2), job("c", (2,), None, None)]
     held = holdings("n0", jobs, T + 5)
-    assert held[0] == [Holding("b", "u", T - 2), Holding("a", "u", T + 5)], "the first to let go first"
-    assert held[1] == [Holding("a", "u", T + 5)]
-    assert held[2] == [Holding("c", "u", T + 5)], "pulling an image holds the GPU too"
+    assert held[0] == [GpuHolding("b", "u", T - 2), GpuHolding("a", "u", T + 5)], "the first to let go first"
+    assert held[1] == [GpuHolding("a", "u", T + 5)]
+    assert held[2] == [GpuHolding("c", "u", T + 5)], "pulling an image holds the GPU too"
     assert holdings("n1", [job("a", (0,), T, None)], T) == {}
 
 
 def test_slurms_jobs_begin_when_it_says() -> None:
     """10 s, 1000 J; a job of ours and one of Slurm's, which began 4 s before the second reading."""
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
-    ours = Job(
+    ours = JobRecord(
         id="j", user="u", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T, start_time=T + 6,
         allocation=Allocation("j", (part,)),
     )  # fmt: skip
@@ -223,7 +223,7 @@ def test_slurms_jobs_begin_when_it_says() -> None:
 def test_whose_request_agreed_shares() -> None:
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
     pair = [
-        Job(
+        JobRecord(
             id=name, user="u", uid=1, spec=spec(share="pairs", gpu_memory_mib=1), state=JobState.RUNNING,
             submit_time=T, allocation=Allocation(name, (part,)),
         )
@@ -237,7 +237,7 @@ def test_whose_request_agreed_shares() -> None:
     use=st.integers(0, 100),
 )  # fmt: skip
 def test_what_a_gpu_did_is_charged_once_whoever_shared_it(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
-    held = [Holding(f"j{i}", "u", T + end, shares) for i, (end, shares) in enumerate(sorted(ends))]
+    held = [GpuHolding(f"j{i}", "u", T + end, shares) for i, (end, shares) in enumerate(sorted(ends))]
     before = reading(T, energy_j=0.0, utilization_pct=float(use))
     rows = usage_between(NODE, before, reading(T + 600, energy_j=float(joules), utilization_pct=float(use)), {0: held})
     assert sum(r.energy_j for r in rows) == pytest.approx(joules)
@@ -261,7 +261,7 @@ def test_nothing_is_lost_or_invented_however_the_span_is_cut(
     span: list[float], cuts: list[float], joules: float
 ) -> None:
     begin, end = span
-    held = [Holding(f"j{i}", "u", end_) for i, end_ in enumerate(sorted(cuts))]
+    held = [GpuHolding(f"j{i}", "u", end_) for i, end_ in enumerate(sorted(cuts))]
     rows = usage_between(NODE, reading(begin, energy_j=7.0), reading(end, energy_j=7.0 + joules), {0: held})
     if end <= begin:
         assert rows == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpusched.controller.estimating import Estimates
 from gpusched.controller.predicting import StartPredictor, compile_for
 from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, SetPriority, Submit
-from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue import rows
 from gpusched.queue.dependencies import Dependencies
@@ -378,9 +378,9 @@ def test_an_array_is_estimated_once(site: Site, monkeypatch: pytest.MonkeyPatch)
     from gpusched.controller import estimating
     from gpusched.queue.predictions import Estimate
 
-    asked: list[list[Job]] = []
+    asked: list[list[JobRecord]] = []
 
-    def told(_: object, __: object, new: list[Job]) -> list[Estimate]:
+    def told(_: object, __: object, new: list[JobRecord]) -> list[Estimate]:
         asked.append(new)
         return [Estimate(job.id, 30.0, "d") for job in new]
 
@@ -403,14 +403,14 @@ def test_a_long_array_is_run_forward_in_parts_that_end_when_it_does(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpusched.forecast.queue import QueueForecast
-    from gpusched.queue import room
+    from gpusched.queue import array_limit
 
     submit(site, ARRAY, tasks=700)
     submit(site, OTHER, array=None, gpus_per_node=1)
     site.turn(3)
 
     def start_of_other(most: int) -> tuple[float, int]:
-        monkeypatch.setattr(room, "MOST_AHEAD", most)
+        monkeypatch.setattr(array_limit, "MOST_AHEAD", most)
         now = site.world.now
         snapshot = snapshot_of_store(
             site.store, inventory(), {"p": PolicySpec(name="e", backfill="easy")}, now, whole=True

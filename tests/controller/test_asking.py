@@ -12,9 +12,9 @@ import pytest
 
 from gpusched.cli import options
 from gpusched.client.inside import prepare
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller.asking import Asking
-from gpusched.model.commands import Asked
+from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
 from gpusched.model.readings import AskReading, ContainerReading, NodeReading
 from gpusched.queue.store import RankRecord
@@ -42,7 +42,7 @@ def ask(
     asked = AskReading(id=f"1-{number}", attempt=attempt, words=words, **more)
     container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
     reading = NodeReading(node=node, time=NOW, containers=(container,))
-    observed = {node: Observation(began=NOW, result=reading)}
+    observed = {node: NodeObservation(began=NOW, result=reading)}
     asking = Asking(desk.store, desk.inbox, partial(prepare, options))  # a new one each time, as after a crash
     operations = asking.answers(observed, desk.inventory, desk.now)
     if not operations:
@@ -71,14 +71,14 @@ def test_its_user_has_no_power_over_others_jobs_there_even_as_an_admin(desk: Des
         job = running(desk, uid)
         assert ask(desk, job, "scancel", theirs) == f"1\nscancel: error: job {theirs} belongs to {BOB}\n"
         assert theirs not in (ask(desk, job, "squeue") or "")
-        desk.say(Asked(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(theirs,)))
+        desk.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(theirs,)))
         assert desk.job(theirs).state is JobState.PENDING
 
 
 def test_nobody_but_the_controller_passes_on_what_jobs_ask(desk: Desk) -> None:
     job = running(desk, ALICE)
     for uid in (ALICE, BOB, ADMIN):
-        why = desk.say(Asked(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
+        why = desk.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
         assert why == "only the controller passes on what jobs ask for"
     assert desk.job(job).state is JobState.RUNNING
 

@@ -17,7 +17,7 @@ from gpusched.client.inside import prepare
 from gpusched.controller import asking
 from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Ending, Job, JobState, Mount
+from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
 from gpusched.model.readings import AskReading
 from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id, spec
 from tests.controller.test_asking import ask, desk, running
@@ -37,13 +37,13 @@ def sbatch(desk: Desk, job: str, *words: str, number: int = 1, **more: Any) -> s
     raise AssertionError("no answer")
 
 
-def queued(desk: Desk, job: str, *words: str, number: int = 1, **more: Any) -> Job:
+def queued(desk: Desk, job: str, *words: str, number: int = 1, **more: Any) -> JobRecord:
     said = sbatch(desk, job, "--parsable", *words, number=number, **more)
     assert said.startswith("0\n"), said
     return desk.job(said.split()[1])
 
 
-def others(desk: Desk, job: str) -> list[Job]:
+def others(desk: Desk, job: str) -> list[JobRecord]:
     return [one for one in desk.store.jobs() if one.id != job]
 
 

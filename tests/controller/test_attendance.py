@@ -6,25 +6,27 @@ from typing import Any
 
 import pytest
 
-from gpusched.cluster.base import Observation
-from gpusched.controller.ranks import Step
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
-from gpusched.model.jobs import Ending, Job, JobState
+from gpusched.model.jobs import Ending, JobRecord, JobState
 from tests.controller.folding import spec
 from tests.controller.test_reconcile import NOW, SETTINGS, job, ranks, says, silent, verbs, world
 
 KEPT = 600
 
 
-def session(state: JobState, nodes: int = 1, **changes: Any) -> Job:
+def session(state: JobState, nodes: int = 1, **changes: Any) -> JobRecord:
     return job(state, nodes, spec=spec(nodes=nodes, session=KEPT, pty=True, time_limit_s=86400), **changes)
 
 
-def step(state: JobState, *answers: dict[str, Observation], nodes: int = 1, launched_at: float = NOW - 200) -> Step:
+def step(
+    state: JobState, *answers: dict[str, NodeObservation], nodes: int = 1, launched_at: float = NOW - 200
+) -> ReconcileResult:
     return reconcile_job(session(state, nodes), ranks(nodes, launched_at=launched_at), world(*answers))
 
 
-def assert_given_up(found: Step) -> None:
+def assert_given_up(found: ReconcileResult) -> None:
     ending = found.job.ending
     outcome, reason = (found.job.state, found.job.reason) if ending is None else (ending.outcome, ending.reason)
     assert (outcome, reason) == (JobState.TIMEOUT, "InactiveLimit")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from gpusched.controller.cycle import Cycle
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Ending, Job, JobState, Preemptions, Resizes, ResizeTo
+from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
+from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
 from tests.controller.folding import fresh_id, spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 from tests.controller.test_crash_orders import POLICIES
@@ -68,7 +68,7 @@ class Site:
         self.inbox.deliver(command)
         return command.id
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobRecord:
         found = self.store.job(job_id)
         assert found is not None
         return found
@@ -172,7 +172,7 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
     store.put_ranks([rank])
     reading = NodeReading(node="n0", time=now - 1, clock_skew_s=0.5)
     store.put_nodes([NodeRecord(name="n0", last_seen=now - 1, down_since=now - 40, reading=reading)])
-    run = Run(
+    run = RunRecord(
         job_id="a", attempt=1, user="u", partition="p", flavor=None, share=0.0, gpus=1, start_time=now - 60,
         end_time=None, outcome=None, nodes={},
     )  # fmt: skip

@@ -22,10 +22,10 @@ from gpusched.cluster.collecting import collect_log, rotate
 from gpusched.cluster.logfiles import secure
 from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.outputs import may_see, readers_of, secure_logs
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.resources import LogSettings, RuntimeName
 from gpusched.nodes.local import LocalTransport
-from gpusched.nodes.transport import Result, Script, TransportError
+from gpusched.nodes.transport import CommandResult, RemoteScript, TransportError
 from gpusched.queue.store import RankRecord, Store
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
@@ -37,7 +37,7 @@ CAPS = LogSettings(max_mib_per_job=1, max_total_mib=1)
 
 def collect(tmp_path: Path, shell: str) -> tuple[str, bytes | None]:
     target = tmp_path / "logs" / "job" / "1.0.log"
-    error = collect_log(LocalTransport("here"), Script(("sh", "-c", shell)), target, CAPS)
+    error = collect_log(LocalTransport("here"), RemoteScript(("sh", "-c", shell)), target, CAPS)
     assert files(tmp_path / "logs") == [target.name] * target.exists()
     return error, target.read_bytes() if target.exists() else None
 
@@ -117,10 +117,10 @@ def test_an_engine_that_fails_does_not_pass_for_an_empty_output(tmp_path: Path) 
 class Broken:
     """A connection that goes away in the middle, without an exception."""
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         raise NotImplementedError
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         yield b"half of"
 
     def close(self) -> None: ...
@@ -131,7 +131,7 @@ def test_what_broke_off_is_not_taken_for_the_whole_and_the_old_file_stays(tmp_pa
     target.parent.mkdir(parents=True)
     target.write_text("before")
     with pytest.raises(TransportError, match="was cut off"):
-        collect_log(Broken(), Script(("true",)), target, CAPS)
+        collect_log(Broken(), RemoteScript(("true",)), target, CAPS)
     assert target.read_text() == "before"
     assert files(tmp_path / "logs") == ["1.0.log"]
 
@@ -152,7 +152,7 @@ class Counting(LocalTransport):
 
     travelled = 0
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         for chunk in super().stream(script):
             self.travelled += len(chunk)
             yield chunk
@@ -160,7 +160,7 @@ class Counting(LocalTransport):
 
 def test_what_is_left_out_does_not_travel(tmp_path: Path) -> None:
     target, node = tmp_path / "logs" / "job" / "1.0.log", Counting("here")
-    assert collect_log(node, Script(("sh", "-c", "head -c 200000001 /dev/zero")), target, CAPS) == ""
+    assert collect_log(node, RemoteScript(("sh", "-c", "head -c 200000001 /dev/zero")), target, CAPS) == ""
     assert node.travelled < MIB + 200
     assert f"[gpusched: {200_000_001 - MIB} bytes left out here".encode() in target.read_bytes()
 
@@ -189,7 +189,7 @@ class Watching(LocalTransport):
         super().__init__("here")
         self.state, self.modes = state, set[int]()
 
-    def stream(self, script: Script) -> Iterator[bytes]:
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
         for chunk in super().stream(script):
             self.modes |= {p.stat().st_mode & 0o7777 for p in self.state.rglob("*.log*")}
             yield chunk
@@ -198,7 +198,7 @@ class Watching(LocalTransport):
 @as_root
 def test_output_is_private_to_its_owner_and_the_operators(state: Path) -> None:
     target, node = state / "logs" / "job" / "1.0.log", Watching(state)
-    assert collect_log(node, Script(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
+    assert collect_log(node, RemoteScript(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
     assert node.modes == {0o600}
     assert (target.stat().st_uid, target.parent.stat().st_uid) == (0, 0)
     assert [readable(target, uid) for uid in (OWNER, OPERATOR, OTHER)] == [True, True, False]
@@ -210,7 +210,7 @@ def test_who_may_read_and_see_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> 
     settings = msgspec.structs.replace(inventory().settings, admins=("daemon", "nobody-of-that-name", "sys"))
     declared = msgspec.structs.replace(inventory(), settings=settings)
     daemon, sys_ = (pwd.getpwnam(name).pw_uid for name in ("daemon", "sys"))
-    job = Job(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)
+    job = JobRecord(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)
     assert readers_of(job, declared) == (OWNER, daemon, sys_)
     assert readers_of(None, declared) == (daemon, sys_)
     monkeypatch.setattr(os, "geteuid", lambda: 64009)
@@ -221,7 +221,7 @@ def test_who_may_read_and_see_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> 
 @as_root
 def test_a_start_secures_the_output_of_each_job_for_its_own_user(state: Path) -> None:
     store = Store.create_or_open(state)
-    store.put_jobs([Job(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)])
+    store.put_jobs([JobRecord(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)])
     for name in ("j", "unknown"):
         (state / "logs" / name).mkdir(parents=True)
         (state / "logs" / name / "1.0.log").write_text("out")
@@ -239,7 +239,7 @@ def test_without_access_lists_the_owner_alone_reads(state: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "setxattr", refuse)
     target = state / "logs" / "job" / "1.0.log"
-    assert collect_log(LocalTransport("here"), Script(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
+    assert collect_log(LocalTransport("here"), RemoteScript(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
     assert [readable(target, uid) for uid in (OWNER, OPERATOR, OTHER)] == [True, False, False]
     assert (target.stat().st_mode & 0o777, target.parent.stat().st_uid) == (0o400, 0)
 
@@ -258,7 +258,7 @@ def test_a_folder_that_belongs_to_the_user_is_taken_back(state: Path) -> None:
         os.chown(path, OWNER, OWNER, follow_symlinks=False)
     for attempt in (2, 3):
         target = job / f"{attempt}.0.log"
-        assert collect_log(LocalTransport("here"), Script(("echo", "x")), target, CAPS, (OWNER,)) == ""
+        assert collect_log(LocalTransport("here"), RemoteScript(("echo", "x")), target, CAPS, (OWNER,)) == ""
         assert (target.is_symlink(), target.read_text()) == (False, "x\n")
     assert (victim.read_text(), victim.stat().st_uid, victim.stat().st_mode & 0o777) == ("root's own", 0, 0o644)
     assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)

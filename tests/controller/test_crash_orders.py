@@ -18,7 +18,7 @@ from gpusched.model import ids
 from gpusched.model.commands import Cancel, Requeue, Submit
 from gpusched.model.jobs import ENDED, JobSpec, JobState, parse_container_name
 from gpusched.model.policy import PolicySpec
-from gpusched.model.resources import Inventory, Sharing
+from gpusched.model.resources import Inventory, SharingSettings
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
@@ -31,7 +31,7 @@ class CrashOrders(RuleBasedStateMachine):
     """Submissions, failures and restarts in any order; then peace, in which everything must come to its end."""
 
     preemptible = False
-    sharing: Sharing | None = None
+    sharing: SharingSettings | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Operation, Outcome
+from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import Reasons
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, Job, JobState, container_name
+from gpusched.model.jobs import ENDED, JobRecord, JobState, container_name
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Partition
@@ -121,7 +121,7 @@ def test_an_output_that_cannot_be_had_is_asked_for_again_then_given_up(site: Sit
         for key, operation in list(site.cluster._pending.items()):
             assert operation.verb == "collect"
             del site.cluster._pending[key]
-            site.cluster._done.append(Outcome(operation=operation, time=site.world.now, error="podman is ill"))
+            site.cluster._done.append(OperationOutcome(operation=operation, time=site.world.now, error="podman is ill"))
         site.world.now += LONGEST_PAUSE_S
     site.turn(3)
     assert not host.boxes
@@ -399,7 +399,7 @@ def test_every_tick_counts_an_output_that_cannot_be_had(site: Site) -> None:
         site.cycle.run(0)
         for key, operation in list(site.cluster._pending.items()):
             del site.cluster._pending[key]
-            site.cluster._done.append(Outcome(operation=operation, time=site.world.now, error="podman is ill"))
+            site.cluster._done.append(OperationOutcome(operation=operation, time=site.world.now, error="podman is ill"))
         site.world.now += 60
         site.cycle.run(0)  # settles
         site.cluster._pending.clear()
@@ -495,7 +495,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
 
 def test_a_jobs_part_of_its_partition_is_that_of_what_it_takes_most_of() -> None:
     """Three nodes of 4 GPUs, 16 cores and 64 GiB."""
-    one = Job(id="j", user="u", uid=1, spec=spec(), state=JobState.PENDING, submit_time=0.0)
+    one = JobRecord(id="j", user="u", uid=1, spec=spec(), state=JobState.PENDING, submit_time=0.0)
     (partition,) = inventory().partitions
 
     def share(whole: Partition, **fields: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.accounting.usage import Counters, Holding, usage_between
+from gpusched.accounting.usage import Counters, GpuHolding, usage_between
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
 
@@ -20,7 +20,7 @@ def joules(*readings: NodeReading) -> float:
     counters, total, before = Counters(), 0.0, None
     for after in readings:
         earlier = counters.bridged("n", before, after)
-        rows = usage_between(NODE, earlier, after, {0: [Holding("job", "ann", 1e9)]})
+        rows = usage_between(NODE, earlier, after, {0: [GpuHolding("job", "ann", 1e9)]})
         assert all(row.job_id == "job" for row in rows)
         total += sum(row.energy_j for row in rows)
         before = after

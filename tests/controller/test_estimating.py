@@ -13,7 +13,7 @@ from gpusched.controller.estimating import Estimates, estimated
 from gpusched.estimation.features import Forest
 from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from tests.controller.folding import spec
@@ -37,15 +37,15 @@ def usual(typical_s: float = 3600.0, times: float = 1.0) -> Predictor:
     )
 
 
-def past(name: str, seconds: float, submit: float = BEGIN, user: str = "someone") -> Job:
-    return Job(
+def past(name: str, seconds: float, submit: float = BEGIN, user: str = "someone") -> JobRecord:
+    return JobRecord(
         id=ids.mint(submit), user=user, uid=1, spec=spec(name=name), state=JobState.COMPLETED, submit_time=submit,
         start_time=submit, end_time=submit + seconds, attempt=1,
     )  # fmt: skip
 
 
-def waits(name: str, submit: float, limit: int = 5000) -> Job:
-    return Job(
+def waits(name: str, submit: float, limit: int = 5000) -> JobRecord:
+    return JobRecord(
         id=ids.mint(submit), user="someone", uid=1, spec=spec(name=name, time_limit_s=limit), state=JobState.PENDING,
         submit_time=submit,
     )  # fmt: skip

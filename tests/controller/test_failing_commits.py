@@ -14,7 +14,7 @@ import pytest
 
 from gpusched.client.context import Client
 from gpusched.client.wait import wait_for_ids
-from gpusched.cluster.base import Operation, Outcome
+from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.controller.cycle import Cycle
@@ -22,7 +22,7 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimates
 from gpusched.controller.fold import MOST_TOLD, CommandApplier
 from gpusched.controller.launcher import Launcher
-from gpusched.controller.notices.desk import NoticeDesk
+from gpusched.controller.notices.desk import NotificationService
 from gpusched.controller.planning import Planner
 from gpusched.controller.promoting import LivePolicies
 from gpusched.errors import GpuschedError
@@ -111,7 +111,7 @@ def story(policy: Path) -> list[list[AnyCommand]]:
             c.ShadowOff(time=at(), partition="p"),
             c.Promote(time=at(), partition="p", path=str(policy), version=version, reason="better"),
             c.Cancel(time=at(), job_ids=("nobody",)),
-            c.Asked(time=at(), job_id=a, attempt=0, act="cancel", job_ids=(f"{array}_3",)),
+            c.RelayedCommand(time=at(), job_id=a, attempt=0, act="cancel", job_ids=(f"{array}_3",)),
             c.Submit(time=at(), id=inner, spec=spec(), asked_by=a),
         ],
         [c.Rollback(time=at(), partition="p", reason="worse"), c.Cancel(time=at(), job_ids=(b, function))],
@@ -211,7 +211,7 @@ def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recor
 ) -> None:
     sent: list[str] = []
     monkeypatch.setattr("gpusched.controller.notices.delivery.deliver", lambda one: sent.append(one.key))
-    notices = NoticeDesk(desk.store, lambda text: None)
+    notices = NotificationService(desk.store, lambda text: None)
     desk.store.add_notices([Notice(key="k", to="mail ann@x", made=NOW, due=NOW, body={"text": "t"})])
     notices.step(desk.inventory, NOW)
     failing = fail(desk.store, "database or disk is full", lambda number: number <= 3)
@@ -226,10 +226,10 @@ def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recor
 class Stub(SshCluster):
     """Of which one operation has ended."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: OperationOutcome) -> None:
         self.outcomes = [outcome]
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[OperationOutcome]:
         found, self.outcomes = self.outcomes, []
         return found
 
@@ -239,7 +239,7 @@ def test_how_an_operation_ended_is_not_forgotten_with_the_commit(desk: Desk) -> 
     rank = RankRecord(job_id=job_id(0), attempt=1, rank=0, node="n0", runtime="podman")
     desk.store.put_ranks([rank])
     done = Operation(verb="signal", node="n0", rank=rank, signal="TERM")
-    cluster = Stub(Outcome(operation=done, time=NOW))
+    cluster = Stub(OperationOutcome(operation=done, time=NOW))
 
     def cycle() -> Cycle:
         return Cycle(desk.store, desk.state, desk.inventory, {}, cluster, lambda: NOW)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.fold import Caller, CommandApplier, Refused
+from gpusched.controller.fold import Caller, CommandApplier, CommandRefused
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -108,7 +108,7 @@ def test_a_users_hold_does_not_take_the_place_of_an_admins(desk: Desk) -> None:
     def say(command: AnyCommand, caller: Caller) -> str:
         try:
             desk.folder()._apply(command, caller, NOW)
-        except Refused as refused:
+        except CommandRefused as refused:
             return str(refused)
         return ""
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from gpusched.config.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from gpusched.controller import launcher
 from gpusched.controller.planning import isolated
-from gpusched.controller.ranks import Step
+from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand
-from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
 from gpusched.queue import snapshots
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
@@ -80,7 +80,7 @@ def test_a_running_job_whose_step_raises_is_set_aside_and_fenced(site: Site, mon
     job = site.submit()
     site.turn(3)
 
-    def step_of(found: Job, *more: Any) -> Step:
+    def step_of(found: JobRecord, *more: Any) -> ReconcileResult:
         if found.id == job:
             raise OverflowError("cannot fit")
         return reconcile_job(found, *more)
@@ -125,7 +125,7 @@ def test_a_running_job_that_keeps_others_from_being_decided_about_is_set_aside(
     site.turn(3)
     real = snapshots.expected_end
 
-    def fault(job: Job, start: float) -> float:
+    def fault(job: JobRecord, start: float) -> float:
         if job.id == bad:
             raise OverflowError("cannot fit")
         return real(job, start)

@@ -18,7 +18,7 @@ from gpusched.controller.launchfaults import (
     with_failure,
     with_success,
 )
-from gpusched.model.jobs import Job, JobState, Mount
+from gpusched.model.jobs import JobRecord, JobState, Mount
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import FailedLaunch, NodeRecord
 from tests.controller.folding import spec
@@ -88,8 +88,8 @@ def test_what_a_user_wrote_is_not_the_engines_word() -> None:
     )
 
 
-def job(*nodes: str, user: str = "ann", requeue: bool = True) -> Job:
-    return Job(
+def job(*nodes: str, user: str = "ann", requeue: bool = True) -> JobRecord:
+    return JobRecord(
         id="j", user=user, uid=1, spec=spec(requeue=requeue), state=JobState.STARTING, submit_time=0,
         unlaunched_on=nodes,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from gpusched.controller.launcher import Launcher
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import UsageError
 from gpusched.model.images import TRANSPORTS, image_error
-from gpusched.model.jobs import Allocation, Job, JobState, Mount, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, Mount, NodeAllocation
 from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.resources import Inventory, RuntimeName
 from gpusched.queue.store import RankRecord, Store
@@ -33,20 +33,20 @@ from tests.controller.imagined import inventory
 ID = "0123456789a"
 
 
-def job(nodes: int = 1, gpus: tuple[int, ...] = (2, 3), **changes: Any) -> Job:
+def job(nodes: int = 1, gpus: tuple[int, ...] = (2, 3), **changes: Any) -> JobRecord:
     fields = {k: changes.pop(k) for k in ("id", "array_id", "array_index", "attempt") if k in changes}
     job_id = str(fields.get("id", ID))
     parts = tuple(
         NodeAllocation(rank=r, node=f"n{r}", gpus=gpus, cores=8, memory_mib=4096) for r in range(nodes)
     )  # fmt: skip
     more: dict[str, Any] = {"id": ID, "attempt": 2} | fields
-    return Job(
+    return JobRecord(
         user="alice", uid=1, spec=spec(nodes=nodes, gpus_per_node=len(gpus), **changes), state=JobState.STARTING,
         submit_time=0.0, allocation=Allocation(job_id, parts), master_port=23456, **more,
     )  # fmt: skip
 
 
-def env(of: Job, rank: int = 0, declared: Inventory | None = None) -> dict[str, str]:
+def env(of: JobRecord, rank: int = 0, declared: Inventory | None = None) -> dict[str, str]:
     assert of.allocation is not None
     return environment(of, of.allocation.parts[rank], declared or inventory())
 
@@ -227,7 +227,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     store.close()
 
 
-def launches(launcher: Launcher, of: Job, declared: Inventory | None = None) -> list[Operation]:
+def launches(launcher: Launcher, of: JobRecord, declared: Inventory | None = None) -> list[Operation]:
     assert of.allocation is not None
     ranks = [
         RankRecord(job_id=of.id, attempt=of.attempt, rank=part.rank, node=part.node, runtime="podman")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.model.readings import Gpu, Nic, NodeReading, NodeState, ProbeFailure, Wiring
 from gpusched.model.resources import Settings
@@ -32,7 +32,7 @@ def update(
     record: NodeRecord, result: NodeReading | ProbeFailure | None, now: float = NOW, has_jobs: bool = False,
     held: dict[int, tuple[str, ...]] | None = None,
 ) -> tuple[NodeRecord, list[str]]:  # fmt: skip
-    observation = Observation(began=now - 1, result=result) if result is not None else None
+    observation = NodeObservation(began=now - 1, result=result) if result is not None else None
     changed, events = update_record(record, NODE, observation, held or {}, has_jobs, SETTINGS, now)
     return changed, [e.kind for e in events]
 
@@ -114,7 +114,7 @@ def test_dead_is_down_for_long_enough() -> None:
 
 
 def test_what_is_stuck_there_stands_in_the_reason() -> None:
-    observation = Observation(began=NOW - 1, result=reading())
+    observation = NodeObservation(began=NOW - 1, result=reading())
     record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not allocated: x")
     assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not allocated: x")
 
@@ -150,7 +150,7 @@ def test_faults_are_counted_and_all_held_gpus_make_a_node_full() -> None:
     almost = {i: ("j",) for i in range(GPUS - 1)}
     assert update(SEEN, reading(), has_jobs=True, held=almost)[0].state == NodeState.MIXED
     cpu = msgspec.structs.replace(NODE, gpus=0)
-    observation = Observation(began=NOW - 1, result=reading(gpus=()))
+    observation = NodeObservation(began=NOW - 1, result=reading(gpus=()))
     assert update_record(SEEN, cpu, observation, {}, True, SETTINGS, NOW)[0].state == NodeState.MIXED
 
 
@@ -187,7 +187,7 @@ def test_what_is_said_of_a_node_that_left() -> None:
     def said(
         record: NodeRecord, result: NodeReading | ProbeFailure, has_jobs: bool, stuck: str = ""
     ) -> tuple[str, str]:
-        observation = Observation(began=NOW - 1, result=result)
+        observation = NodeObservation(began=NOW - 1, result=result)
         found, _ = update_record(record, NODE, observation, {}, has_jobs, SETTINGS, NOW, stuck, left=True)
         again, _ = update_record(found, NODE, None, {}, has_jobs, SETTINGS, NOW, stuck, left=True)
         assert again.reason == found.reason
@@ -202,7 +202,7 @@ def test_what_is_said_of_a_node_that_left() -> None:
 
 
 def test_leaving_and_coming_back_are_events() -> None:
-    observation = Observation(began=NOW - 1, result=reading())
+    observation = NodeObservation(began=NOW - 1, result=reading())
     left, events = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, left=True)
     assert (left.left, [e.kind for e in events]) == (True, ["left_inventory"])
     _, events = update_record(left, NODE, observation, {}, False, SETTINGS, NOW, left=True)

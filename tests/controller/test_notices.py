@@ -12,11 +12,11 @@ import pytest
 from gpusched.accounting.usage import BUCKET_S
 from gpusched.controller.notices import desk
 from gpusched.controller.notices.delivery import Sending, deliver, message_of
-from gpusched.controller.notices.desk import NoticeDesk
+from gpusched.controller.notices.desk import NotificationService
 from gpusched.controller.notices.making import Maker
 from gpusched.model.arrays import part_of
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store, UsageRow
@@ -32,14 +32,14 @@ def store(tmp_path: Path) -> Store:
     return Store.create_or_open(tmp_path)
 
 
-def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] = (), **fields: Any) -> Job:
+def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] = (), **fields: Any) -> JobRecord:
     part = NodeAllocation(rank=0, node="n0", gpus=(0, 1), cores=1, memory_mib=1)
     given: dict[str, Any] = {
         "id": name, "user": "ada", "uid": 1, "state": JobState.RUNNING, "submit_time": T, "start_time": T, "attempt": 1,
         "spec": spec(gpus_per_node=2, mail=mail, notify=notify, time_limit_s=3600),
         "allocation": Allocation(name, (part,)),
     }  # fmt: skip
-    return Job(**given | fields)
+    return JobRecord(**given | fields)
 
 
 def made(store: Store, asked: Notices, event: Event | None = None, now: float = T) -> list[tuple[str, str]]:
@@ -152,7 +152,7 @@ def post(monkeypatch: pytest.MonkeyPatch) -> Post:
 
 
 def told(of: Store) -> Callable[[Inventory, float], None]:
-    told = NoticeDesk(of, lambda text: None)
+    told = NotificationService(of, lambda text: None)
     return lambda inventory, now: told.step(inventory, now)
 
 

@@ -14,9 +14,9 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decision
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Requeue, Submit
-from gpusched.model.jobs import Ending, Job, JobState, Preemptions
+from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.plan import Plan, Preempt
-from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.policy import PolicySpec, PreemptionSettings
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import finished_lately
@@ -30,7 +30,7 @@ from tests.controller.test_reconcile import ID, NOW, ending, ranks, reconcile_jo
 from tests.controller.test_reconcile import job as job_in
 from tests.controller.test_reconcile import world as sees
 
-RULES = Preempting(min_run_s=5.0, per_hour=2, restart_s=0.0)
+RULES = PreemptionSettings(min_run_s=5.0, per_hour=2, restart_s=0.0)
 POLICIES = {"p": PolicySpec(name="stopper", version="7", backfill="easy", place="best-fit", preempt=RULES)}
 
 
@@ -81,7 +81,7 @@ class Site:
         self.inbox.deliver(command)
         return command.id
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobRecord:
         found = self.store.job(job_id)
         assert found is not None
         return found
@@ -156,7 +156,7 @@ def test_a_job_is_stopped_waits_and_runs_again(site: Site) -> None:
     assert done[before.submit_time].attempt == 2
 
 
-def spec_without(job: Job) -> Any:
+def spec_without(job: JobRecord) -> Any:
     return msgspec.structs.replace(job.spec, preemptible=False)
 
 
@@ -230,7 +230,7 @@ def test_queued_anew_after_its_end_it_begins_from_the_beginning(site: Site) -> N
 # -- one step
 
 
-def stopping(decided: float = NOW - 5, nodes: int = 1, **more: Any) -> Job:
+def stopping(decided: float = NOW - 5, nodes: int = 1, **more: Any) -> JobRecord:
     made = Preemptions().once_more(decided, "stopper", "7", "other")
     how = Ending(
         outcome=JobState.PENDING, reason="Preempted", message="stopped", kill_at=decided + 10, preemptions=made

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller.progress import note_progress
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import ContainerReading, NodeReading, ProgressReading, SavedReading
 from gpusched.queue.store import Store
@@ -76,18 +76,18 @@ def test_a_clock_that_was_set_changes_no_pace() -> None:
     assert later.saved_at is None
 
 
-def _job(attempt: int = 1) -> Job:
+def _job(attempt: int = 1) -> JobRecord:
     spec = JobSpec(name="n", partition="p", gpus_per_node=4, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
     parts = tuple(NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1) for r in range(2))
-    return Job(
+    return JobRecord(
         id="j", user="u", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0.0, start_time=40.0, attempt=attempt,
         allocation=Allocation("j", parts),
     )  # fmt: skip
 
 
-def _seen(node: str, name: str, now: float, **fields: object) -> dict[str, Observation]:
+def _seen(node: str, name: str, now: float, **fields: object) -> dict[str, NodeObservation]:
     container = ContainerReading(name=name, phase="running", **fields)  # type: ignore[arg-type]
-    return {node: Observation(began=now, result=NodeReading(node=node, time=now, containers=(container,)))}
+    return {node: NodeObservation(began=now, result=NodeReading(node=node, time=now, containers=(container,)))}
 
 
 def test_only_the_present_attempt_on_the_node_of_rank_0_counts(store: Store) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy
-from gpusched.controller.promoting import PolicyDesk, take_up
+from gpusched.controller.promoting import PolicyCommandHandler, load_active_policies
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.events import Event
@@ -38,9 +38,9 @@ class Office:
         path.write_text(text)
         return load_policy(path)
 
-    def desk(self) -> PolicyDesk:
+    def desk(self) -> PolicyCommandHandler:
         self.now += 1
-        return PolicyDesk(self.store, self.state, self.inventory)
+        return PolicyCommandHandler(self.store, self.state, self.inventory)
 
     def path(self, name: str) -> str:
         own = self.folder / "policies" / f"{name}.yaml"
@@ -60,7 +60,9 @@ class Office:
         self.desk().rollback(Rollback(time=NOW, partition="p", reason="worse"), "bob", self.now)
 
     def in_charge(self) -> str:
-        return take_up(self.store, self.inventory, load_policies(self.inventory), self.now).policies["p"].name
+        return (
+            load_active_policies(self.store, self.inventory, load_policies(self.inventory), self.now).policies["p"].name
+        )
 
     def last(self) -> PolicyChange:
         return self.store.live_changes()["p"]
@@ -122,7 +124,10 @@ def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
     seen = load_policy(office.path("mine")).version
     office.promote("mine")
     office.write("mine", "order: ljf\n")
-    assert take_up(office.store, office.inventory, {"p": office.last().spec}, NOW).policies["p"].order == "sjf"
+    assert (
+        load_active_policies(office.store, office.inventory, {"p": office.last().spec}, NOW).policies["p"].order
+        == "sjf"
+    )
     for ask in (office.promote, office.shadow):
         with pytest.raises(GpuschedError, match=f"was {seen}: it has changed"):
             ask("mine", version=seen)
@@ -175,10 +180,10 @@ def test_what_files_have_changed_is_recorded_first(office: Office) -> None:
     office.rollback()
     assert office.in_charge() == "mine"
     office.write("mine", "order: ljf\n")
-    charge = take_up(office.store, office.inventory, load_policies(office.inventory), office.now)
+    charge = load_active_policies(office.store, office.inventory, load_policies(office.inventory), office.now)
     assert (charge.policies["p"].order, charge.digests, office.last().act) == ("ljf", {}, "files")
     office.promote("easy")
-    charge = take_up(office.store, office.inventory, load_policies(office.inventory), office.now)
+    charge = load_active_policies(office.store, office.inventory, load_policies(office.inventory), office.now)
     assert charge.digests == {"p": ""}, "of what was promoted, those of agents are looked at"
 
 

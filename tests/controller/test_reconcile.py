@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller.completing import retry_delay_s
-from gpusched.controller.ranks import ReconcileInput, Step
+from gpusched.controller.ranks import ReconcileInput, ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
-from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
+from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord
@@ -22,7 +22,7 @@ ID = "0123456789a"
 SETTINGS = Settings(grace_s=10, max_retries=2, node_fail_after_s=60)
 
 
-def job(state: JobState, nodes: int = 1, **changes: Any) -> Job:
+def job(state: JobState, nodes: int = 1, **changes: Any) -> JobRecord:
     parts = tuple(
         NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1024) for r in range(nodes)
     )  # fmt: skip
@@ -31,7 +31,7 @@ def job(state: JobState, nodes: int = 1, **changes: Any) -> Job:
         "attempt": 1, "allocation": Allocation(ID, parts),
         "start_time": None if state is JobState.STARTING else NOW - 100,
     }  # fmt: skip
-    return Job(**fields | changes)
+    return JobRecord(**fields | changes)
 
 
 def ranks(nodes: int = 1, **changes: Any) -> list[RankRecord]:
@@ -41,32 +41,32 @@ def ranks(nodes: int = 1, **changes: Any) -> list[RankRecord]:
 
 def says(
     phase: str | None, rank: int = 0, *, skew: float = 0.0, boot: str = "b", **more: Any
-) -> dict[str, Observation]:
+) -> dict[str, NodeObservation]:
     """A node's answer: its container in a phase (None: nothing there)."""
     box = ContainerReading(name=container_name(ID, 1, rank), phase=phase, **more) if phase else None  # type: ignore[arg-type]
     reading = NodeReading(
         node=f"n{rank}", time=NOW, boot_id=boot, clock_skew_s=skew, containers=(box,) if box else (),
     )  # fmt: skip
-    return {f"n{rank}": Observation(began=NOW - 0.1, result=reading)}
+    return {f"n{rank}": NodeObservation(began=NOW - 0.1, result=reading)}
 
 
-def silent(rank: int = 0) -> dict[str, Observation]:
+def silent(rank: int = 0) -> dict[str, NodeObservation]:
     failure = ProbeFailure(node=f"n{rank}", time=NOW, kind="timeout", reason="no answer")
-    return {f"n{rank}": Observation(began=NOW - 3, result=failure)}
+    return {f"n{rank}": NodeObservation(began=NOW - 3, result=failure)}
 
 
-def world(*answers: dict[str, Observation], **changes: Any) -> ReconcileInput:
+def world(*answers: dict[str, NodeObservation], **changes: Any) -> ReconcileInput:
     fields: dict[str, Any] = {"dead": frozenset(), "busy": frozenset()}
     observations = {k: v for answer in answers for k, v in answer.items()}
     return ReconcileInput(now=NOW, settings=SETTINGS, observations=observations, **fields | changes)
 
 
-def ending(step: Step) -> Ending:
+def ending(step: ReconcileResult) -> Ending:
     assert step.job.ending is not None
     return step.job.ending
 
 
-def verbs(step: Step) -> list[tuple[str, int, str | None]]:
+def verbs(step: ReconcileResult) -> list[tuple[str, int, str | None]]:
     return [(w.verb, w.rank.rank, w.signal) for w in step.operations]
 
 
@@ -348,7 +348,7 @@ def test_a_gang_fails_as_one() -> None:
 # -- COMPLETING
 
 
-def completing(outcome: JobState, nodes: int = 1, kill_at: float = NOW + 5, **more: Any) -> Job:
+def completing(outcome: JobState, nodes: int = 1, kill_at: float = NOW + 5, **more: Any) -> JobRecord:
     return job(JobState.COMPLETING, nodes, ending=Ending(outcome=outcome, reason="x", kill_at=kill_at, **more))
 
 
@@ -530,7 +530,7 @@ def test_one_that_cannot_be_ended_is_told_of_and_the_job_does_not_wait_for_it() 
 
 
 def test_the_end_of_an_attempt_is_its_last_ranks_and_a_gang_that_was_lost_in_part_ends_now() -> None:
-    def gang(*finished: float | None, start: float = NOW - 100) -> Step:
+    def gang(*finished: float | None, start: float = NOW - 100) -> ReconcileResult:
         records = [
             msgspec.structs.replace(r, gone=True, exit_code=0, finished_at=at)
             for r, at in zip(ranks(2), finished, strict=True)

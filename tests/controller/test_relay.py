@@ -58,7 +58,7 @@ OWNER, ADMIN, OTHER = 64001, 3, 64003
 class Caller:
     """A client's end of a session that runs in a thread."""
 
-    def __init__(self, site: relay.Site, uid: int, request: Request | bytes) -> None:
+    def __init__(self, site: relay.RelayContext, uid: int, request: Request | bytes) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(60)
         self.said: list[str] = []
@@ -68,7 +68,7 @@ class Caller:
         self.sock.sendall(request if isinstance(request, bytes) else frame(REQUEST, msgspec.json.encode(request)))
         self.output, self.errors, self.code, self.failure = b"", b"", None, ""
 
-    def _serve(self, sock: socket.socket, uid: int, site: relay.Site) -> None:
+    def _serve(self, sock: socket.socket, uid: int, site: relay.RelayContext) -> None:
         with sock:
             relay.serve(sock, uid, site, self.said.append)
 
@@ -116,8 +116,8 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 @pytest.fixture
-def site(cluster: Cluster) -> relay.Site:
-    return relay.Site(cluster.state, cluster.inventory)
+def site(cluster: Cluster) -> relay.RelayContext:
+    return relay.RelayContext(cluster.state, cluster.inventory)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def running(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def call(site: relay.Site, running: Attempt) -> Callable[..., Caller]:
+def call(site: relay.RelayContext, running: Attempt) -> Callable[..., Caller]:
     def ask(*argv: str, uid: int = OWNER, **fields: Any) -> Caller:
         return Caller(site, uid, Exec(job=ID, rank=0, argv=argv, **fields))
 
@@ -143,7 +143,7 @@ def pids(*words: str) -> list[int]:
     return [int(p) for p in os.listdir("/proc") if p.isdigit() and command_line(int(p)) == list(words)]
 
 
-def test_who_may(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+def test_who_may(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
     for uid in (OWNER, ADMIN, 0):
         heard = call("sh", "-c", "echo out; echo err >&2; exit 9", uid=uid).hear()
         assert (heard.output, heard.errors, heard.code, heard.failure) == (b"out\n", b"err\n", 9, "")
@@ -163,7 +163,7 @@ def test_who_may(call: Callable[..., Caller], site: relay.Site, cluster: Cluster
         assert "belongs to ann" in refused.failure
 
 
-def test_what_is_not_there(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+def test_what_is_not_there(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
     def refusal(request: Request) -> str:
         return Caller(site, 0, request).hear().failure
 
@@ -176,7 +176,7 @@ def test_what_is_not_there(call: Callable[..., Caller], site: relay.Site, cluste
     assert "is COMPLETED" in refusal(Exec(job=ID, rank=0, argv=("id",)))
 
 
-def test_who_may_be_attached(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+def test_who_may_be_attached(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
     asked = Attach(job=ID, attempt=1), Forward(job=ID, attempt=1, port=22)
     for request in asked:
         assert "belongs to ann" in Caller(site, OTHER, request).hear().failure
@@ -189,7 +189,9 @@ def test_who_may_be_attached(call: Callable[..., Caller], site: relay.Site, clus
     assert "belongs to ann" in Caller(site, OTHER, asked[1]).hear().failure
 
 
-def test_a_port_of_a_job(call: Callable[..., Caller], site: relay.Site, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_port_of_a_job(
+    call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster, tmp_path: Path
+) -> None:
     ours = job(ID, JobState.RUNNING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
     cluster.store.put_jobs([ours])
     (launch,) = (tmp_path / "xdg").glob("gpusched-node/*/*/*/launch")
@@ -245,7 +247,7 @@ def test_a_client_that_goes_ends_its_session(call: Callable[..., Caller], fields
     assert caller.said == []
 
 
-def test_following_ends_with_the_client(site: relay.Site, call: Callable[..., Caller]) -> None:
+def test_following_ends_with_the_client(site: relay.RelayContext, call: Callable[..., Caller]) -> None:
     caller = Caller(site, OWNER, NodeLog(job=ID, attempt=1, rank=0, follow=True))
     caller.hear(b"begun")
     caller.hang_up()
@@ -264,17 +266,17 @@ def test_a_client_that_does_not_read_holds_up_its_own_session_only(call: Callabl
 
 
 def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_one(
-    cluster: Cluster, site: relay.Site
+    cluster: Cluster, site: relay.RelayContext
 ) -> None:
     with contextlib.closing(Store.create_or_open(cluster.state)) as store:
         keep(store, declared_or_kept(cluster.inventory, cluster.state))
     names = [node.name for node in site.inventory().nodes]
     cluster.inventory.write_text("partitions: [")
-    begun = relay.Site(cluster.state, cluster.inventory)
+    begun = relay.RelayContext(cluster.state, cluster.inventory)
     assert [node.name for node in begun.inventory().nodes] == names
 
 
-def test_so_many_sessions_of_a_user(site: relay.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
     door, callers = relay.Door(site, print), []
     for _ in range(3):
@@ -313,7 +315,7 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
             assert process.wait(60) == 0
 
 
-def test_sessions_are_counted_by_user(site: relay.Site) -> None:
+def test_sessions_are_counted_by_user(site: relay.RelayContext) -> None:
     door = relay.Door(site, print)
     door._inside.update({OWNER: 3, OTHER: 1})
     door._leave(OWNER)
@@ -350,7 +352,7 @@ def ends() -> Iterator[tuple[socket.socket, Timed]]:
         yield ours, timed
 
 
-def test_a_client_has_ten_seconds_to_ask(site: relay.Site, ends: tuple[socket.socket, Timed]) -> None:
+def test_a_client_has_ten_seconds_to_ask(site: relay.RelayContext, ends: tuple[socket.socket, Timed]) -> None:
     ours, theirs = ends
     ours.sendall(frame(REQUEST, b"{}")[:3])
     relay.serve(theirs, OWNER, site, print)
@@ -363,7 +365,7 @@ def test_a_client_that_asks_bit_by_bit_has_no_longer(
 ) -> None:
     ours, theirs = ends
     monkeypatch.setattr(relay.time, "monotonic", Clock())
-    peer = peers.Peer(theirs)
+    peer = peers.RelayPeer(theirs)
     ours.sendall(frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0))))
     monkeypatch.setattr(relay.wire, "CHUNK", 8)
     with pytest.raises(relay.wire.Garbled, match="no request"):
@@ -376,14 +378,14 @@ def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> No
     ours, theirs = ends
     asked = KeptLog(job=ID, attempt=1, rank=0)
     ours.sendall(frame(REQUEST, msgspec.json.encode(asked)) + frame(INPUT, b"x"))
-    assert peers.Peer(theirs).request() == asked
+    assert peers.RelayPeer(theirs).request() == asked
     assert theirs.asked[-1] is None, "from then on it takes its time"
     ours.sendall(frame(INPUT, b"x"))
     with pytest.raises(relay.wire.Garbled, match="no request"):
-        peers.Peer(theirs).request()
+        peers.RelayPeer(theirs).request()
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(relay.wire.Garbled, match="no request"):
-        peers.Peer(theirs).request()
+        peers.RelayPeer(theirs).request()
 
 
 @pytest.mark.parametrize(
@@ -398,7 +400,7 @@ def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
     monkeypatch.setattr(relay.time, "monotonic", clock)
     monkeypatch.setattr(peers, "UNREAD_S", 5.0)
     monkeypatch.setattr(peers, "LOOK_S", 0.0005)
-    peer = peers.Peer(ends[1])
+    peer = peers.RelayPeer(ends[1])
     peer.sending_since = since
     assert peer.last == 101.0
     assert not peer._has_news(limit_s)
@@ -449,7 +451,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
 ) -> None:
     ours, theirs = ends
     asked = frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0)))
-    peer, session = peers.Peer(theirs), Heard()
+    peer, session = peers.RelayPeer(theirs), Heard()
     said = b"".join([*frames, frame(OUTPUT)])  # of a client there is no output
     ours.sendall(asked + (said if at_once else b""))
     with contextlib.suppress(relay.wire.Garbled):
@@ -462,7 +464,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
 
 
 def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.socket, Timed]) -> None:
-    peer, session = peers.Peer(ends[1]), Heard()
+    peer, session = peers.RelayPeer(ends[1]), Heard()
     ends[0].sendall(frame(INPUT, b"abc"))
     ends[0].close()
     peer.listen(session, True, None)  # type: ignore[arg-type]
@@ -472,7 +474,7 @@ def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.soc
 def test_a_session_ends_with_its_listener_and_a_socket_that_was_closed_is_no_error(
     ends: tuple[socket.socket, Timed],
 ) -> None:
-    peer, session = peers.Peer(ends[1]), Heard()
+    peer, session = peers.RelayPeer(ends[1]), Heard()
     peer.start_listening(session, True, None)  # type: ignore[arg-type]
     peer.hang_up()
     assert session.did == ["close"], "before the socket may be closed"
@@ -486,7 +488,7 @@ def test_a_session_ends_with_its_listener_and_a_socket_that_was_closed_is_no_err
 def test_what_is_sent_counts_as_a_sign_of_life(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = peers.Peer(ends[1])
+    peer = peers.RelayPeer(ends[1])
     monkeypatch.setattr(relay.time, "monotonic", lambda: 1e9)
     peer.send(b"x")
     assert (peer.last, peer.sending_since) == (1e9, None)
@@ -496,7 +498,7 @@ def test_what_is_sent_counts_as_a_sign_of_life(
     assert peer.sending_since == 1e9
 
 
-def test_the_inventory_is_read_again_when_it_changes(site: relay.Site, cluster: Cluster) -> None:
+def test_the_inventory_is_read_again_when_it_changes(site: relay.RelayContext, cluster: Cluster) -> None:
     first = site.inventory()
     assert site.inventory() is first
     text = cluster.inventory.read_text()
@@ -513,20 +515,20 @@ def test_the_inventory_is_read_again_when_it_changes(site: relay.Site, cluster: 
     cluster.inventory.unlink()
     assert site.inventory() is changed
     with pytest.raises(GpuschedError, match="cannot be read by the controller"):
-        relay.Site(cluster.state, cluster.inventory).inventory()
+        relay.RelayContext(cluster.state, cluster.inventory).inventory()
 
 
 def test_only_commands_may_not_be_silent_for_ever(
-    site: relay.Site, call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
+    site: relay.RelayContext, call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float | None] = []
-    real = peers.Peer.listen
+    real = peers.RelayPeer.listen
 
-    def listen(self: peers.Peer, session: Session, with_input: bool, limit_s: float | None) -> None:
+    def listen(self: peers.RelayPeer, session: Session, with_input: bool, limit_s: float | None) -> None:
         limits.append(limit_s)
         real(self, session, with_input, limit_s)
 
-    monkeypatch.setattr(peers.Peer, "listen", listen)
+    monkeypatch.setattr(peers.RelayPeer, "listen", listen)
     call("true").hear()
     limits.clear()
     call("true", stdin=True).hear()
@@ -536,7 +538,7 @@ def test_only_commands_may_not_be_silent_for_ever(
 
 
 def test_without_a_store_there_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    empty = relay.Site(tmp_path / "empty", cluster.inventory)
+    empty = relay.RelayContext(tmp_path / "empty", cluster.inventory)
     assert Caller(empty, 0, KeptLog(job=ID, attempt=1, rank=0)).hear().failure == "there is no store"
 
 
@@ -552,7 +554,7 @@ def turned_away(door: relay.Door) -> str:
         return failure.message
 
 
-def test_sessions_are_bounded_in_all_too(site: relay.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_bounded_in_all_too(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     door = relay.Door(site, print)
     door._inside.update({n: 1 for n in range(relay.MAX_SESSIONS)})
     before = dict(door._inside)

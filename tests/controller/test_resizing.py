@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Observation
-from gpusched.controller.ranks import Step
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.resizing import NOT_SAVED, begin_resize
-from gpusched.model.jobs import Elastic, Ending, Job, JobState, Resizes, ResizeTo
+from gpusched.model.jobs import Elastic, Ending, JobRecord, JobState, Resizes, ResizeTo
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.readings import ProgressReading, SavedReading
@@ -23,11 +23,11 @@ POLICY = PolicySpec(name="sized", resize=Resizing(start_timeout_s=50.0))
 ASKED = NOW - 5.0
 
 
-def elastic(state: JobState, **changes: Any) -> Job:
+def elastic(state: JobState, **changes: Any) -> JobRecord:
     return job(state, **{"spec": msgspec.structs.replace(spec(), elastic=SIZES)} | changes)
 
 
-def asked(kill_at: float = NOW + 5.0, **to: Any) -> Job:
+def asked(kill_at: float = NOW + 5.0, **to: Any) -> JobRecord:
     """A job that was asked five seconds ago to go on with two GPUs."""
     resize = ResizeTo(gpus=2, asked_at=ASKED, **to)
     end = Ending(outcome=JobState.PENDING, reason="Resized", kill_at=kill_at, resize=resize)
@@ -42,7 +42,7 @@ def told(step: float, age_s: float) -> dict[str, Any]:
     return {"progress": ProgressReading(step=step, of=10, age_s=age_s)}
 
 
-def step_of(of: Job, *answers: dict[str, Observation], **record: Any) -> Step:
+def step_of(of: JobRecord, *answers: dict[str, NodeObservation], **record: Any) -> ReconcileResult:
     return reconcile_job(of, ranks(**record), world(*answers))
 
 
@@ -116,7 +116,7 @@ def test_what_it_said_is_remembered_where_its_ranks_end_one_after_the_other() ->
     assert (step.job.state, step.job.resizes.frozen) == (JobState.PENDING, "")
 
 
-def up(**changes: Any) -> Job:
+def up(**changes: Any) -> JobRecord:
     """A job that runs at a new size since a hundred seconds."""
     resizes = Resizes(count=1, times=(NOW - 108.0,), before=2, start_timeout_s=101.0)
     return elastic(JobState.RUNNING, resizes=msgspec.structs.replace(resizes, **changes))
@@ -178,7 +178,7 @@ def test_a_start_and_an_end_in_one_look_leave_both_marks() -> None:
 
 
 def test_its_time_limit_bounds_what_it_runs_at_all_sizes_together() -> None:
-    def ran(had_s: float, limit_s: int) -> Job:
+    def ran(had_s: float, limit_s: int) -> JobRecord:
         found = msgspec.structs.replace(spec(time_limit_s=limit_s), elastic=SIZES)
         return elastic(JobState.RUNNING, spec=found, resizes=Resizes(count=1, had_s=had_s))
 

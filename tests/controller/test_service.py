@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
 from gpusched.controller.service import Service, Stop, run_forever, tick_once
 from gpusched.errors import GpuschedError
@@ -51,7 +51,7 @@ class Nodes(ImaginedCluster):
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
-    ) -> dict[str, Observation]:
+    ) -> dict[str, NodeObservation]:
         self.waited.append(patience_s)
         self.trouble, trouble = None, self.trouble
         if trouble is not None:

@@ -16,7 +16,7 @@ from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Difference, Shadow
-from gpusched.queue.store import Run, Store
+from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.decide import decide
 from tests.controller.imagined import inventory
 from tests.sched.worlds import NOW, node, pending, running, snapshot
@@ -142,7 +142,7 @@ def test_budgets_in_words() -> None:
 
 
 def test_it_sees_recent_use_though_no_live_policy_asks_for_it(desk: Desk) -> None:
-    run = Run(
+    run = RunRecord(
         job_id="old", attempt=1, user="alice", partition="p", flavor=None, share=1, gpus=8, start_time=NOW - 900,
         end_time=None, outcome=None, nodes={},
     )  # fmt: skip

@@ -16,9 +16,9 @@ from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.interference import kind_of
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
-from gpusched.model.resources import Inventory, Sharing
+from gpusched.model.resources import Inventory, SharingSettings
 from gpusched.nightly.proof import scenario_for
 from gpusched.nodes.runtimes.apptainer import Apptainer
 from gpusched.nodes.runtimes.base import LaunchRequest
@@ -31,7 +31,7 @@ from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
 from tests.controller.test_crash_orders import POLICIES, CrashOrders
 
-TURNS = Sharing(mode="time-slicing", slowdown=1.0)
+TURNS = SharingSettings(mode="time-slicing", slowdown=1.0)
 
 
 class Site:
@@ -64,7 +64,7 @@ class Site:
         self.inbox.deliver(command)
         return command.id
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobRecord:
         found = self.store.job(job_id)
         assert found is not None
         return found
@@ -193,13 +193,13 @@ def test_what_sharing_costs_is_learned_from_those_that_did(site: Site) -> None:
 def test_mps_is_told_to_jobs_that_may_share_and_no_others() -> None:
     part = NodeAllocation(rank=0, node="n0", gpus=(2, 3), cores=1, memory_mib=1)
     for sharing, share, told in (
-        (Sharing(mode="mps", pipe="/run/mps"), "pairs", True),
-        (Sharing(mode="mps"), "", False),
+        (SharingSettings(mode="mps", pipe="/run/mps"), "pairs", True),
+        (SharingSettings(mode="mps"), "", False),
         (TURNS, "pairs", False),
         (None, "pairs", False),
     ):
         asked = spec(gpus_per_node=2, share=share, gpu_memory_mib=20480 if share else None)
-        job = Job(id="j", user="u", uid=1, spec=asked, state=JobState.STARTING, submit_time=0.0, attempt=1,
+        job = JobRecord(id="j", user="u", uid=1, spec=asked, state=JobState.STARTING, submit_time=0.0, attempt=1,
                   allocation=Allocation("j", (part,)))  # fmt: skip
         env = environment(job, part, inventory(1, sharing))
         mps = {name: value for name, value in env.items() if name.startswith("CUDA_MPS")}

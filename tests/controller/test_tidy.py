@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.cluster.base import Observation, RankKey
+from gpusched.cluster.base import NodeObservation, RankKey
 from gpusched.controller.escalating import gives_up, is_due, stuck_event, stuck_on, tried
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.jobs import container_name
@@ -23,13 +23,13 @@ def rank(**changes: Any) -> RankRecord:
     return RankRecord(job_id=ID, **fields | changes)
 
 
-def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: str | None = "c") -> Observation:
+def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: str | None = "c") -> NodeObservation:
     name = name or container_name(ID, 1, 0)
     box = ContainerReading(name=name, phase=phase, cluster_id=cluster) if phase else None  # type: ignore[arg-type]
-    return Observation(began=began, result=NodeReading(node="n0", time=NOW, containers=(box,) if box else ()))
+    return NodeObservation(began=began, result=NodeReading(node="n0", time=NOW, containers=(box,) if box else ()))
 
 
-def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False, now: float = NOW) -> Tidy:
+def leftovers(record: RankRecord, answer: NodeObservation | None, busy: bool = False, now: float = NOW) -> Tidy:
     observations = {"n0": answer} if answer else {}
     key = frozenset({(ID, 1, 0)}) if busy else frozenset[tuple[str, int, int]]()
     return tidy_leftovers([record], observations, (), key, now)
@@ -104,8 +104,8 @@ def test_what_is_not_there_any_more_is_settled() -> None:
 
 
 def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() -> None:
-    failure = Observation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
-    hung = Observation(began=NOW, result=NodeReading(node="n0", time=NOW, containers=None, runtime_error="x"))
+    failure = NodeObservation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
+    hung = NodeObservation(began=NOW, result=NodeReading(node="n0", time=NOW, containers=None, runtime_error="x"))
     for answer in (failure, hung, None):
         tidy = leftovers(rank(), answer)
         assert (tidy.operations, tidy.settled, tidy.changed) == ([], [], [])
@@ -114,7 +114,7 @@ def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() ->
 
 
 def strays(
-    answer: Observation, known: bool = False, busy: bool = False, removed: float | None = None,
+    answer: NodeObservation, known: bool = False, busy: bool = False, removed: float | None = None,
     told: set[RankKey] | None = None,
 ) -> Tidy:  # fmt: skip
     key = (ID, 1, 0)
@@ -207,8 +207,8 @@ def test_a_stray_is_found_after_others_that_are_none_and_settled_leftovers_need_
         for name, cluster in (("theirs", "c"), (container_name("a0", 1, 0), "d"), (container_name(ID, 1, 0), "c"),
                               (container_name("b0", 2, 1), None))
     ]  # fmt: skip
-    answer = Observation(began=NOW - 1, result=NodeReading(node="n1", time=NOW, containers=tuple(boxes)))
-    silent = Observation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
+    answer = NodeObservation(began=NOW - 1, result=NodeReading(node="n1", time=NOW, containers=tuple(boxes)))
+    silent = NodeObservation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
     removed = {(ID, 1, 0): NOW - 1}  # as old as the question
     news = {"n0": silent, "n1": answer}
     tidy = reap_strays(NODES, frozenset(), removed, news, "c", frozenset(), NOW, set())

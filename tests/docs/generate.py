@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from gpusched.cli.main import COMMANDS, app
-from gpusched.client.reservations import Asked
-from gpusched.client.script.sbatch import OPTIONS, Refused, all_names
+from gpusched.client.reservations import ReservationResult
+from gpusched.client.script.sbatch import OPTIONS, RefusedOption, all_names
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
@@ -28,7 +28,7 @@ from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
@@ -55,11 +55,11 @@ from gpusched.model.resources import (
     ResizeRules,
     RuntimeName,
     Settings,
-    Sharing,
+    SharingSettings,
 )
 from gpusched.model.slurm import SlurmFacts, SlurmMode
 from gpusched.model.topology import Switch
-from gpusched.nightly.proof import Verdict
+from gpusched.nightly.proof import ProofVerdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
 from gpusched.views.jobs import job_dict, slurm_dict
@@ -174,7 +174,7 @@ def _sbatch_results() -> str:
     rows = []
     for name in all_names():
         option = OPTIONS[name]
-        if isinstance(option, Refused):
+        if isinstance(option, RefusedOption):
             here, result = f"{option.why}; {option.hint}" if option.hint else option.why, "refused"
         else:
             here, result = option.means.removeprefix("no effect: "), option.result
@@ -256,7 +256,7 @@ def _node() -> str:
 
 
 def _sharing() -> str:
-    plain = Sharing(mode="mps")
+    plain = SharingSettings(mode="mps")
     defaults = {key: _default(getattr(plain, key), key) for key in ("slowdown", "pipe")}
     return _keys(inventory_fields.SHARING, words.SHARING, defaults)
 
@@ -409,7 +409,7 @@ def json_keys() -> dict[str, list[str]]:
         "policy-change": list(ChangeRow.__struct_fields__),
         "policy-page": list(_sample_policy()),
         "shadow": list(_sample_policy()["shadows"][0]),
-        "verdict": list(Verdict.__struct_fields__),
+        "verdict": list(ProofVerdict.__struct_fields__),
         **replays.json_keys(),
     }
 
@@ -435,8 +435,8 @@ def _sample_quota() -> QuotaReport:
     return QuotaReport(users=(), rows=(QuotaRow(whose="", limit="gpus", used=0.0, most=0.0, reason=""),), now=0.0)
 
 
-def _sample_reservation() -> Asked:
-    return Asked("reserve", Reservation(name="", nodes=(), begin=0.0, end=1.0))
+def _sample_reservation() -> ReservationResult:
+    return ReservationResult("reserve", Reservation(name="", nodes=(), begin=0.0, end=1.0))
 
 
 def _sample_report() -> PowerReport:
@@ -449,7 +449,7 @@ def _sample_report() -> PowerReport:
 # -- the environment of jobs
 
 
-def sample_job() -> Job:
+def sample_job() -> JobRecord:
     """A task of an array of gangs, so that every variable is set."""
     parts = tuple(NodeAllocation(rank=r, node=f"dgx{r + 1}", gpus=(0, 1), cores=64, memory_mib=262144) for r in (0, 1))
     spec = JobSpec(
@@ -458,7 +458,7 @@ def sample_job() -> Job:
         group="vision", qos="normal", reservation="class", array_shape=(10, 0, 9, 1),
         elastic=Elastic(sizes=(1, 2, 4, 8), base_gpus=4, base_cores=128, base_memory_mib=524288),
     )  # fmt: skip
-    return Job(
+    return JobRecord(
         id="1qdvhwy21kc_3", array_id="1qdvhwy21kc", array_index=3, user="alice", uid=1000, spec=spec,
         state=JobState.RUNNING, submit_time=0.0, attempt=1, allocation=Allocation("1qdvhwy21kc_3", parts),
         master_port=21347,

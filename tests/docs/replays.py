@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.agents.dl2.reproduce import Row as Dl2Row
-from gpusched.agents.maifs.reproduce import Row as MaifsRow
-from gpusched.agents.predictor.request import Told, TraceTold
-from gpusched.agents.predictor.train import Evaluation, Judged, Trained
-from gpusched.agents.rltune.reproduce import Line
-from gpusched.agents.topology.reproduce import Row as TopologyRow
-from gpusched.nightly.replays import Report, Verdict
+from gpusched.agents.dl2.reproduce import Dl2Row as Dl2Row
+from gpusched.agents.maifs.reproduce import MaifsRow as MaifsRow
+from gpusched.agents.predictor.request import PredictedJob, TraceTold
+from gpusched.agents.predictor.train import EstimateEvaluation, EstimateScore, TrainedPredictor
+from gpusched.agents.rltune.reproduce import ComparisonLine
+from gpusched.agents.topology.reproduce import TopologyRow as TopologyRow
+from gpusched.nightly.replays import NightlyReport, NightlyVerdict
 from gpusched.nightly.scoring import Score
-from gpusched.promotion.registry import Judged as JudgedPolicy
+from gpusched.promotion.registry import ShadowComparison as JudgedPolicy
 from gpusched.sim.pool import Pool
 from gpusched.study.bounds import Bounds
-from gpusched.study.compare import Change
+from gpusched.study.compare import MeanDifference
 from gpusched.study.metrics import Holder, Metrics
 from gpusched.study.study import row_of
 from gpusched.traces.readers.draft import assemble
@@ -27,22 +27,22 @@ from gpusched.traces.statistics import trace_stats
 
 def json_keys() -> dict[str, list[str]]:
     """The keys, by what they describe."""
-    report = Report(time="", since="", file="", partitions=())
+    report = NightlyReport(time="", since="", file="", partitions=())
     return {
         "replay": list(_row()),
-        "replay-change": list(Change.__struct_fields__),
+        "replay-change": list(MeanDifference.__struct_fields__),
         "replay-holder": list(Holder.__struct_fields__),
         "nightly": list(report.as_json()),
-        "nightly-partition": list(Verdict.__struct_fields__),
+        "nightly-partition": list(NightlyVerdict.__struct_fields__),
         "nightly-judged": list(JudgedPolicy.__struct_fields__),
         "nightly-predictions": list(Score.__struct_fields__),
         "trace-stats": list(trace_stats(_trace())),
-        "predict": list(Told.__struct_fields__),
+        "predict": list(PredictedJob.__struct_fields__),
         "predict-trace": list(TraceTold.__struct_fields__),
-        "predict-train": list(Trained.__struct_fields__),
-        "predict-evaluation": list(Evaluation.__struct_fields__),
-        "predict-estimate": list(Judged.__struct_fields__),
-        "reproduce-rltune": list(Line.__struct_fields__),
+        "predict-train": list(TrainedPredictor.__struct_fields__),
+        "predict-evaluation": list(EstimateEvaluation.__struct_fields__),
+        "predict-estimate": list(EstimateScore.__struct_fields__),
+        "reproduce-rltune": list(ComparisonLine.__struct_fields__),
         "reproduce-dl2": list(Dl2Row.__struct_fields__),
         "reproduce-maifs": list(MaifsRow.__struct_fields__),
         "reproduce-topology": list(TopologyRow.__struct_fields__),

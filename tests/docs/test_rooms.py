@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -35,6 +36,15 @@ def names_in(file: Path) -> set[str]:
 def test_nothing_new_stands_at_the_top_without_a_room() -> None:
     found = {path.name for path in PACKAGE.iterdir() if path.is_file() or any(path.rglob("*.py"))}
     assert found <= TOP | {room.name for room in ROOMS}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = defaultdict(list)
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(file.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in classes.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)

@@ -9,7 +9,7 @@ import pytest
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading
-from gpusched.model.resources import Node, RuntimeName, Sharing
+from gpusched.model.resources import Node, RuntimeName, SharingSettings
 from gpusched.nodes.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 
 NODE = Node(name="n", partition="p", address="n", gpus=2, cores=8, memory_mib=8192, runtime=RuntimeName.PODMAN)
@@ -56,7 +56,7 @@ CASES = [
     (NODE, seen(noise="hi"), READING, "shell", "warn", "hi"),
     (NODE, seen(**FAKE), READING, "python3", "warn", "nvidia-smi"),
     (
-        node(sharing=Sharing(mode="mps", pipe="/run/mps")),
+        node(sharing=SharingSettings(mode="mps", pipe="/run/mps")),
         SEEN,
         READING,
         "mps",
@@ -117,8 +117,8 @@ def test_one_thing_is_wrong(n: Node, s: Inspection, r: NodeReading, check: str, 
         (node(gpus=1, gpu_indices=(1,)), reading(gpus=(msgspec.structs.replace(GPUS[0], error="lost"), GPUS[1]))),
         (node(gpu_type="A100-80GB"), READING),
         (NODE, with_gpu(processes=(GpuProcess(pid=7, container="gpusched-0-1-0"),))),
-        (node(sharing=Sharing(mode="mps")), with_gpu(processes=(GpuProcess(pid=7, command=SERVER),))),
-        (node(sharing=Sharing(mode="time-slicing")), READING),
+        (node(sharing=SharingSettings(mode="mps")), with_gpu(processes=(GpuProcess(pid=7, command=SERVER),))),
+        (node(sharing=SharingSettings(mode="time-slicing")), READING),
     ],
 )
 def test_nothing_is_wrong(n: Node, r: NodeReading) -> None:

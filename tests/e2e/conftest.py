@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, Job
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.queue.store import Reader
 from tests import commands
 from tests.testbed import Testbed, TestNode, wait_until
@@ -238,7 +238,7 @@ class Cluster:
         """The store, to look into: ``with cluster.reader() as reader``. Cheaper than a command line per look."""
         return _Reading(self.state)
 
-    def job(self, job: str) -> Job | None:
+    def job(self, job: str) -> JobRecord | None:
         """The job as the store has it now; None before the controller took it up."""
         with self.reader() as reader:
             return reader.job(job) if reader else None
@@ -248,13 +248,13 @@ class Cluster:
         found = self.job(job)
         return str(found.state) if found else ""
 
-    def wait_state(self, job: str, *states: str, timeout: float = 30) -> Job:
+    def wait_state(self, job: str, *states: str, timeout: float = 30) -> JobRecord:
         """Wait until the job is in one of the states (none given: until it has ended), and return it.
 
         A job that ended in another state than those waited for fails at once.
         """
 
-        def arrived() -> Job | None:
+        def arrived() -> JobRecord | None:
             found = self.job(job)
             if found is not None and (found.state in states if states else found.state in ENDED):
                 return found

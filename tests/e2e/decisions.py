@@ -23,7 +23,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.releases import add
 from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.sizing.rules import wish
-from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import leave_started
 from gpusched.sim.engine.sized import _arrive, _ask, _carry_out, _set_size
@@ -35,7 +35,7 @@ from gpusched.sim.resizing import elastic_of, own_speed
 from gpusched.sim.sized import with_sizes
 from gpusched.sim.stepper import Stepper
 from gpusched.traces.readers.draft import assemble, intern
-from gpusched.traces.trace import Told, Trace
+from gpusched.traces.trace import ProgressRecords, Trace
 from tests.sim.reference_sized import SizedPolicy
 
 RECORDER = """
@@ -123,7 +123,7 @@ def replayed(snapshot: Snapshot) -> Done:
     jobs = _in_order(snapshot)
     epoch = min([snapshot.now, *(job.submit_time or 0.0 for job in jobs)])
     trace, pool = _trace(jobs, epoch, snapshot.now), _pool(snapshot)
-    options = Options(elastic=elastic_of(trace))
+    options = ReplayOptions(elastic=elastic_of(trace))
     stepper, sized = Stepper(trace, pool, options), SizedPolicy(policy, trace, pool, options)
     row = {job.id: n for n, job in enumerate(jobs)}
     for job in sorted(snapshot.running, key=lambda job: job.start_time):
@@ -150,7 +150,7 @@ def compiled(snapshot: Snapshot) -> Done:
     elastic = elastic_of(trace)
     if elastic is None:  # nobody to give another size
         return replayed(snapshot)
-    world, sizer = with_sizes(world_of(trace, pool, of_spec(policy), Options(elastic=elastic)))
+    world, sizer = with_sizes(world_of(trace, pool, of_spec(policy), ReplayOptions(elastic=elastic)))
     sim, passes, log, row = world.sim, world.passes, log_of(world), {job.id: n for n, job in enumerate(jobs)}
 
     def advance(until: float) -> None:
@@ -227,7 +227,7 @@ def _trace(jobs: Sequence[RunningView | PendingView], epoch: float, now: float) 
     def column(values: Sequence[float], kind: type = np.int64) -> np.ndarray:
         return np.array(values, kind)
 
-    told = Told(
+    told = ProgressRecords(
         steps=column([1.0 if _tells(job) else np.nan for job in jobs], np.float64),
         cost_s=column([np.nan] * len(jobs), np.float64),
         cooldown_s=column([s.elastic.cooldown_s if s and s.elastic else 0 for s in specs], np.float64),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpusched.controller.service import Service, controller_lock
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.queue.clock import Clock
 from tests.e2e.conftest import Cluster
 
@@ -24,7 +24,7 @@ def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(stopped: 
         clock = Clock(wall=lambda: time.time() + ahead)
         service = Service(stopped.inventory, stopped.state, said.append, clock)
 
-        def job(job_id: str) -> Job | None:
+        def job(job_id: str) -> JobRecord | None:
             return service.store.job(job_id)
 
         def until(what: Callable[[], bool]) -> None:

@@ -25,11 +25,11 @@ import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
-from gpusched.model.jobs import ENDED, Job
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
-from gpusched.sim.result import START, Result
+from gpusched.sim.result import START, ReplayResult
 from gpusched.traces.readers.history import trace_of
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
@@ -118,7 +118,7 @@ class Lived(NamedTuple):
         nodes: Where, in order of rank. order: Ids in the order of their starts.
     """
 
-    jobs: dict[str, Job]
+    jobs: dict[str, JobRecord]
     queued: dict[str, float]
     started: dict[str, float]
     ended: dict[str, float]
@@ -161,12 +161,12 @@ def exact(time: float, epoch: float) -> float:
     return round((time - epoch) * 2**20) / 2**20
 
 
-def simulated_order(result: Result) -> list[str]:
+def simulated_order(result: ReplayResult) -> list[str]:
     """Ids in the order of their starts."""
     return [result.trace.ids[job] for job in result.events.subject[result.events.kind == START].tolist()]
 
 
-def placed(result: Result, job: int) -> list[str]:
+def placed(result: ReplayResult, job: int) -> list[str]:
     """The names of a job's nodes in order of rank."""
     return [result.pool.names[node] for node in result.nodes_of(job).tolist()]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from tests.e2e.conftest import GPUSCHED, Cluster
 from tests.e2e.people import Screen, nobody
 from tests.testbed import Testbed, processes, wait_until
@@ -59,7 +59,7 @@ def _on(runtime: str) -> tuple[str, ...]:
     return ("-p", "A100" if runtime == "podman" else "V100", "--gpus", "1", "--nodelist", NODES[runtime])
 
 
-def _live(cluster: Cluster, *but: str) -> list[Job]:
+def _live(cluster: Cluster, *but: str) -> list[JobRecord]:
     """Jobs that have not ended."""
     with cluster.reader() as reader:
         found = [*reader.active(), *reader.pending()] if reader is not None else []

@@ -9,7 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpusched.model.interference import Beside, KindBelief, Measured, Neighbour, PaceOn, Shape, kind_of
+from gpusched.model.interference import (
+    ColocationSamples,
+    JobClassEstimate,
+    JobShape,
+    Neighbour,
+    PaceOn,
+    PaceSample,
+    kind_of,
+)
 from gpusched.sched.interference.beliefs import alone_at, cost_of_neighbour, cost_of_spread, learned
 from gpusched.sched.interference.gpus import LEAST_JOBS, slow_gpus
 
@@ -19,9 +27,9 @@ TIGHT, WIDE = ((1, 1), (2, 1)), (2, 2)
 SLOWER = {(1, 1): 1.0, (2, 1): 1.1, (2, 2): 1.3}  # a step over so many nodes and racks
 
 
-def shape(nodes: int = 2, racks: int = 1, gpus: int = 8, **more: str) -> Shape:
+def shape(nodes: int = 2, racks: int = 1, gpus: int = 8, **more: str) -> JobShape:
     of = {"gpu_type": "A100", "unit": "samples"} | more
-    return Shape(gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks, **of)
+    return JobShape(gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks, **of)
 
 
 class World:
@@ -36,7 +44,7 @@ class World:
     def ratio(self, job: int, *others: int) -> float:
         return 1 / (1 + self.sensitivity[job] * sum(self.pressure[o] for o in others))
 
-    def attempts(self, count: int) -> Iterator[Measured]:
+    def attempts(self, count: int) -> Iterator[PaceSample]:
         for _ in range(count):
             job, number = int(self.rng.integers(len(KINDS))), int(self.rng.integers(3))
             others = self.rng.integers(len(KINDS), size=number)
@@ -45,17 +53,17 @@ class World:
             loss = 1 + self.sensitivity[job] * sum(self.pressure[o] * s for o, s in zip(others, shares, strict=True))
             pace = self.base[job] / SLOWER[at] / loss * self.rng.lognormal(0, NOISE)
             beside = tuple(Neighbour(KINDS[o], "nic", float(s)) for o, s in zip(others, shares, strict=True))
-            yield Measured(kind=KINDS[job], shape=shape(*at), pace=float(pace), seconds=600.0, neighbours=beside)
+            yield PaceSample(kind=KINDS[job], shape=shape(*at), pace=float(pace), seconds=600.0, neighbours=beside)
 
 
-def after(attempts: Iterator[Measured] | list[Measured]) -> dict[str, KindBelief]:
-    known: dict[str, KindBelief] = {}
+def after(attempts: Iterator[PaceSample] | list[PaceSample]) -> dict[str, JobClassEstimate]:
+    known: dict[str, JobClassEstimate] = {}
     for seen in attempts:
         known |= {belief.kind: belief for belief in learned(known, seen)[0]}
     return known
 
 
-def off(world: World, known: dict[str, KindBelief]) -> float:
+def off(world: World, known: dict[str, JobClassEstimate]) -> float:
     """Mean absolute error of what is left of the speed, over all pairs."""
     pairs = [(i, j) for i in range(len(KINDS)) for j in range(len(KINDS))]
     told = [1 / (1 + cost_of_neighbour(known[KINDS[i]], known[KINDS[j]], "nic").slower) for i, j in pairs]
@@ -66,7 +74,7 @@ def off(world: World, known: dict[str, KindBelief]) -> float:
 def test_beliefs_come_to_the_truth(seed: int):
     world = World(seed)
     first, known = after(world.attempts(10)), after(world.attempts(600))
-    missing = {kind: KindBelief(kind=kind) for kind in KINDS}
+    missing = {kind: JobClassEstimate(kind=kind) for kind in KINDS}
     assert off(world, known) < 0.03 < off(world, missing | first)
     for job, kind in enumerate(KINDS):
         for paces in known[kind].shapes:
@@ -106,19 +114,19 @@ def test_garbage_does_no_harm():
         dirty.append(seen)
     assert off(world, after(dirty)) < off(clean, after(clean.attempts(500))) + 0.03
     known = after(dirty)
-    assert msgspec.json.decode(msgspec.json.encode(tuple(known.values())), type=tuple[KindBelief, ...])
+    assert msgspec.json.decode(msgspec.json.encode(tuple(known.values())), type=tuple[JobClassEstimate, ...])
 
 
 @pytest.mark.parametrize("pace", [0.0, -1.0, nan, inf, -inf, 1e300, 5e-324])
 def test_what_can_be_no_pace_changes_nothing(pace: float):
-    seen = Measured(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
+    seen = PaceSample(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
     assert learned({}, seen) == ((), None)
     for seconds in (0.0, 29.0, nan, inf, -1.0):
         assert learned({}, msgspec.structs.replace(seen, pace=10.0, seconds=seconds)) == ((), None)
 
 
 def test_odd_shares_count_as_none_or_all():
-    whole = Measured(kind="u/a", shape=shape(), pace=10.0, seconds=600.0, neighbours=(Neighbour("u/b", "nic", 1.0),))
+    whole = PaceSample(kind="u/a", shape=shape(), pace=10.0, seconds=600.0, neighbours=(Neighbour("u/b", "nic", 1.0),))
     alone = msgspec.structs.replace(whole, neighbours=())
     for share, like in ((nan, alone), (-3.0, alone), (0.0, alone), (7.0, whole)):
         odd = msgspec.structs.replace(whole, neighbours=(Neighbour("u/b", "nic", share),))
@@ -128,7 +136,7 @@ def test_odd_shares_count_as_none_or_all():
 
 def test_what_is_kept_is_bounded():
     seen = [
-        Measured(kind="u/a", shape=shape(gpus=2 * g), pace=10.0, seconds=600.0, neighbours=(
+        PaceSample(kind="u/a", shape=shape(gpus=2 * g), pace=10.0, seconds=600.0, neighbours=(
             (Neighbour(f"u/{g}", "nic", 1.0),) if again else ()))
         for g in range(1, 90) for again in (0, 1)
     ]  # fmt: skip
@@ -138,8 +146,8 @@ def test_what_is_kept_is_bounded():
     assert belief.shapes[-1].count == 52
 
 
-def measured(kind: str, at: Shape, pace: float, count: int = 3) -> list[Measured]:
-    return [Measured(kind=kind, shape=at, pace=pace * f, seconds=600.0) for f in (0.99, 1.0, 1.01)[:count]]
+def measured(kind: str, at: JobShape, pace: float, count: int = 3) -> list[PaceSample]:
+    return [PaceSample(kind=kind, shape=at, pace=pace * f, seconds=600.0) for f in (0.99, 1.0, 1.01)[:count]]
 
 
 def test_between_measured_shapes_it_goes_by_the_formula():
@@ -174,23 +182,23 @@ def test_of_a_kind_that_never_crossed_other_kinds_say_something():
 
 def test_a_measured_pair_goes_before_the_formula_and_the_worst_is_noted():
     beside = (Neighbour("u/b", "nic", 1.0),)
-    slowed = [Measured(kind="u/a", shape=shape(), pace=50.0, seconds=600.0, neighbours=beside)] * 6
+    slowed = [PaceSample(kind="u/a", shape=shape(), pace=50.0, seconds=600.0, neighbours=beside)] * 6
     known = after([*measured("u/a", shape(), 100.0), *slowed])
     cost = cost_of_neighbour(known["u/a"], known["u/b"], "nic")
     assert (cost.source, cost.measurements) == ("measured", 6)
     assert cost.slower == pytest.approx(1.0, abs=0.12)
-    assert cost_of_neighbour(known["u/a"], KindBelief(kind="u/x"), "nic").source == "formula"
-    mild = Measured(kind="u/c", shape=shape(), pace=98.0, seconds=600.0, neighbours=beside)
+    assert cost_of_neighbour(known["u/a"], JobClassEstimate(kind="u/x"), "nic").source == "formula"
+    mild = PaceSample(kind="u/c", shape=shape(), pace=98.0, seconds=600.0, neighbours=beside)
     known |= after([*measured("u/c", shape(), 100.0), mild])
     worse = cost_of_neighbour(known["u/c"], known["u/b"], "nic")
     assert "more than its highest measured slowdown, 2%" in worse.note
 
 
 def test_what_was_measured_of_a_pair_outweighs_the_formula():
-    pair = Beside(link="nic", kind="u/b", logs=(-1.0,) * 10, count=10)
-    cost = cost_of_neighbour(KindBelief(kind="u/a", beside=(pair,)), KindBelief(kind="u/b"), "nic")
+    pair = ColocationSamples(link="nic", kind="u/b", logs=(-1.0,) * 10, count=10)
+    cost = cost_of_neighbour(JobClassEstimate(kind="u/a", beside=(pair,)), JobClassEstimate(kind="u/b"), "nic")
     assert cost.slower == pytest.approx(1.718, abs=0.15)
-    fresh = cost_of_neighbour(KindBelief(kind="u/a"), KindBelief(kind="u/b"), "nic")
+    fresh = cost_of_neighbour(JobClassEstimate(kind="u/a"), JobClassEstimate(kind="u/b"), "nic")
     assert fresh.low >= 0
     assert fresh.note == "neither was measured: assumed as in public measurements"
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpusched.sched.interference import pairs as by_pairs
 from gpusched.sched.interference import placement as by_placement
-from gpusched.sched.interference.pairs import Known, Pairs
+from gpusched.sched.interference.pairs import ClassEffect, InterferenceTable
 from gpusched.sched.interference.placement import Placed, StepTimes
 from gpusched.sim.profiles.contention import read_pairs
 from gpusched.sim.profiles.placement import read_steps
@@ -114,14 +114,14 @@ def test_measured_placements_left_out_are_predicted(machine: str, most: float):
     assert np.concatenate(errors).mean() < most
 
 
-def imagined(seed: int, kinds: int = 12, noise: float = 0.05) -> tuple[Pairs, np.ndarray]:
+def imagined(seed: int, kinds: int = 12, noise: float = 0.05) -> tuple[InterferenceTable, np.ndarray]:
     """Pairs of all kinds, and the logarithms of their sensitivities and pressures, ``float64[kinds, 2]``."""
     rng = np.random.default_rng(seed)
     means = rng.normal(-0.9, 0.8, (kinds, 2))
     job, beside = (c.reshape(-1) for c in np.mgrid[:kinds, :kinds])
     ratio = by_pairs.left(means[job, 0] + means[beside, 1]) * np.exp(rng.normal(0, noise, kinds**2))
     names = tuple(f"k{i}" for i in range(kinds))
-    return Pairs(names, tuple(f"f{i}" for i in range(kinds)), job, beside, np.minimum(ratio, 1.0)), means
+    return InterferenceTable(names, tuple(f"f{i}" for i in range(kinds)), job, beside, np.minimum(ratio, 1.0)), means
 
 
 def test_sensitivity_and_pressure_are_found_and_the_interval_holds():
@@ -164,7 +164,7 @@ def test_three_probes_say_what_a_new_kind_does():
 
 
 def test_one_absurd_measurement_moves_a_belief_little():
-    known = Known(np.array([-1.0, -1.0]), np.eye(2) * 0.01)
+    known = ClassEffect(np.array([-1.0, -1.0]), np.eye(2) * 0.01)
     for log_ratio in (-700.0, 700.0):
         mine, its = by_pairs.observed([known, known], [(0, 1)], [1.0], log_ratio)
         assert np.abs(np.concatenate([mine.mean, its.mean]) + 1).max() < 0.4
@@ -175,7 +175,7 @@ def test_one_absurd_measurement_moves_a_belief_little():
 
 
 def test_bounds_widen_with_doubt_and_neighbours():
-    sure, unsure = (Known(np.array([-1.0, -1.0]), np.eye(2) * v) for v in (0.001, 1.0))
+    sure, unsure = (ClassEffect(np.array([-1.0, -1.0]), np.eye(2) * v) for v in (0.001, 1.0))
     one, two, doubtful = (by_pairs.expected(*c) for c in ((sure, [sure]), (sure, [sure, sure]), (sure, [unsure])))
     assert two.ratio < one.ratio == doubtful.ratio
     assert doubtful.high - doubtful.low > one.high - one.low > 0

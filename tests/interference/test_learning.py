@@ -18,13 +18,13 @@ from gpusched.config.users import user_name
 from gpusched.controller.learning import MOST_AT_ONCE, learn, shared_link
 from gpusched.doctor.state import examine_state
 from gpusched.errors import UsageError
-from gpusched.model.interference import KindBelief, PaceOn, Sway
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.interference import ContentionEstimate, JobClassEstimate, PaceOn
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.topology import Switch, Topology
 from gpusched.queue.beliefs import LATEST_PACES
-from gpusched.queue.store import NodeRecord, Run, Store
+from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
@@ -47,15 +47,15 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def ran(
     store: Store, job_id: str, name: str, nodes: tuple[str, ...], *, begin: float = 0.0, end: float | None = 1000.0,
     pace: float | None = None, samples: float | None = None, user: str = ME, gpus: int = 4,
-) -> Job:  # fmt: skip
+) -> JobRecord:  # fmt: skip
     """A job in the store with its run; with a pace it told that many steps a second 100 to 700 s after its begin."""
     part = NodeAllocation(rank=0, node="", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
     parts = tuple(msgspec.structs.replace(part, rank=rank, node=node) for rank, node in enumerate(nodes))
-    job = Job(
+    job = JobRecord(
         id=job_id, user=user, uid=1, spec=spec(name=name, nodes=len(nodes), gpus_per_node=gpus),
         state=JobState.RUNNING, submit_time=0.0, start_time=begin, attempt=1, allocation=Allocation(job_id, parts),
     )  # fmt: skip
-    run = Run(
+    run = RunRecord(
         job_id=job_id, attempt=1, user=user, partition="p", flavor=None, share=0.0, gpus=job.spec.gpus,
         start_time=begin, end_time=end, outcome=None, nodes=dict.fromkeys(nodes, gpus),
     )  # fmt: skip
@@ -333,8 +333,8 @@ def test_show_and_status_say_what_a_place_costs(knowing: Path, store: Store):
         ran(store, "g2", "loader", ("n2", "n3"), begin=time.time(), end=None)
     assert "beside loader" not in run("show", "g1"), "of neither anything was measured beside others"
     with store.transaction():
-        loud = Sway(link="nic", sensitivity=-3.0, pressure=-1.0, cov=(0.1, 0.1, 0.0), count=4)
-        store.put_beliefs([KindBelief(kind=f"{ME}/loader", links=(loud,))])
+        loud = ContentionEstimate(link="nic", sensitivity=-3.0, pressure=-1.0, cov=(0.1, 0.1, 0.0), count=4)
+        store.put_beliefs([JobClassEstimate(kind=f"{ME}/loader", links=(loud,))])
     page = " ".join(run("show", "g1").split())
     assert "; beside loader (g2) about " in page
     rows = {row["id"]: row["slower"] for row in json.loads(run("status", "--json"))}

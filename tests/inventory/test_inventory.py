@@ -7,7 +7,7 @@ import pytest
 from gpusched.config.inventory import flavor_nodes, load_inventory
 from gpusched.config.paths import find_inventory
 from gpusched.errors import UsageError
-from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, Sharing
+from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, SharingSettings
 
 
 def load(tmp_path: Path, text: str) -> Inventory:
@@ -153,8 +153,8 @@ partitions:
   B: {nodes: [{name: d, gpus: 1, cores: 1, memory: 1G, runtime: podman}]}
 """
     found = {node.name: node.sharing for node in load(tmp_path, text).nodes}
-    turns = Sharing(mode="time-slicing", slowdown=0.3, pipe="/run/mps")
-    mps = Sharing(mode="mps", slowdown=0.5, pipe="/tmp/nvidia-mps")
+    turns = SharingSettings(mode="time-slicing", slowdown=0.3, pipe="/run/mps")
+    mps = SharingSettings(mode="mps", slowdown=0.5, pipe="/tmp/nvidia-mps")
     assert found == {"a": mps, "b": None, "c1": turns, "c2": turns, "d": None}
 
 

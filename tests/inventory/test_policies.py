@@ -8,7 +8,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
 from gpusched.config.weights import ModelError, load_model
 from gpusched.errors import FileError, UsageError
-from gpusched.model.policy import Preempting, Resizing
+from gpusched.model.policy import PreemptionSettings, Resizing
 
 INVENTORY = (
     "partitions:\n  A:\n    policy: {}\n    nodes: [{{name: n, gpus: 1, cores: 1, memory: 1G, runtime: podman}}]\n"
@@ -204,10 +204,10 @@ def test_an_agent_that_chooses_nodes(site: Path) -> None:
 def test_what_an_agent_must_leave_alone(site: Path) -> None:
     (site / "p.yaml").write_text("agent: rltune\n")
     plain = load_policy("p.yaml")
-    assert plain.preempt == Preempting(min_run_s=600.0, per_hour=2, restart_s=30.0)
+    assert plain.preempt == PreemptionSettings(min_run_s=600.0, per_hour=2, restart_s=30.0)
     (site / "p.yaml").write_text("agent: rltune\npreempt: {min_run: 0s, per_hour: 0, restart: 500ms}\n")
     bold = load_policy("p.yaml")
-    assert bold.preempt == Preempting(min_run_s=0.0, per_hour=0, restart_s=0.5)
+    assert bold.preempt == PreemptionSettings(min_run_s=0.0, per_hour=0, restart_s=0.5)
     assert bold.version != plain.version
 
 

@@ -19,7 +19,7 @@ from tests.learn.test_predict import DATA, EPOCH, FAST, Cli, cli, habits
 DAY_S = 86400.0
 __all__ = ["cli"]  # a fixture
 LEVELS = (0.1, 0.5, 0.9)
-SMALL = predict.Settings(trees=25, jobs_per_leaf=5)
+SMALL = predict.BoostingSettings(trees=25, jobs_per_leaf=5)
 
 
 def constant(seconds: float) -> Forest:

@@ -15,11 +15,11 @@ from gpusched.agents.gist.networks import STARTS, start
 from gpusched.agents.gist.scale import policy_of
 from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net
 from gpusched.agents.rltune.choosing import DEFAULT, untrained
-from gpusched.agents.rltune.preempting import Rule as Rank
+from gpusched.agents.rltune.preempting import RankingRule as Rank
 from gpusched.agents.rltune.preempting import model_of
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import Model, load_model
+from gpusched.config.weights import TrainedModel, load_model
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def of(agent: str, arrays: Any, **about: str) -> str:
-    return what_decides(Model(agent, arrays, about, "", ""))
+    return what_decides(TrainedModel(agent, arrays, about, "", ""))
 
 
 @pytest.mark.parametrize("servers", ["8", "32"])
@@ -58,7 +58,7 @@ def _counted(arrays: Any) -> str:
 
 
 def test_rltune_is_a_rule_with_odds_and_a_network_only_with_strength() -> None:
-    settings = Settings()
+    settings = RltuneSettings()
     begun = untrained(settings)
     assert begun is not None
     assert not np.array_equal(begun.scorer.odds.prior, odds_of(np.ones(9, np.int64), np.ones(9)).prior)
@@ -71,7 +71,7 @@ def test_rltune_is_a_rule_with_odds_and_a_network_only_with_strength() -> None:
               "net.1.weight": np.ones((2, 4), np.float32), "net.1.bias": ones[:2]}  # fmt: skip
     for strength, ends in ((0.5, "and a neural network of width 4 at strength 0.5"), (0.0, "no neural network")):
         assert of("rltune", arrays_of(with_net(begun, arrays, ones, ones, strength))).endswith(ends)
-    blind = Settings(knows="nothing")
+    blind = RltuneSettings(knows="nothing")
     assert untrained(blind) is None
     rank = model_of(Rank("index", {"index": 1.0}), begun.scorer.odds.prior, "estimate")
     assert "chosen by replays, by odds of run times, no neural network" in what_decides(rank)

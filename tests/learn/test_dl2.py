@@ -13,8 +13,8 @@ import pytest
 
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alone, jobs_of, play
-from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, dl2, draw
+from gpusched.agents.dl2.slots import Played, Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, play
+from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload, dl2, draw
 from gpusched.sched.state import Ints
 from gpusched.sim.profiles.dl2 import read_speeds
 from tests import commands
@@ -25,25 +25,25 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return commands.run("reproduce", "dl2", *words, cwd=cwd, timeout=300)
 
 
-def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Workload, dict[str, Any]]:
+def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Dl2Workload, dict[str, Any]]:
     """Jobs (arrival slot, epochs) of one model: an epoch a slot for each worker, as long as there is a server."""
     listed = tuple(
-        Job(arrival_slot=at, model="m", epochs=epochs, steps_per_epoch=1200.0, worker=(2, 4), server=(2, 0))
+        Dl2Job(arrival_slot=at, model="m", epochs=epochs, steps_per_epoch=1200.0, worker=(2, 4), server=(2, 0))
         for at, epochs in jobs
     )
     speed = np.zeros((most + 1, most + 1))
     speed[1:, 1:] = np.arange(1, most + 1)
-    return Workload(setting="", nodes=nodes, seed=0, max_tasks=most, jobs=listed), {"m": speed}
+    return Dl2Workload(setting="", nodes=nodes, seed=0, max_tasks=most, jobs=listed), {"m": speed}
 
 
 RULES = [name for name, rival in dl2().policies.items() if not rival.stage]
 
 
-def rule(name: str, jobs: Jobs) -> Policy:
+def rule(name: str, jobs: SlotJobs) -> Policy:
     return policy_of(dl2().policies[name], jobs, np.random.default_rng(0))
 
 
-def played(name: str, jobs: Jobs) -> Played:
+def played(name: str, jobs: SlotJobs) -> Played:
     return play(jobs, rule(name, jobs))
 
 
@@ -93,11 +93,11 @@ def test_no_slot_gives_more_than_there_is(name: str) -> None:
         assert_within(jobs, rule(name, jobs))
 
 
-def assert_within(jobs: Jobs, decide: Policy) -> None:
+def assert_within(jobs: SlotJobs, decide: Policy) -> None:
     """Plays it all; looks at every slot, of which many must be nearly full."""
     full = 0
 
-    def looked_at(jobs: Jobs, course: Course, there: Ints) -> None:
+    def looked_at(jobs: SlotJobs, course: SlotProgress, there: Ints) -> None:
         nonlocal full
         decide(jobs, course, there)
         sizes = course.sizes

@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.resized import Log, Workload, by_drf, run
+from gpusched.agents.common.resized import ResizableWorkload, WorkloadLog, by_drf, run
 from gpusched.agents.describe import what_decides
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
 from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, nobody
-from gpusched.agents.dl2.learn import Public, Recipe
+from gpusched.agents.dl2.learn import Dl2Recipe, Public
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
 from gpusched.agents.dl2.observed import all_told, new_observed
-from gpusched.agents.dl2.slots import Change, play
-from gpusched.agents.dl2.train import Partition
+from gpusched.agents.dl2.slots import SpeedChange, play
+from gpusched.agents.dl2.train import PartitionWorld
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import draw
-from gpusched.config.weights import Model, load_file
+from gpusched.config.weights import TrainedModel, load_file
 from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
@@ -156,7 +156,7 @@ def test_a_change_of_speed_is_for_one_kind_from_its_slot_on() -> None:
     jobs = prepare(*workload((0, 5.0), nodes=1)).jobs
     drf = rule("drf", jobs)
     assert play(jobs, drf).jct.tolist() == [2.5]
-    assert play(jobs, drf, changes=[Change(1, 0, 0.5)]).jct.tolist() == [4.0]
+    assert play(jobs, drf, changes=[SpeedChange(1, 0, 0.5)]).jct.tolist() == [4.0]
     assert play(jobs, drf).jct.tolist() == [2.5]  # the workload is as it was
 
 
@@ -211,7 +211,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
             assert np.array_equal(course.sizes, known), calls
         calls += 1
 
-    play(one.jobs, policy, changes=[Change(20, halved, 0.5)])
+    play(one.jobs, policy, changes=[SpeedChange(20, halved, 0.5)])
     assert calls > 60
 
 
@@ -220,7 +220,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 
 def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
     torch = pytest.importorskip("torch")
-    recipe = Recipe(nodes=(12,), kept=64)
+    recipe = Dl2Recipe(nodes=(12,), kept=64)
     school = learning._School(recipe, Public(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
     taken = school._play(2, 0.1)
     batch = learning._batch_of(taken, [np.zeros(0, np.float32)] * 2)
@@ -248,7 +248,7 @@ def test_an_advantage_is_what_the_rest_of_the_slot_brought() -> None:
 
 
 def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
-    recipe = Recipe(nodes=(16,), kept=16)
+    recipe = Dl2Recipe(nodes=(16,), kept=16)
     world = Public(recipe, read_speeds(None, 16))
     one = world.draw(np.random.default_rng(1))
     tape = learning.new_tape(20_000, 16, 2_000)
@@ -274,7 +274,7 @@ def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
 @pytest.mark.slow
 def test_the_same_seed_learns_the_same_and_imitation_comes_near_what_it_imitates() -> None:
     pytest.importorskip("torch")
-    recipe = Recipe(nodes=(12, 24), taught=8, teaching=400, rounds=2, batch=3, kept=64)
+    recipe = Dl2Recipe(nodes=(12, 24), taught=8, teaching=400, rounds=2, batch=3, kept=64)
     speeds = read_speeds(None, 16)
     first, again = (learning.learn(recipe, Public(recipe, speeds), 5, workers=n) for n in (1, 2))
     for stage in ("untrained", "warm", "best"):
@@ -298,14 +298,14 @@ class Killed(Exception):
     pass
 
 
-class Dying(Partition):
+class Dying(PartitionWorld):
     """A world in which a training dies at its n-th workload."""
 
-    def __init__(self, log: Log, workloads: int) -> None:
+    def __init__(self, log: WorkloadLog, workloads: int) -> None:
         super().__init__(log)
         self.left, self.draw = workloads, self._draw
 
-    def _draw(self, rng: np.random.Generator) -> Workload:
+    def _draw(self, rng: np.random.Generator) -> ResizableWorkload:
         self.left -= 1
         if self.left < 0:
             raise Killed
@@ -316,10 +316,10 @@ def test_after_a_kill_it_goes_on_and_ends_where_it_would_have_ended(tmp_path: Pa
     pytest.importorskip("torch")
     rng = np.random.default_rng(3)
     trace = trace_of(np.cumsum(rng.exponential(300, 80)).tolist(), rng.lognormal(7, 1, 80).tolist(), [1, 2, 4, 8] * 20)
-    log = Log(trace, 16, np.array([1, 2, 4, 8]), 300.0, 30.0)
-    recipe = Recipe(hidden=4, taught=2, teaching=20, rounds=4, batch=2, kept=32)
+    log = WorkloadLog(trace, 16, np.array([1, 2, 4, 8]), 300.0, 30.0)
+    recipe = Dl2Recipe(hidden=4, taught=2, teaching=20, rounds=4, batch=2, kept=32)
 
-    def learned(workloads: int, checkpoint: Checkpoint | None) -> tuple[learning.Learned, Dying]:
+    def learned(workloads: int, checkpoint: Checkpoint | None) -> tuple[learning.Dl2Result, Dying]:
         world = Dying(log, workloads)
         return learning.learn(recipe, world, 5, workers=1, checkpoint=checkpoint), world
 
@@ -335,9 +335,9 @@ def test_after_a_kill_it_goes_on_and_ends_where_it_would_have_ended(tmp_path: Pa
     assert resumed.score == whole.score
 
 
-def model(actor: Actor, slot_s: str | None = "300") -> Model:
+def model(actor: Actor, slot_s: str | None = "300") -> TrainedModel:
     about = {} if slot_s is None else {"slot_s": slot_s}
-    return Model("dl2", arrays_of({"trained": actor}), about, "", "<test>")
+    return TrainedModel("dl2", arrays_of({"trained": actor}), about, "", "<test>")
 
 
 @given(cases(), st.integers(0, 5))
@@ -384,7 +384,7 @@ def test_weights_that_cannot_decide() -> None:
 
 
 def test_a_partition_s_workloads_end_as_their_speeds_say() -> None:
-    world = Log(drawn_trace(), 8, np.array([1, 2, 4, 8]), 100.0, 30.0)
+    world = WorkloadLog(drawn_trace(), 8, np.array([1, 2, 4, 8]), 100.0, 30.0)
     one = world.draw(np.random.default_rng(3))
     assert (np.diff(one.submit) >= 0).all()
     alone = one._replace(submit=one.submit[:1], work=one.work[:1], base=one.base[:1], speed=one.speed[:1])

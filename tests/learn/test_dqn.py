@@ -13,7 +13,7 @@ from gpusched.agents.gist import dqn, expectimax
 from gpusched.agents.gist.clusters import Clusters
 from gpusched.agents.gist.setting import paper
 
-SHORT = replace(dqn.Hyper(), episodes=60)  # at its best after 20, from whatever seed
+SHORT = replace(dqn.DQNSettings(), episodes=60)  # at its best after 20, from whatever seed
 OPTIMUM = 0.7409
 
 

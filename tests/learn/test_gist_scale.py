@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
+from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
 from gpusched.agents.gist import scale
 from gpusched.agents.gist.networks import QUESTIONS, agent_of, heuristic
 from gpusched.agents.gist.train import train_agent
@@ -22,12 +22,12 @@ from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
-from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload
+from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
 WORKLOAD = Workload(
     jobs=120, start=0.0, load=0.9, load_gpus=16, name="small",
-    sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.4), (2, 0.2), (4, 0.2), (8, 0.1), (16, 0.1))),
-    run_time=RunTime(parts=((1.0, 1800.0, 1.2),)), limits=Limits(menu_s=(3600.0, 14400.0, 86400.0)),
+    sizes=tuple(SizeClass(gpus=g, share=s) for g, s in ((1, 0.4), (2, 0.2), (4, 0.2), (8, 0.1), (16, 0.1))),
+    run_time=RunTime(parts=((1.0, 1800.0, 1.2),)), limits=RequestedTimes(menu_s=(3600.0, 14400.0, 86400.0)),
 )  # fmt: skip
 QUICK = {"generations": 4, "population": 4, "jobs": 80, "validation": 2, "validation_jobs": 100, "validate_every": 1}
 
@@ -42,16 +42,16 @@ def job(folder: Path, workload: Workload | None = WORKLOAD, seed: int = 0, **set
     )  # fmt: skip
 
 
-def bits(trained: Trained) -> dict[str, bytes]:
+def bits(trained: TrainerResult) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in trained.arrays.items()}
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path, recorded: bool) -> None:
     workload = None if recorded else WORKLOAD
-    one = train_agent(job(tmp_path / "a", workload, give_up=9), Report())
-    assert bits(train_agent(job(tmp_path / "b", workload, give_up=9), Report())) == bits(one)
-    wide = train_agent(job(tmp_path / "c", workload, seed=1, give_up=9, width=3), Report())
+    one = train_agent(job(tmp_path / "a", workload, give_up=9), TrainingReport())
+    assert bits(train_agent(job(tmp_path / "b", workload, give_up=9), TrainingReport())) == bits(one)
+    wide = train_agent(job(tmp_path / "c", workload, seed=1, give_up=9, width=3), TrainingReport())
     assert bits(wide) != bits(one)
     agent_of(one.arrays)
     agent_of(wide.arrays)
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 
 def test_what_is_kept_is_never_worse_on_the_validation_workloads_than_any_start(tmp_path: Path) -> None:
-    trained = train_agent(job(tmp_path, generations=6, use_weight=0.0), Report())
+    trained = train_agent(job(tmp_path, generations=6, use_weight=0.0), TrainingReport())
     pool = Pool.uniform(2, 8)
     workloads = [generate(scale.replace(WORKLOAD, jobs=100), 500_009 + i) for i in range(2)]
 
@@ -76,29 +76,29 @@ class Killed(BaseException):
 
 
 def test_it_goes_on_after_a_kill_and_ends_where_it_would_have_ended(tmp_path: Path) -> None:
-    whole = train_agent(job(tmp_path / "whole", give_up=9), Report())
+    whole = train_agent(job(tmp_path / "whole", give_up=9), TrainingReport())
 
-    def die(progress: Progress) -> None:
+    def die(progress: TrainingProgress) -> None:
         if progress.done == 3:
             raise Killed
 
     with pytest.raises(Killed):
-        train_agent(job(tmp_path / "cut", give_up=9), Report(show=die))
+        train_agent(job(tmp_path / "cut", give_up=9), TrainingReport(show=die))
     seen: list[int] = []
-    again = train_agent(job(tmp_path / "cut", give_up=9), Report(show=lambda p: seen.append(p.done)))
+    again = train_agent(job(tmp_path / "cut", give_up=9), TrainingReport(show=lambda p: seen.append(p.done)))
     assert seen[0] == 4, "it went on after the last checkpoint"
     assert bits(again) == bits(whole)
 
 
 def test_other_sizes_and_what_cannot_be(tmp_path: Path) -> None:
-    trained = train_agent(job(tmp_path, servers="4", generations=1), Report())
+    trained = train_agent(job(tmp_path, servers="4", generations=1), TrainingReport())
     assert trained.hyper_parameters["servers"] == "4"
     with pytest.raises(UsageError, match="'four', expected numbers"):
-        train_agent(job(tmp_path, servers="four"), Report())
+        train_agent(job(tmp_path, servers="four"), TrainingReport())
     with pytest.raises(UsageError, match="needs a workload generated for a load"):
-        train_agent(job(tmp_path, None, servers="4"), Report())
+        train_agent(job(tmp_path, None, servers="4"), TrainingReport())
     with pytest.raises(UsageError, match="no hyper-parameter 'generation'"):
-        train_agent(job(tmp_path, generation=3), Report())
+        train_agent(job(tmp_path, generation=3), TrainingReport())
 
 
 def test_the_row_of_numbers_and_the_weights_are_the_same(tmp_path: Path) -> None:

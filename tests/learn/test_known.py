@@ -11,10 +11,10 @@ import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, known_by, materials
-from gpusched.agents.common.request import Report, TrainJob, TrainRequest
+from gpusched.agents.common.request import TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.train import train_agent
 from gpusched.estimation.predictor import ends_of
 from gpusched.model.policy import PolicySpec
@@ -87,7 +87,7 @@ def test_run_times_that_came_to_light_after_the_cut_change_no_training(tmp_path:
     assert np.array_equal(found[0].held_out[0].trace.submit, sooner.submit[80:])
     for preempt in (False, True):
         settings = {"preempt": True, "search": 1} if preempt else QUICK
-        one, two = (train_agent(job(tmp_path, trace, **settings), Report()) for trace in (sooner, later))
+        one, two = (train_agent(job(tmp_path, trace, **settings), TrainingReport()) for trace in (sooner, later))
         for name, array in one.arrays.items():
             np.testing.assert_array_equal(array, two.arrays[name], err_msg=name)
 
@@ -102,7 +102,7 @@ def test_what_is_learned_before_choosing_knows_nothing_of_the_part_that_is_chose
     odds = [learned_odds(job(tmp_path, one)) for one in pair]
     assert np.array_equal(odds[0][0].prior, odds[1][0].prior)
     pool = Pool.uniform(4, 8)
-    early = [windows(Scenario(one, pool, power_model(pool)), Settings())[0] for one in pair]
+    early = [windows(Scenario(one, pool, power_model(pool)), RltuneSettings())[0] for one in pair]
     for mine, theirs in zip(*early, strict=True):
         assert np.array_equal(mine.duration, theirs.duration)
 

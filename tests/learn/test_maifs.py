@@ -14,17 +14,26 @@ import pytest
 from gpusched.agents.common.vector import joined, named, size_of
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, refresh, watch
-from gpusched.agents.maifs.engine import Play, alone, apply, plan_of, play, serve
+from gpusched.agents.maifs.engine import MaifsRun, alone, apply, plan_of, play, serve
 from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, maifs, read_kinds
+from gpusched.agents.maifs.kinds import (
+    CORES,
+    MEMORY_GB,
+    PROPORTIONAL,
+    SERVER,
+    SHAPES,
+    MaifsJobClasses,
+    maifs,
+    read_kinds,
+)
 from gpusched.agents.maifs.learn import learn as learn_weights
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
-from gpusched.agents.maifs.rules import Rule, decide
-from gpusched.agents.maifs.workloads import WEEK_S, Jobs, draw, read_arrivals
-from gpusched.agents.maifs.world import World, new_run, told, world_of
-from gpusched.config.weights import Model
+from gpusched.agents.maifs.rules import SizingRule, decide
+from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
+from gpusched.agents.maifs.world import MaifsWorld, new_run, told, world_of
+from gpusched.config.weights import TrainedModel
 from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import Question, new_claims, question_of
 from tests import commands
@@ -36,11 +45,11 @@ TRACES, LOADS, ABSENT = maifs().traces, maifs().loads, maifs().absent
 FILES = {name: of.file for name, of in TRACES.items() if of.file}
 
 
-def measured() -> Kinds:
+def measured() -> MaifsJobClasses:
     return read_kinds()
 
 
-def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", density: float = 0.2) -> World:
+def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", density: float = 0.2) -> MaifsWorld:
     kinds = measured()
     arrivals = read_arrivals(real(FILES[trace]).parent, trace)
     return world_of(
@@ -67,19 +76,19 @@ def point(shape: int, cores: int, memory: int) -> int:
     return (shape * len(CORES) + cores) * len(MEMORY_GB) + memory
 
 
-def tiny(*jobs: tuple[float, int, float], nodes: int = 2, groups: int = 1) -> World:
+def tiny(*jobs: tuple[float, int, float], nodes: int = 2, groups: int = 1) -> MaifsWorld:
     """Jobs (arrival, shape asked for, seconds in proportion) of alexnet; a restart takes 80 s."""
     kinds = measured()
     speed = kinds.speed[kinds.names.index("alexnet")][None]
     asked = np.array([shape for _, shape, _ in jobs])
     gpus = np.array([SHAPES[shape][0] for shape in asked])
-    work = Jobs(
+    work = MaifsJobs(
         np.array([at for at, _, _ in jobs]), np.zeros(len(jobs), np.int64),
         np.array([seconds for _, _, seconds in jobs]) * speed[0, asked * PER + PROPORTIONAL], asked,
         gpus, gpus, np.ones(len(jobs)), np.tile(np.array(SERVER, np.float64), (nodes, 1)),
         np.arange(groups + 1) * nodes // groups,
     )  # fmt: skip
-    return world_of(work, Kinds(("alexnet",), speed, np.array([80.0])))
+    return world_of(work, MaifsJobClasses(("alexnet",), speed, np.array([80.0])))
 
 
 def test_speeds_are_the_measured_ones_and_placeholders_are_none() -> None:
@@ -130,7 +139,9 @@ def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -
 def test_first_come_first_served_is_exact() -> None:
     # 8 GPUs each on two nodes, the third waits for the first that ends; decisions are a minute apart.
     played = play(
-        w := tiny((0.0, 3, 1000.0), (10.0, 3, 500.0), (20.0, 3, 100.0)), told(w.truth), Rule(rules.PROPORTIONAL_RULE)
+        w := tiny((0.0, 3, 1000.0), (10.0, 3, 500.0), (20.0, 3, 100.0)),
+        told(w.truth),
+        SizingRule(rules.PROPORTIONAL_RULE),
     )
     assert played.jct == pytest.approx([1000.0, 550.0, 640.0])
     assert played.makespan == pytest.approx(1000.0)
@@ -142,7 +153,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     (run, course), known = new_run(world.jobs), told(world.truth)
     progress = run.progress
     assert run.next_round()
-    plan = decide(world, course, known, run.there, Rule(rules.PROPORTIONAL_RULE))
+    plan = decide(world, course, known, run.there, SizingRule(rules.PROPORTIONAL_RULE))
     apply(world, course, plan)
     assert course.since[0] == 0.0
     assert run.next_round()
@@ -171,9 +182,9 @@ def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
         there = run.there
         serve(world, course)
         if mode is None:
-            plan = decide(world, course, known, there, Rule(rule))
+            plan = decide(world, course, known, there, SizingRule(rule))
         else:
-            plan = plan_of(beliefs, agent, Play(world, course, beliefs.known, Rule(0), beliefs, agent, mode))
+            plan = plan_of(beliefs, agent, MaifsRun(world, course, beliefs.known, SizingRule(0), beliefs, agent, mode))
         used, placed = np.zeros_like(world.jobs.node), np.flatnonzero(plan.point >= 0)
         points, jobs = plan.point[placed], there[placed]
         row, place = np.nonzero(plan.node[placed] >= 0)
@@ -245,7 +256,7 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
         assert run.next_round()
-        plan = decide(world, course, told(world.truth), run.there, Rule(rules.PROPORTIONAL_RULE))
+        plan = decide(world, course, told(world.truth), run.there, SizingRule(rules.PROPORTIONAL_RULE))
         apply(world, course, plan)
         watch(world, course, beliefs, run.there, 0.0)
         assert beliefs.speeds.times.sum() == times
@@ -273,7 +284,7 @@ def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(
     jct: dict[str, list[float]] = {}
     for seed in (901, 902, 903):
         world = day(trace, seed, purpose="test", density=0.3)
-        kinds = Kinds((), world.truth, world.restart_s)
+        kinds = MaifsJobClasses((), world.truth, world.restart_s)
         for name in ("proportional", "greedy-true", "maifs-untrained", "maifs"):
             jct.setdefault(name, []).append(
                 float(result_of(maifs().policies[name], world, kinds, weights_of()).jct.mean())
@@ -327,7 +338,7 @@ def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[
 
 
 def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None:
-    agent = live.prepare(Model("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
+    agent = live.prepare(TrainedModel("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
     few = live.choose_sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9))
     assert few.tolist() == [8, 1]  # the first is faster with every GPU, the second is not
     assert live.choose_sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)).tolist() == [1, 1, 1]
@@ -340,6 +351,6 @@ def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None
 
 
 def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:
-    agent = live.prepare(Model("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
+    agent = live.prepare(TrainedModel("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
     assert live.choose_sizes(agent, question([(4, 20.0, 0.2)], 16)).tolist() == [4]
     assert live.choose_sizes(agent, question([(4, 9000.0, 1.0)], 16)).tolist() == [8]

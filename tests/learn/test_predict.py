@@ -22,9 +22,9 @@ from gpusched.errors import GpuschedError
 from gpusched.estimation.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
 from gpusched.estimation.predictor import LastTwo, Predictor, ends_of, features_of
 from gpusched.model import ids
-from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.queue.store import Run, Store
-from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
+from gpusched.queue.store import RunRecord, Store
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.state import OVER
 from gpusched.sim.policies import policy_by_name
@@ -36,7 +36,7 @@ from tests import commands
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 FAST = {"NUMBA_DISABLE_JIT": "0"}  # thousands of jobs
-SMALL = predict.Settings(trees=40, jobs_per_leaf=5)
+SMALL = predict.BoostingSettings(trees=40, jobs_per_leaf=5)
 EPOCH = 1_750_000_000.0
 WAITS = ids.mint(EPOCH + 20 * 86400)
 
@@ -186,7 +186,7 @@ def test_a_replay_estimates_as_the_live_controller_does(trained: Predictor, lear
     """On so many GPUs that nobody waits, so that the same jobs have ended at each submission."""
     trace, predictor = habits(300, seed=2), trained if learned else None
     policy = policy_by_name("sjf-estimate-skip")
-    world = world_of(trace, Pool.uniform(200, 8), policy, Options(predictor=predictor))
+    world = world_of(trace, Pool.uniform(200, 8), policy, ReplayOptions(predictor=predictor))
     assert run_generic(world.sim, log_of(world), world.passes, new_queue(world)) == OVER
     live = (predictor or LastTwo()).medians(trace)
     np.testing.assert_allclose(world.sim.jobs["expected"], live, rtol=1e-12)
@@ -227,13 +227,14 @@ def history(folder: Path, trace: Trace) -> None:
                 name=trace.models[trace.model[i]], partition="p", gpus_per_node=gpus, cores_per_node=1,
                 memory_mib_per_node=1, time_limit_s=86400,
             )  # fmt: skip
-            job = Job(id=job_id, user=user, uid=0, spec=spec, state=JobState.COMPLETED, submit_time=begin,
+            job = JobRecord(id=job_id, user=user, uid=0, spec=spec, state=JobState.COMPLETED, submit_time=begin,
                       start_time=begin, end_time=end, attempt=1)  # fmt: skip
             store.put_jobs([job])
-            store.open_run(Run(job_id=job_id, attempt=1, user=user, partition="p", flavor=None, share=0.1, gpus=gpus,
+            store.open_run(RunRecord(job_id=job_id, attempt=1, user=user, partition="p", flavor=None, share=0.1,
+            gpus=gpus,
                                start_time=begin, end_time=None, outcome=None, nodes={"n": gpus}))  # fmt: skip
             store.close_run(job_id, 1, end, JobState.COMPLETED)
-        store.put_jobs([Job(id=WAITS, user="u5", uid=0, spec=spec, state=JobState.PENDING,
+        store.put_jobs([JobRecord(id=WAITS, user="u5", uid=0, spec=spec, state=JobState.PENDING,
                             submit_time=EPOCH + 20 * 86400)])  # fmt: skip
     store.close()
 
@@ -256,8 +257,8 @@ def test_a_job_of_the_past_is_told_as_of_its_submission(trained: Predictor) -> N
         name="run-7", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=9999
     )
 
-    def ended(begin: float, ran_s: float) -> Job:
-        return Job(
+    def ended(begin: float, ran_s: float) -> JobRecord:
+        return JobRecord(
             id=ids.mint(EPOCH + begin), user="u", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=EPOCH + begin,
             start_time=EPOCH + begin, end_time=EPOCH + begin + ran_s, attempt=1,
         )  # fmt: skip

@@ -15,18 +15,18 @@ from rich.console import Console
 
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist import reproduce as gist_figures
-from gpusched.agents.gist.reproduce import Reproduction, Setting
+from gpusched.agents.gist.reproduce import ArrivalSetting, Reproduction
 from gpusched.agents.gist.section6 import Case
 from gpusched.agents.gist.setting import gist as paper_of
 from gpusched.agents.rltune import reproduce as rltune_figures
-from gpusched.agents.rltune.reproduce import Line
+from gpusched.agents.rltune.reproduce import ComparisonLine
 from gpusched.study.paper import Paper
 from gpusched.views import figures, gist, reproduction, rltune
 
 
-def line(base: str, wait_change: float | None, utilization: float = 0.5) -> Line:
+def line(base: str, wait_change: float | None, utilization: float = 0.5) -> ComparisonLine:
     wait = None if wait_change is None else 3600.0 * (1 + wait_change)
-    return Line(
+    return ComparisonLine(
         trace="drawn", base=base, trained="fcfs", knows="limit", jobs=1234, utilization_base=0.5,
         utilization=utilization, wait_base_s=3600.0, wait_s=wait, wait_change=wait_change, jct_base_s=7200.0,
         jct_s=3600.0, jct_change=-0.5, slowdown_base=2222.0, slowdown=3.25, notes=(),
@@ -110,11 +110,11 @@ def test_the_page_puts_the_papers_best_beside_each_base() -> None:
     assert "nan" not in page.lower()
 
 
-def setting(gap_h: float, at: float) -> Setting:
+def setting(gap_h: float, at: float) -> ArrivalSetting:
     """Figures that no enumeration would give."""
-    names = [f for f in Setting.__struct_fields__ if f != "gap_h"]
+    names = [f for f in ArrivalSetting.__struct_fields__ if f != "gap_h"]
     lists = ("u_agent", "u_untrained", "u_published", "u_paper")
-    return Setting(gap_h=gap_h, **{name: [at] if name in lists else at for name in names})  # type: ignore[arg-type]
+    return ArrivalSetting(gap_h=gap_h, **{name: [at] if name in lists else at for name in names})  # type: ignore[arg-type]
 
 
 def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:

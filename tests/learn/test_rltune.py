@@ -17,17 +17,25 @@ import pytest
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import known_by
-from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
-from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
+from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
+from gpusched.agents.rltune.candidates import (
+    CandidateRule,
+    arrays_of,
+    heuristics,
+    odds_of,
+    rules,
+    with_net,
+    without_net,
+)
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, _reordered, cut
-from gpusched.agents.rltune.evaluation import Evaluation, Figures, evaluations
+from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, evaluations
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.ppo import Learner, _windows
-from gpusched.agents.rltune.settings import Settings, read
+from gpusched.agents.rltune.settings import RltuneSettings, read
 from gpusched.agents.rltune.train import train_agent
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
@@ -36,11 +44,11 @@ from gpusched.sim.replay import one_job
 from gpusched.study.study import Scenario
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate
-from gpusched.traces.workload import RunTime, Size, Workload
+from gpusched.traces.workload import RunTime, SizeClass, Workload
 
 WORKLOAD = Workload(
     jobs=400, start=0.0, load=1.0, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
-    sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
+    sizes=tuple(SizeClass(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
     run_time=RunTime(parts=((0.5, 120.0, 0.8), (0.5, 14400.0, 1.0))),
 )  # fmt: skip
 QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 48, "rollouts": 2, "imitation": 2, "hidden": 8}
@@ -59,7 +67,7 @@ def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
     )  # fmt: skip
 
 
-def bits(trained: Trained) -> dict[str, bytes]:
+def bits(trained: TrainerResult) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in trained.arrays.items()}
 
 
@@ -85,25 +93,25 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
 ) -> None:
     """Whatever the guard says: the networks are compared, so it is made to take the last one."""
     monkeypatch.setattr("gpusched.agents.rltune.train.choose_strength", lambda options, *_: (options[-1], []))
-    few = rules(Settings())[:3]  # to replay all of them five times takes a minute
+    few = rules(RltuneSettings())[:3]  # to replay all of them five times takes a minute
     monkeypatch.setattr("gpusched.agents.rltune.choosing.rules", lambda *_: few)
-    one = train_agent(job(tmp_path / "a"), Report())
+    one = train_agent(job(tmp_path / "a"), TrainingReport())
     assert one.arrays["strength"][0] > 0
-    assert bits(train_agent(job(tmp_path / "c", seed=1), Report())) != bits(one)
+    assert bits(train_agent(job(tmp_path / "c", seed=1), TrainingReport())) != bits(one)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainingProgress) -> None:
         if progress.what == "network" and progress.done == 2:
             raise Killed
 
     with pytest.raises(Killed):
-        train_agent(job(tmp_path / "d"), Report(show=kill))
+        train_agent(job(tmp_path / "d"), TrainingReport(show=kill))
     assert (tmp_path / "d" / "checkpoint").is_file()
-    assert bits(train_agent(job(tmp_path / "d"), Report())) == bits(one), "trained twice, and once in two parts"
-    prepare(Model("rltune", one.arrays, one.about, "", "x"))  # type: ignore[arg-type]
+    assert bits(train_agent(job(tmp_path / "d"), TrainingReport())) == bits(one), "trained twice, and once in two parts"
+    prepare(TrainedModel("rltune", one.arrays, one.about, "", "x"))  # type: ignore[arg-type]
 
 
 def test_the_base_is_no_worse_than_any_heuristic_where_it_was_chosen() -> None:
-    settings = Settings()
+    settings = RltuneSettings()
     found = evaluations(scenario().trace, scenario(), settings, False)
     choice = choose_base(found, settings, ODDS, lambda done, total: None)
     known = [without_net(rule, settings, ODDS) for rule in heuristics(settings)]
@@ -113,14 +121,14 @@ def test_the_base_is_no_worse_than_any_heuristic_where_it_was_chosen() -> None:
 
 
 def test_a_network_that_harms_is_not_believed() -> None:
-    settings = Settings()
-    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
+    settings = RltuneSettings()
+    base = without_net(CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
     inputs = len(base.scorer.mean)
     harm = np.zeros((2, inputs), np.float32)
     harm[0, GPUS] = 50.0  # the largest first
     arrays = {"net.0.weight": harm, "net.0.bias": np.zeros(2, np.float32)}
     bad = with_net(base, arrays, np.zeros(inputs, np.float32), np.ones(inputs, np.float32), 1.0)
-    evaluation = [Evaluation(scenario().trace, scenario().pool, settings)]
+    evaluation = [TraceEvaluation(scenario().trace, scenario().pool, settings)]
     found, words = choose_strength([Option("bad", 1.0, bad)], base, evaluation, evaluation, settings)
     assert found.strength == 0.0
     assert "later" in words[0]
@@ -132,8 +140,8 @@ class Told:
     def __init__(self, **jct: float) -> None:
         self.jct = jct
 
-    def play(self, prepared: Any) -> Figures:
-        return Figures(1.0, self.jct[prepared], 1.0, 0.5)
+    def play(self, prepared: Any) -> MeanFigures:
+        return MeanFigures(1.0, self.jct[prepared], 1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +158,7 @@ def test_a_network_must_be_better_later_and_no_worse_before(before: float, later
     options: Any = [Option("net", 1.0, "net")]  # type: ignore[arg-type]
     early: Any = [Told(none=100.0, net=before)]
     late: Any = [Told(none=100.0, net=later)]
-    found, words = choose_strength(options, "none", early, late, Settings(objective="jct"))  # type: ignore[arg-type]
+    found, words = choose_strength(options, "none", early, late, RltuneSettings(objective="jct"))  # type: ignore[arg-type]
     assert found.prepared == chosen
     assert words == [f"net x 1: {1 - later / 100:+.1%} later, {1 - before / 100:+.1%} before"]
 
@@ -164,14 +172,14 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
 ) -> None:
     found: list[Any] = []
 
-    def choose(evaluations: Any, settings: Settings, odds: Any, advance: Any) -> None:
+    def choose(evaluations: Any, settings: RltuneSettings, odds: Any, advance: Any) -> None:
         found.append(odds)
         raise Seen
 
     monkeypatch.setattr("gpusched.agents.rltune.train.choose_base", choose)
     one = job(tmp_path)
     with pytest.raises(Seen):
-        train_agent(one, Report())
+        train_agent(one, TrainingReport())
     trace = one.scenario.trace
     early = int(0.7 * len(trace))  # `evaluation.windows` judges by the rest
     known, over = known_by(trace, float(trace.submit[early - 1]))
@@ -241,8 +249,8 @@ def test_the_paper_again_in_seconds(tmp_path: Path) -> None:
 def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     """A learner with attention that has not learned yet, and what it can learn from."""
     settings = read({**QUICK, "attention": True})
-    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
-    before = Evaluation(scenario().trace, scenario().pool, settings).result(base)
+    base = without_net(CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
+    before = TraceEvaluation(scenario().trace, scenario().pool, settings).result(base)
     assert before is not None
     torch_.begin(seed)
     return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
@@ -260,7 +268,7 @@ def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was()
         learner.improve(episodes, [0.0] * len(episodes))
         found = learner.net.arrays()
         assert all((found[n] != start[n]).any() for n in start if n.startswith("attention.")), "all parts learn"
-        taken = arrays_of(prepare(Model("rltune", arrays_of(learner.policy()), {}, "", "x")))
+        taken = arrays_of(prepare(TrainedModel("rltune", arrays_of(learner.policy()), {}, "", "x")))
         assert {n: taken[n].tobytes() for n in found} == {n: a.tobytes() for n, a in found.items()}
         return {n: a.tobytes() for n, a in found.items()}
 

@@ -13,44 +13,44 @@ import yaml
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import known_by
-from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import odds_of
 from gpusched.agents.rltune.live import prepare
-from gpusched.agents.rltune.preempting import Rule, model_of, policy_of, read
+from gpusched.agents.rltune.preempting import RankingRule, model_of, policy_of, read
 from gpusched.agents.rltune.train import train_agent
 from gpusched.agents.training.train import train
 from gpusched.config.policies import load_policy
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
-from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.policy import PolicySpec, PreemptionSettings
 from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy, of_spec, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import Outage, replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
-from gpusched.traces.workload import RunTime, Size, Workload
+from gpusched.traces.workload import RunTime, SizeClass, Workload
 from tests.sched.worlds import node, pending, snapshot
 from tests.sim.worlds import trace_of
 
 WORKLOAD = Workload(
     jobs=300, start=0.0, load=1.1, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
-    sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
+    sizes=tuple(SizeClass(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
     run_time=RunTime(parts=((0.5, 120.0, 0.8), (0.5, 14400.0, 1.0))),
 )  # fmt: skip
 POOL = Pool.uniform(2, 8)
 TRACE = generate(WORKLOAD, 0)
 PRIOR = odds_of(TRACE.gpus, TRACE.duration).prior
-INDEX = Rule("index", {"index": 1.0, "gpus": 0.5, "stay": 0.5})
+INDEX = RankingRule("index", {"index": 1.0, "gpus": 0.5, "stay": 0.5})
 
 
-def ranked(rule: Rule, knows: str = "estimate") -> ReplayPolicy:
+def ranked(rule: RankingRule, knows: str = "estimate") -> ReplayPolicy:
     return policy_of(model_of(rule, PRIOR, knows), "mine")
 
 
-def events(result: Result) -> tuple[bytes, ...]:
+def events(result: ReplayResult) -> tuple[bytes, ...]:
     return tuple(column.tobytes() for column in (result.events.time, result.events.kind, result.events.subject))
 
 
@@ -62,7 +62,7 @@ def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
     )  # fmt: skip
 
 
-def bits(trained: Trained) -> dict[str, bytes]:
+def bits(trained: TrainerResult) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in trained.arrays.items()}
 
 
@@ -71,7 +71,7 @@ def test_ranking_as_las_it_is_las(thresholds: tuple[float, ...]) -> None:
     """On one node there is no choice of whom to stop; on several it stops fewer jobs than LAS."""
     away: dict[str, Any] = {"restart_s": 60.0, "failures": (Outage(0, 40000.0, 90000.0),)}
     away |= {"las_thresholds_gpu_s": thresholds}
-    policy = ranked(Rule("las", {"served": 1.0}, thresholds), "nothing")
+    policy = ranked(RankingRule("las", {"served": 1.0}, thresholds), "nothing")
     one = Pool.uniform(1, 16)
     las, mine = replay(TRACE, one, "las", **away), replay(TRACE, one, policy, **away)
     assert las.restarts.sum() > 10
@@ -113,7 +113,7 @@ def test_who_ran_short_before_goes_before_who_ran_long() -> None:
     submit, ran = [0.0, 0.0, 5.0, 5.0, 10000.0, 10000.0], [9000.0, 100.0, 9000.0, 100.0, 9000.0, 100.0]
     trace = trace_of(submit, ran, [1] * 6, user=[0, 1] * 3)
     even = np.full_like(PRIOR, 0.3)
-    policy = policy_of(model_of(Rule("index", {"index": 1.0}), even, "estimate"), "mine")
+    policy = policy_of(model_of(RankingRule("index", {"index": 1.0}), even, "estimate"), "mine")
     result = replay(trace, Pool.uniform(1, 1), policy)
     assert result.end[5] < 10300.0
     assert result.restarts[[0, 2]].sum() > 0
@@ -134,7 +134,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
 
     monkeypatch.setattr("gpusched.agents.rltune.preempting.Ground", Ground)
     with pytest.raises(InterruptedError):
-        train_agent(job(tmp_path), Report())
+        train_agent(job(tmp_path), TrainingReport())
     early = int(0.7 * len(TRACE))
     known, over = known_by(TRACE, float(TRACE.submit[early - 1]))
     assert len(found) == 2
@@ -144,15 +144,15 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    one = train_agent(job(tmp_path), Report())
-    assert bits(train_agent(job(tmp_path), Report())) == bits(one)
+    one = train_agent(job(tmp_path), TrainingReport())
+    assert bits(train_agent(job(tmp_path), TrainingReport())) == bits(one)
     assert one.about["preempt"] == "yes"
     assert one.hyper_parameters["preempt"] is True
     assert one.notes[0].startswith("preemptive")
-    blind = train_agent(job(tmp_path, knows="nothing"), Report())
+    blind = train_agent(job(tmp_path, knows="nothing"), TrainingReport())
     assert blind.about["knows"] == "nothing"
     assert not blind.arrays["prior"].any()
-    prepare(Model("rltune", blind.arrays, blind.about, "", "x"))
+    prepare(TrainedModel("rltune", blind.arrays, blind.about, "", "x"))
 
 
 def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
     file.write_text(f"agent: rltune\nfallback: easy\n{rules}\ntrain: {{preempt: true, search: 1}}\n")
     out = tmp_path / "elsewhere"
     nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 8}
-    train(TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), **nodes), Report())
+    train(TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), **nodes), TrainingReport())
     card = yaml.safe_load((out / "default.card.yaml").read_text("utf-8"))
     assert {row["policy"] for row in card["metrics"]} >= {"mine", "untrained start", "las", "drf", "srtf"}
     assert "no neural network" in card["decides"]
@@ -178,7 +178,7 @@ def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
     assert replay(TRACE, POOL, policy).restarts.sum() > 0
 
     spec = load_policy(out)
-    assert spec.preempt == Preempting(min_run_s=300.0, per_hour=3, restart_s=20.0)
+    assert spec.preempt == PreemptionSettings(min_run_s=300.0, per_hour=3, restart_s=20.0)
     assert policy.restart_s == 20.0
     snap = snapshot([node("a")], [pending("j", 1)])
     model = of_spec(spec).model

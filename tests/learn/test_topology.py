@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.topology import clos
-from gpusched.agents.topology.reproduce import Row, row_of, settings_of
+from gpusched.agents.topology.reproduce import TopologyRow, row_of, settings_of
 from gpusched.agents.topology.workloads import draw, ours, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
@@ -71,7 +71,7 @@ def test_a_cluster_from_a_file_as_json(tmp_path):
     done = run(*words, "--quick", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert [list(row) for row in rows] == [list(Row.__struct_fields__)] * 2
+    assert [list(row) for row in rows] == [list(TopologyRow.__struct_fields__)] * 2
     assert [(r["topology"], r["load"], r["seed"], r["policy"], r["jobs"]) for r in rows] == [
         ("ours", 0.9, 7, "rack", 300), ("ours", 0.9, 7, "ideal", 300),
     ]  # fmt: skip

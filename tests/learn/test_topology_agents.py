@@ -28,8 +28,8 @@ from gpusched.sched.state import Resources
 from gpusched.sched.topology.load import ONE, enter, new_load, speed_of
 from gpusched.sched.topology.slowdown import needs_of
 from gpusched.sched.topology.tree import links_of, new_use
-from gpusched.sim.engine.build import Options, log_of, result_of, world_of
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.state import GROW, RUNNING
 from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
@@ -137,7 +137,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     trace, kind = draw(setting, 1.0, seed, 60)
     model, pool = machines()[setting.machine].model(), setting.pool
     wild = agent_of(rng.normal(0, 1.0, size_of(SHAPES)))
-    result = replayed(trace, pool, Network(setting.tree, model, kind), wild, parts)
+    result = replayed(trace, pool, PlacementNetwork(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
     assert (result.start >= trace.submit).all()
     assert (result.end - result.start >= trace.duration - 1e-5).all(), "nobody is faster than alone at its best"
@@ -157,7 +157,7 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
     never = handed._replace(hand_skip=np.array([-100.0, *handed.hand_skip[1:]]))
     for seed in range(8):
         trace, kind = draw(RACKS, 0.9, seed, 1500)
-        here = Network(RACKS.tree, machines()["aws"].model(), kind)
+        here = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind)
         jct.append([
             float((replayed(trace, RACKS.pool, here, agent, parts).end - trace.submit).mean())
             for agent, parts in ((handed, 1), (handed, 4), (never, 4))
@@ -171,9 +171,9 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
 def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> None:
     """Links and speeds are as the engine has them, whatever schedulers would have started meanwhile."""
     trace, kind = draw(RACKS, 1.1, 3, 300)
-    here, spec = Network(RACKS.tree, machines()["aws"].model(), kind), PolicySpec(name="a", agent="topology")
+    here, spec = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind), PolicySpec(name="a", agent="topology")
     spec = changed(spec, backfill="skip", schedulers=parts)
-    plain = world_of(trace, RACKS.pool, placed_by("contention"), Options(network=here))
+    plain = world_of(trace, RACKS.pool, placed_by("contention"), ReplayOptions(network=here))
     world, acting = new_acting(plain, agent_of(untrained(0)), spec)
     log, load, most = log_of(world), acting.walk.costs.load, 0
     log = log._replace(events=log.events[:100])
@@ -208,7 +208,7 @@ def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path)
     save_model(tmp_path / "agents/default.safetensors", "topology", named(numbers, SHAPES), {})
     (tmp_path / "agents.yaml").write_text("agent: topology\nschedulers: 4\norder: fifo\nbackfill: skip\n")
     trace, kind = draw(RACKS, 0.9, 3, 300)
-    here = Network(RACKS.tree, machines()["aws"].model(), kind)
+    here = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind)
     policy = policy_by_name(str(tmp_path / "agents.yaml"))
     found = replay(trace, RACKS.pool, policy, network=here)
     mine, alone = (replayed(trace, RACKS.pool, here, agent_of(numbers), parts, wait_s=DAY_S) for parts in (4, 1))

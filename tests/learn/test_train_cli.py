@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpusched.agents.common.request import Trained
+from gpusched.agents.common.request import TrainerResult
 from gpusched.agents.gist.networks import heuristic
 from gpusched.cli import main as cli
 from gpusched.config.policies import BUILT_IN
@@ -144,7 +144,7 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = heuristic(8)
-    done = Trained(arrays=arrays, about={"knows": "limit", "backfill": "easy"}, score=0.0, hyper_parameters={})
+    done = TrainerResult(arrays=arrays, about={"knows": "limit", "backfill": "easy"}, score=0.0, hyper_parameters={})
     monkeypatch.setattr("gpusched.agents.gist.train.train_agent", lambda job, report: done)  # it takes a minute
     monkeypatch.setattr("gpusched.agents.rltune.train.train_agent", lambda job, report: done)
     (site.folder / "few.swf").write_text(swf(3))

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from gpusched.sched.mapping.greedy import first_answer, greedy
-from gpusched.sched.mapping.problem import Answer, Nodes, Problem, faults, value_of
+from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem, faults, value_of
 
 
 def instance(rng: np.random.Generator, nodes: int, jobs: int, kinds: int = 3, largest: int = 4) -> Problem:
@@ -43,7 +43,7 @@ def instance(rng: np.random.Generator, nodes: int, jobs: int, kinds: int = 3, la
     )
 
 
-def greedily(problem: Problem) -> Answer:
+def greedily(problem: Problem) -> MappingSolution:
     """The answer that the optimiser begins with."""
     return first_answer(problem, greedy(problem))
 

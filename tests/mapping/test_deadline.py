@@ -11,9 +11,9 @@ import pytest
 
 from gpusched.sched.mapping import deadline, milp
 from gpusched.sched.mapping.deadline import STILL_BUSY, Deadline
-from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, solve
-from gpusched.sched.mapping.problem import Answer, Problem, faults
-from gpusched.sched.mapping.program import Program
+from gpusched.sched.mapping.milp import OUT_OF_TIME, MilpSearch, SearchLimits, solve
+from gpusched.sched.mapping.problem import MappingSolution, Problem, faults
+from gpusched.sched.mapping.program import LinearProgram
 from tests.mapping.instances import busy_cluster, greedily
 
 LONG_S = 60.0
@@ -52,20 +52,20 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
     problem: Problem, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, begun = Clock(looks), []
-    real_run, real_program = highspy.Highs.run, milp.Program
+    real_run, real_program = highspy.Highs.run, milp.LinearProgram
 
     def run(solver: highspy.Highs) -> object:
         begun.append(clock.now)
         return real_run(solver)
 
-    def program(*args: object) -> Program:
+    def program(*args: object) -> LinearProgram:
         begun.append(clock.now)
         return real_program(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(highspy.Highs, "run", run)
     monkeypatch.setattr(milp, "Program", program)
     first = greedily(problem)
-    search = Search(problem, first, Limits(end_s=0.5, clock=clock))
+    search = MilpSearch(problem, first, SearchLimits(end_s=0.5, clock=clock))
     search.run()
     answer = search.best()
     assert 1.0 not in begun
@@ -87,8 +87,10 @@ def test_without_time_there_is_no_search(problem: Problem, monkeypatch: pytest.M
 def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
 
-    class Seen(Search):
-        def __init__(self, problem: Problem, start: Answer, limits: Limits, *, listen: bool = False) -> None:
+    class Seen(MilpSearch):
+        def __init__(
+            self, problem: Problem, start: MappingSolution, limits: SearchLimits, *, listen: bool = False
+        ) -> None:
             ends.append((limits.end_s, limits.work))
             super().__init__(problem, start, limits, listen=listen)
 
@@ -100,10 +102,12 @@ def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeyp
     assert ends == [pytest.approx((100 + share_s - 0.01, share_s * 1000 * 0.5))]
 
 
-def blocked(release: threading.Event, before: Callable[[Search], None] | None = None) -> Callable[[Search], None]:
+def blocked(
+    release: threading.Event, before: Callable[[MilpSearch], None] | None = None
+) -> Callable[[MilpSearch], None]:
     """A search that HiGHS does not come back from."""
 
-    def run(self: Search) -> None:
+    def run(self: MilpSearch) -> None:
         if before is not None:
             before(self)
         release.wait()
@@ -114,7 +118,7 @@ def blocked(release: threading.Event, before: Callable[[Search], None] | None = 
 def test_nobody_waits_for_a_search_that_is_late(
     problem: Problem, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Search, "run", blocked(release))
+    monkeypatch.setattr(MilpSearch, "run", blocked(release))
     first = greedily(problem)
     for note in (OUT_OF_TIME, OUT_OF_TIME, STILL_BUSY):
         answer = Deadline(0.02)(problem, first)
@@ -131,9 +135,9 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
     first = greedily(problem)
     best = solve(problem, first, budget_s=LONG_S)
     assert best.value > first.value
-    program = Program(problem)
+    program = LinearProgram(problem)
     monkeypatch.setattr(
-        Search, "run", blocked(release, lambda s: s._hear(program, np.array(program.column_of(best.nodes))))
+        MilpSearch, "run", blocked(release, lambda s: s._hear(program, np.array(program.column_of(best.nodes))))
     )
     answer = Deadline(0.3)(problem, first)
     assert answer.value == pytest.approx(best.value)
@@ -142,14 +146,16 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
 
 def test_incumbents_are_heard_while_highs_runs(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
-    real = Search._hear
+    real = MilpSearch._hear
 
-    def hear(self: Search, program: Program, column: object) -> None:
+    def hear(self: MilpSearch, program: LinearProgram, column: object) -> None:
         real(self, program, column)
         heard.append(self.best().value)
 
-    monkeypatch.setattr(Search, "_hear", hear)
-    monkeypatch.setattr(Program, "rounded", lambda self, values: [0.0] * len(values))  # else there is nothing to better
+    monkeypatch.setattr(MilpSearch, "_hear", hear)
+    monkeypatch.setattr(
+        LinearProgram, "rounded", lambda self, values: [0.0] * len(values)
+    )  # else there is nothing to better
     first = greedily(problem)
     answer = Deadline(LONG_S)(problem, first)
     assert heard
@@ -157,9 +163,9 @@ def test_incumbents_are_heard_while_highs_runs(problem: Problem, monkeypatch: py
 
 
 def test_an_error_on_the_search_s_thread_is_not_lost(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: Search) -> None:
+    def run(self: MilpSearch) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(Search, "run", run)
+    monkeypatch.setattr(MilpSearch, "run", run)
     with pytest.raises(RuntimeError, match="a mistake"):
         Deadline(LONG_S)(problem, greedily(problem))

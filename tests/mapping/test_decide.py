@@ -20,7 +20,7 @@ from gpusched.config.policies import load_policy
 from gpusched.model.plan import ReasonCode
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
-from gpusched.sched.alone import Alone, in_order
+from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
@@ -80,15 +80,15 @@ def _best_end(snap: Snapshot, job_id: str) -> float:
     job = next(j for j in snap.pending if j.id == job_id)
     kinds = tuple({node.gpu_type for node in snap.nodes if not barred(job, node)})
     speed = dict(zip(kinds, speeds_by_name(SPEEDS, job.spec.name, kinds), strict=True))
-    of = {kind: Alone(msgspec.structs.replace(snap, nodes=_of_type(snap, kind))) for kind in kinds}
+    of = {kind: SingleJobView(msgspec.structs.replace(snap, nodes=_of_type(snap, kind))) for kind in kinds}
     has = {kind: speed[kind] for kind in kinds if of[kind].fits(job, "usable")}
     if not has:
-        return _when(Alone(snap), job)
+        return _when(SingleJobView(snap), job)
     best = max(has.values())
     return min(_when(of[k], job) + job.spec.time_limit_s * best / s for k, s in has.items())
 
 
-def _when(alone: Alone, job: PendingView) -> float:
+def _when(alone: SingleJobView, job: PendingView) -> float:
     found = alone.earliest(job)
     return found[0] if found is not None else NOW if alone.fits(job) else math.inf
 

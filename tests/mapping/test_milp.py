@@ -22,9 +22,9 @@ from gpusched.sched.mapping.classes import (
     simplified,
 )
 from gpusched.sched.mapping.doubt import Doubtful, check
-from gpusched.sched.mapping.milp import DISCARDED, GAP, Limits, Search, solve
-from gpusched.sched.mapping.problem import Answer, Problem, faults, part_of, value_of
-from gpusched.sched.mapping.summary import Report, summary
+from gpusched.sched.mapping.milp import DISCARDED, GAP, MilpSearch, SearchLimits, solve
+from gpusched.sched.mapping.problem import MappingSolution, Problem, faults, part_of, value_of
+from gpusched.sched.mapping.summary import MappingReport, summary
 from tests.mapping.instances import best_of_all, busy_cluster, greedily, instance
 
 AMPLE_S = 120.0  # of a busy machine's clock; it takes milliseconds
@@ -93,7 +93,7 @@ def test_gangs_of_one_shape_share_nodes_but_never_with_themselves() -> None:
         parts=np.full(2, 2), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool),
         cap=np.full(3, np.inf), gain=np.array([[1.0], [1.0]]), bonus=np.zeros(2),
     )  # fmt: skip
-    nothing = Answer(nodes=((), ()), value=0.0)
+    nothing = MappingSolution(nodes=((), ()), value=0.0)
     answer = solve(problem, nothing)
     assert sorted(map(sorted, answer.nodes)) == [[0, 1], [0, 1]]
     assert faults(problem, answer.nodes) == []
@@ -144,13 +144,13 @@ def test_with_too_many_ways_to_fill_the_nodes_fewer_jobs_are_optimised() -> None
 def test_a_program_that_takes_too_long_to_make_is_made_of_fewer_jobs() -> None:
     problem = busy_cluster(np.random.default_rng(9), nodes=30, jobs=120)
     first = greedily(problem)
-    search = Search(problem, first, Limits(time.perf_counter() + 30, work=400))
+    search = MilpSearch(problem, first, SearchLimits(time.perf_counter() + 30, work=400))
     search.run()
     answer = search.best()
     assert answer.note.startswith("only the first ")
     assert faults(problem, answer.nodes) == []
     assert answer.value >= first.value
-    hopeless = Search(problem, first, Limits(time.perf_counter() + 30, work=1))
+    hopeless = MilpSearch(problem, first, SearchLimits(time.perf_counter() + 30, work=1))
     hopeless.run()
     assert (hopeless.best().nodes, hopeless.best().solver) == (first.nodes, "greedy")
 
@@ -276,5 +276,5 @@ def test_after_a_false_answer_the_greedy_one_counts_and_the_remark_says_so(
     answer = solve(problem, first, budget_s=AMPLE_S, max_nodes=5)
     assert (answer.nodes, answer.value, answer.bound) == (first.nodes, first.value, first.bound)
     assert re.fullmatch(f"{DISCARDED}: {said}", answer.note)
-    line = summary([Report(60, 9, answer.value, first.value, 0.5, answer.solver, answer.note)])
+    line = summary([MappingReport(60, 9, answer.value, first.value, 0.5, answer.solver, answer.note)])
     assert line.endswith(f"({answer.note})")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 import gpusched.sched.stages as stages
 from gpusched.agents.rltune.live import SHARE
 from gpusched.config.policies import load_policy
-from gpusched.config.weights import Model, save_model
+from gpusched.config.weights import TrainedModel, save_model
 from gpusched.controller.deciding import Decider
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
@@ -40,7 +40,7 @@ def spec_of(place: str, mapping: Mapping = MAPPING, budget_s: float = 30.0) -> P
                       budget_s=budget_s)  # fmt: skip
 
 
-def by_agent(snap: Snapshot, of: Model, spec: PolicySpec):
+def by_agent(snap: Snapshot, of: TrainedModel, spec: PolicySpec):
     snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, spec))
     return decide(snap, dict.fromkeys(snap.policies, of)), snap
 
@@ -48,7 +48,7 @@ def by_agent(snap: Snapshot, of: Model, spec: PolicySpec):
 @pytest.mark.parametrize("place", MAPPED)
 @QUICK
 @given(snapshots(), plain.MODELS)
-def test_plans_are_sound(place: str, snap: Snapshot, wild: Model) -> None:
+def test_plans_are_sound(place: str, snap: Snapshot, wild: TrainedModel) -> None:
     plan, snap = by_agent(snap, wild, spec_of(place))
     assert plan.troubles == {}
     assert check(plan, snap)[1] == ()
@@ -150,7 +150,7 @@ def test_live_and_replay_choose_the_same(place: str, by: int | str) -> None:
 
 def test_an_agent_that_chooses_nodes_itself_is_not_mapped() -> None:
     trace, pool = mixed(0)
-    gist = Model("gist", {}, {"knows": "limit"}, "", "g")
+    gist = TrainedModel("gist", {}, {"knows": "limit"}, "", "g")
     policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", placement="milp", model=gist)
     with pytest.raises(UsageError, match="cannot be combined with --placement milp"):
         replay(trace, pool, policy)

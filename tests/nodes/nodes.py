@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
-from gpusched.nodes.transport import Script, Transport
+from gpusched.nodes.transport import RemoteScript, Transport
 from tests.testbed import Testbed, TestNode
 
 
@@ -37,6 +37,6 @@ def opened(node: Node, settings: Settings) -> Iterator[Transport]:
         transport.close()
 
 
-def sh(text: str, stdin: bytes = b"") -> Script:
+def sh(text: str, stdin: bytes = b"") -> RemoteScript:
     """A shell command."""
-    return Script(("sh", "-c", text), stdin)
+    return RemoteScript(("sh", "-c", text), stdin)

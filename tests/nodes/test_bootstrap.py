@@ -130,7 +130,7 @@ def test_an_answer_that_lies_ready_is_taken_when_the_engine_took_all_the_time(mo
     found = [{"count": 2, "driver_version": "1"}, {"gpu": {"index": 0}}, {"gpu": {"index": 1}}]
     monkeypatch.setattr(gpus, "messages", lambda only, want_links: iter(found))
     monkeypatch.setattr(gpus, "READ_LIMIT_S", 0.0)
-    reading = gpus.Reading({"deadline_s": 0.0})
+    reading = gpus.GpuReadout({"deadline_s": 0.0})
     wait_for(lambda: os.waitid(os.P_PID, reading.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     answer = reading.collect()
     assert answer["gpus"] == [{"index": 0}, {"index": 1}]

@@ -14,7 +14,7 @@ from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import _request, probe
-from gpusched.nodes.transport import Result, Script, Transport, TransportError
+from gpusched.nodes.transport import CommandResult, RemoteScript, Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, TestNode
 
@@ -36,11 +36,11 @@ class Counting:
         self.inner = inner
         self.runs = 0
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         self.runs += 1
         return self.inner.run(script, timeout_s)
 
-    def stream(self, script: Script) -> Any:
+    def stream(self, script: RemoteScript) -> Any:
         return self.inner.stream(script)
 
     def close(self) -> None:
@@ -406,7 +406,7 @@ def test_simulated_gpus_are_busy_where_a_job_holds_them(tmp_path: Path, monkeypa
 class Flooding(Counting):
     """A node whose account prints without end before, or instead of, what it is asked."""
 
-    def run(self, script: Script, timeout_s: float) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         return super().run(msgspec.structs.replace(script, argv=("cat", "/dev/zero"), stdin=b""), timeout_s)
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gpusched.controller.stepkey import new_key
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files
 from gpusched.nodes.batch.steps import options, wire
-from gpusched.nodes.batch.steps.tasks import Tasks
+from gpusched.nodes.batch.steps.tasks import StepTasks
 from tests.testbed import wait_until
 
 KEY = new_key().decode()
@@ -237,7 +237,7 @@ def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
     codes = []
 
     async def run() -> None:
-        tasks = Tasks(step, {})
+        tasks = StepTasks(step, {})
         tasks.signal(signal.SIGTERM)
         await tasks.start(lambda kind, number, data: codes.append(int(data)), _nothing, False, False)
         await tasks.done()
@@ -329,7 +329,7 @@ def test_every_task_is_on_one_node(
     asked = {name: str(value) for name, value in given_options.items() if value is not None}
     try:
         layout = options.layout(asked, [f"n{i}" for i in range(count)], per_node)
-    except options.Refused:
+    except options.StepOptionError:
         too_many = wanted is not None and wanted > count
         assert too_many or (tasks is not None and each is not None and tasks > each * (wanted or count))
         return

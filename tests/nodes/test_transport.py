@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
-from gpusched.nodes.transport import Script, Transport, TransportError
+from gpusched.nodes.transport import RemoteScript, Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, wait_until
 
@@ -36,12 +36,12 @@ def test_output_errors_and_exit_code_come_back_apart(transport: Transport) -> No
 
 
 def test_stdin_reaches_the_command(transport: Transport) -> None:
-    assert transport.run(Script(("cat",), b"secret\0\xff"), 10).stdout == b"secret\0\xff"
+    assert transport.run(RemoteScript(("cat",), b"secret\0\xff"), 10).stdout == b"secret\0\xff"
 
 
 def test_arguments_are_quoted_once(transport: Transport) -> None:
     hostile = ("a b", "$(id)", "'", '"', "", "*", "back\\slash", "new\nline", "-n", "ü")
-    result = transport.run(Script(("printf", "<%s>", *hostile)), 10)
+    result = transport.run(RemoteScript(("printf", "<%s>", *hostile)), 10)
     assert result.stdout.decode() == "".join(f"<{a}>" for a in hostile)
 
 
@@ -52,7 +52,7 @@ def test_a_hundred_megabytes_of_output_do_not_deadlock(transport: Transport) -> 
 
 @pytest.mark.parametrize("to", ["1", "2"])
 def test_a_command_that_never_stops_talking_is_not_listened_to(transport: Transport, to: str) -> None:
-    endless = Script(("sh", "-c", f"exec cat /dev/zero >&{to}"), max_bytes=1 << 20)
+    endless = RemoteScript(("sh", "-c", f"exec cat /dev/zero >&{to}"), max_bytes=1 << 20)
     with pytest.raises(TransportError) as caught:
         transport.run(endless, 60)
     assert caught.value.kind == "protocol"
@@ -62,7 +62,7 @@ def test_a_command_that_never_stops_talking_is_not_listened_to(transport: Transp
 
 def test_stdin_and_stdout_are_pumped_together(transport: Transport) -> None:
     data = bytes(range(256)) * 80_000
-    assert transport.run(Script(("cat",), data), 60).stdout == data
+    assert transport.run(RemoteScript(("cat",), data), 60).stdout == data
 
 
 def test_a_command_that_does_not_read_its_stdin_still_ends(transport: Transport) -> None:
@@ -85,7 +85,7 @@ def test_timeout_is_kept_and_the_transport_goes_on(transport: Transport) -> None
 
 
 def test_an_unknown_command_is_a_result(transport: Transport) -> None:
-    result = transport.run(Script(("no-such-command-here",), b"x"), 10)
+    result = transport.run(RemoteScript(("no-such-command-here",), b"x"), 10)
     assert result.exit_code == 127
     assert b"no-such-command-here" in result.stderr
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.queue.store import Run, Store
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
+from gpusched.queue.store import RunRecord, Store
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import one_job, replay
 from tests.cli.conftest import Site, site
@@ -38,11 +38,12 @@ def _ended(store: Store, name: str, partition: str, submit: float, seconds: floa
         memory_mib_per_node=1, time_limit_s=int(seconds) + 60,
     )  # fmt: skip
     store.put_jobs([
-        Job(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=submit, start_time=submit,
+        JobRecord(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=submit,
+        start_time=submit,
             end_time=submit + seconds, attempt=1)
     ])  # fmt: skip
     store.open_run(
-        Run(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=0.5, gpus=gpus,
+        RunRecord(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=0.5, gpus=gpus,
             start_time=submit, end_time=None, outcome=None, nodes={"n": gpus})
     )  # fmt: skip
     store.close_run(name, 1, submit + seconds, JobState.COMPLETED)

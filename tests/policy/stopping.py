@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusched.agents.rltune.preempting import Rule, model_of
+from gpusched.agents.rltune.preempting import RankingRule, model_of
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.estimation.odds import CLASSES, LEVELS
@@ -18,7 +18,7 @@ YAML = "agent: rltune\nfallback: easy\nbudget: 60s\npreempt: {min_run: 3s, per_h
 def write(file: Path, threshold_gpu_s: float = 24.0) -> Path:
     """Who has had so many GPU seconds goes behind all who have not."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    rule = Rule("las", {"served": 1.0}, (threshold_gpu_s,))
+    rule = RankingRule("las", {"served": 1.0}, (threshold_gpu_s,))
     model = model_of(rule, np.full((CLASSES, LEVELS), 0.3), "nothing")
     save_model(file, "rltune", model.arrays, model.about)
     return file

@@ -24,8 +24,8 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import REST_S, Decider
 from gpusched.model import ids
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn, Submit
-from gpusched.model.interference import KindBelief
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.interference import JobClassEstimate
+from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.plan import Resize
 from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
@@ -78,7 +78,7 @@ class Place:
         self.inbox.deliver(command)
         return command.id
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobRecord:
         found = self.store.job(job_id)
         assert found is not None
         return found
@@ -399,7 +399,7 @@ def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place
     assert place.decided_by() == "contention"
     assert "no measured placement costs yet" in place.store.fallbacks()["p"].line
     with place.store.transaction():
-        place.store.put_beliefs([KindBelief(kind="u/j")])
+        place.store.put_beliefs([JobClassEstimate(kind="u/j")])
     assert place.decided_by() == "racks"
     assert place.store.fallbacks() == {}
     (folder / "racks/default.safetensors").unlink()

@@ -12,7 +12,7 @@ from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import load_policies
 from gpusched.config.weights import save_model
-from gpusched.controller.promoting import take_up
+from gpusched.controller.promoting import load_active_policies
 from gpusched.doctor.files import examine_policies
 from gpusched.model.commands import Promote
 from gpusched.queue.store import Store
@@ -27,7 +27,7 @@ def cycle(site: Site) -> dict[str, str]:
     site.fold()
     inventory = load_inventory(site.inventory)
     store = Store.create_or_open(site.state)
-    charge = take_up(store, inventory, load_policies(inventory), 0.0)
+    charge = load_active_policies(store, inventory, load_policies(inventory), 0.0)
     store.close()
     return {name: spec.name for name, spec in charge.policies.items()}
 

@@ -11,12 +11,12 @@ import pytest
 
 from gpusched.config.policies import load_policy
 from gpusched.model.commands import Promote, ShadowOn
-from gpusched.model.policy import Preempting
+from gpusched.model.policy import PreemptionSettings
 from gpusched.model.resources import Node, RuntimeName
 from gpusched.nightly.proof import judge, scenario_for
 from gpusched.sim.policies import of_spec
 from gpusched.sim.replay import replay
-from gpusched.study.study import Run
+from gpusched.study.study import PlannedReplay
 from tests.controller.imagined import GPUS, inventory
 from tests.policy import stopping
 from tests.policy.test_agents import EASY, Place
@@ -100,14 +100,14 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = load_policy(place.policy)
-    assert spec.preempt == Preempting(min_run_s=3.0, per_hour=2, restart_s=1.0)
+    assert spec.preempt == PreemptionSettings(min_run_s=3.0, per_hour=2, restart_s=1.0)
     rng = np.random.default_rng(0)
     submit = np.sort(rng.uniform(0.0, 6 * 86400.0, 400))
     trace = trace_of(submit, rng.exponential(9000.0, 400), rng.choice([1, 2, 4], 400))
     node = Node(name="n", partition="p", address="n", gpus=8, cores=64, memory_mib=1 << 20, runtime=RuntimeName.PODMAN)
     site = inventory()
     partition = msgspec.structs.replace(site.partitions[0], nodes=(node,))
-    seen: list[Run] = []
+    seen: list[PlannedReplay] = []
     from gpusched.nightly import proof as evaluate
 
     real = evaluate.carry_out
@@ -119,5 +119,5 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     played = replay(scenario.trace, scenario.pool, of_spec(spec, None, "p"), restart_s=1.0)
     assert len(played.cut.job) > 0
     assert (played.cut.end - played.cut.start >= 3.0).all()
-    held = msgspec.structs.replace(spec, preempt=Preempting(min_run_s=1e9))
+    held = msgspec.structs.replace(spec, preempt=PreemptionSettings(min_run_s=1e9))
     assert len(replay(scenario.trace, scenario.pool, of_spec(held, None, "p")).cut.job) == 0

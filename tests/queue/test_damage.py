@@ -14,7 +14,7 @@ from gpusched.model.reservations import Reservation
 from gpusched.queue.damage import Damaged, unreadable
 from gpusched.queue.mending import set_aside_damaged
 from gpusched.queue.promotions import Shadow
-from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
+from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
 from tests.controller.folding import NOW, Desk
 
 
@@ -28,7 +28,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     (running,) = desk.store.active()
     desk.store.put_nodes([NodeRecord(name="n0")])
     desk.store.put_ranks([RankRecord(job_id=running.id, attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))])
-    run = Run(
+    run = RunRecord(
         job_id=running.id, attempt=1, user="root", partition="p", flavor=None, share=0.1, gpus=1, start_time=NOW,
         end_time=None, outcome=None, nodes={"n0": 1},
     )  # fmt: skip

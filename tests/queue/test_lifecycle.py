@@ -6,16 +6,16 @@ from itertools import product
 
 import pytest
 
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.queue.lifecycle import TRANSITIONS, IllegalTransition, move
 from tests.controller.folding import NOW, spec
 
 _S = JobState
 
 
-def job(state: JobState) -> Job:
+def job(state: JobState) -> JobRecord:
     fields = {"user": "alice", "uid": 1, "spec": spec(), "submit_time": NOW}
-    return Job(id="0123456789a", state=state, attempt=3, reason="Why", **fields)  # type: ignore[arg-type]
+    return JobRecord(id="0123456789a", state=state, attempt=3, reason="Why", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(TRANSITIONS))

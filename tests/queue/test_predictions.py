@@ -10,7 +10,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.snapshots import finished_lately
-from gpusched.queue.store import DATABASE, Reader, Run, Store
+from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.controller.folding import spec
 from tests.queue.test_store import NOW, job
 
@@ -23,12 +23,15 @@ def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path
     store.put_predictions(first)
     store.put_predictions([p._replace(made=NOW + 5, median=NOW) for p in first])
     assert store.unpredicted() == (1, [])
-    earlier = Run(job_id="a", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW - 9,
+    earlier = RunRecord(job_id="a", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1,
+    start_time=NOW - 9,
                   end_time=None, outcome=None, nodes={})  # fmt: skip
     store.open_run(earlier)  # an attempt before the forecast: the job was requeued
     assert store.predicted_starts(NOW, NOW + 1)[0].started is None
     store.open_run(
-        Run(**{**{f: getattr(earlier, f) for f in earlier.__struct_fields__}, "attempt": 2, "start_time": NOW + 70})
+        RunRecord(
+            **{**{f: getattr(earlier, f) for f in earlier.__struct_fields__}, "attempt": 2, "start_time": NOW + 70}
+        )
     )
     found = {f.prediction.job_id: f for f in store.predicted_starts(NOW, NOW + 1)}
     assert [f.prediction for f in found.values()] == first

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from gpusched.config.policies import PolicySpec
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas
-from gpusched.queue.quotas import Ledger, Queued, Used, used_lately
+from gpusched.queue.quotas import Queued, QuotaLedger, QuotaUsage, used_lately
 from gpusched.queue.schema import MIGRATIONS, SCHEMA
 from gpusched.queue.snapshots import recent_usage, snapshot_of_store
-from gpusched.queue.store import DATABASE, Reader, Run, Store
+from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
 
@@ -44,11 +44,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-def active(name: str, gpus: int, user: str = "ann", **more: Any) -> Job:
+def active(name: str, gpus: int, user: str = "ann", **more: Any) -> JobRecord:
     part = NodeAllocation(rank=0, node="n0", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
     asked = {key: more.pop(key) for key in ("group", "qos", "time_limit_s") if key in more}
     fields = {"state": JobState.RUNNING, "start_time": NOW, "submit_time": NOW - 1e6} | more
-    return Job(
+    return JobRecord(
         id=name,
         user=user,
         uid=1,
@@ -58,18 +58,18 @@ def active(name: str, gpus: int, user: str = "ann", **more: Any) -> Job:
     )
 
 
-def counted(ledger: Ledger) -> dict[tuple[str, str], Bound]:
+def counted(ledger: QuotaLedger) -> dict[tuple[str, str], Bound]:
     return {(bound.rule.whose, bound.rule.unit): bound for bound in ledger.bounds()}
 
 
-def run(name: str, user: str, start: float, gpus: int = 1, group: str = "", qos: str = "") -> Run:
-    return Run(
+def run(name: str, user: str, start: float, gpus: int = 1, group: str = "", qos: str = "") -> RunRecord:
+    return RunRecord(
         job_id=name, attempt=1, user=user, partition="p", flavor=None, share=0.1, gpus=gpus, start_time=start,
         end_time=None, outcome=None, nodes={"n0": gpus}, group=group, qos=qos,
     )  # fmt: skip
 
 
-def entered(store: Store, *runs: tuple[Run, float | None]) -> None:
+def entered(store: Store, *runs: tuple[RunRecord, float | None]) -> None:
     with store.transaction():
         for one, end in runs:
             store.open_run(one)
@@ -79,7 +79,7 @@ def entered(store: Store, *runs: tuple[Run, float | None]) -> None:
 
 def test_a_job_counts_for_its_user_its_groups_upwards_and_its_class() -> None:
     jobs = [active("1", 2), active("2", 1, qos="high"), active("3", 2, group="b"), active("4", 3, qos="spare")]
-    found = {key: bound.used for key, bound in counted(Ledger(QUOTAS, jobs, (), NOW)).items()}
+    found = {key: bound.used for key, bound in counted(QuotaLedger(QUOTAS, jobs, (), NOW)).items()}
     assert found == {
         ("user ann", "gpus"): 5, ("user ann", "jobs"): 3, ("user ann", "gpu_s"): 5 * 600,
         ("group a", "gpus"): 3, ("group top", "jobs"): 2,
@@ -93,8 +93,8 @@ def test_gpu_seconds_are_those_of_the_week_and_those_that_running_jobs_may_use()
     ends = active(
         "ends", 4, start_time=NOW - 10, ending=Ending(outcome=JobState.CANCELLED, reason="r", kill_at=NOW + 30)
     )
-    used = [Used("ann", "", "", NOW - 50 * HOUR, 7200.0), Used("ann", "", "spare", NOW, 1e9)]
-    bound = counted(Ledger(QUOTAS, [half, begins, ends], used, NOW))["user ann", "gpu_s"]
+    used = [QuotaUsage("ann", "", "", NOW - 50 * HOUR, 7200.0), QuotaUsage("ann", "", "spare", NOW, 1e9)]
+    bound = counted(QuotaLedger(QUOTAS, [half, begins, ends], used, NOW))["user ann", "gpu_s"]
     assert bound.used == 2 * 1800 + 3600 + 4 * 30 + 7200, (
         "one that has not begun has waited long, and has all before it"
     )
@@ -111,7 +111,7 @@ def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
         (run("now", "bob", NOW - HOUR, gpus=3), None),
         (run("before", "bob", since - 5 * HOUR), since - 4 * HOUR),
     )
-    found: dict[tuple[str, str, str], list[Used]] = {}
+    found: dict[tuple[str, str, str], list[QuotaUsage]] = {}
     for used in store.gpu_seconds_of_week(NOW):
         found.setdefault((used.user, used.group, used.qos), []).append(used)
     sums = {key: sum(one.gpu_s for one in some) / HOUR for key, some in found.items()}
@@ -141,7 +141,7 @@ def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
 
 def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None:
     entered(store, (run("x", "ann", NOW - HOUR, gpus=2, group="b"), NOW), (run("y", "ann", NOW - HOUR), NOW))
-    waits = Job(id="w", user="ann", uid=1, spec=spec(group="b"), state=JobState.PENDING, submit_time=NOW)
+    waits = JobRecord(id="w", user="ann", uid=1, spec=spec(group="b"), state=JobState.PENDING, submit_time=NOW)
     with store.transaction():
         store.put_jobs([waits, active("r", 2)])
     asked = replace(inventory(), quotas=QUOTAS)
@@ -155,7 +155,7 @@ def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None
 
 
 def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
-    waits = Job(id="w", user="bob", uid=1, spec=spec(group="a"), state=JobState.PENDING, submit_time=NOW)
+    waits = JobRecord(id="w", user="bob", uid=1, spec=spec(group="a"), state=JobState.PENDING, submit_time=NOW)
     tasks = replace(waits, id="t_[0-1]", user="ann", array_id="t", tasks=((0, 1),))
     with store.transaction():
         store.put_jobs([waits, tasks, replace(waits, id="old", state=JobState.COMPLETED)])
@@ -185,5 +185,5 @@ def test_a_store_of_before_counts_everything_for_nobodys_group(tmp_path: Path) -
     assert reader is not None
     assert [(u.user, u.group, u.gpu_s) for u in reader.gpu_seconds_of_week(NOW)] == [("ann", "", 2 * HOUR)]
     assert reader.waiting_by_class() == {}
-    assert counted(Ledger(QUOTAS, [], reader.gpu_seconds_of_week(NOW), NOW))["group a", "gpus"].used == 0
+    assert counted(QuotaLedger(QUOTAS, [], reader.gpu_seconds_of_week(NOW), NOW))["group a", "gpus"].used == 0
     reader.close()

@@ -13,14 +13,14 @@ from gpusched.model.jobs import (
     DependencyKind,
     Elastic,
     Ending,
-    Job,
+    JobRecord,
     JobState,
     NodeAllocation,
     Resizes,
 )
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, lingering_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
@@ -30,9 +30,9 @@ from tests.controller.imagined import GPUS, Host, inventory, reading_of
 _S = JobState
 
 
-def job(job_id: str, state: JobState = _S.PENDING, **changes: Any) -> Job:
+def job(job_id: str, state: JobState = _S.PENDING, **changes: Any) -> JobRecord:
     fields = {"user": "u", "uid": 1, "spec": spec(), "submit_time": NOW, "attempt": 1}
-    return Job(**({"id": job_id, "state": state} | fields | changes))
+    return JobRecord(**({"id": job_id, "state": state} | fields | changes))
 
 
 def on(job_id: str, *nodes: str, gpus: tuple[int, ...] = (1,)) -> Allocation:
@@ -40,10 +40,12 @@ def on(job_id: str, *nodes: str, gpus: tuple[int, ...] = (1,)) -> Allocation:
     return Allocation(job_id, tuple(parts))
 
 
-def seen(*jobs: Job, others: tuple[Job, ...] = (), asked: list[str] | None = None, **more: Any) -> dict[str, Any]:
+def seen(
+    *jobs: JobRecord, others: tuple[JobRecord, ...] = (), asked: list[str] | None = None, **more: Any
+) -> dict[str, Any]:
     """Views of what waits and runs, by id, and of nodes, by name."""
 
-    def lookup(job_id: str) -> list[Job]:
+    def lookup(job_id: str) -> list[JobRecord]:
         if asked is not None:
             asked.append(job_id)
         return [other for other in others if job_id in (other.id, other.array_id)]
@@ -104,7 +106,7 @@ def test_of_several_dependencies_the_worst_is_told_and_the_first_of_those_alike(
     others = (job("a", _S.RUNNING), job("b", _S.COMPLETED), job("c", _S.RUNNING), job("d", _S.FAILED))
     asked: list[str] = []
 
-    def depends(job_id: str, *names: str) -> Job:
+    def depends(job_id: str, *names: str) -> JobRecord:
         return job(job_id, spec=spec(dependencies=tuple(Dependency(any_ if n == "d?" else ok, n[0]) for n in names)))
 
     jobs = [depends("1", "b", "a", "c"), depends("2", "a", "d", "c"), depends("3", "b", "d?"), job("4")]
@@ -147,7 +149,7 @@ def test_which_gpus_two_jobs_may_share() -> None:
     left = RankRecord(job_id="old", attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))
 
     def shareable(mode: str, *ranks: RankRecord) -> dict[int, int]:
-        declared = inventory(sharing=Sharing(mode=mode))  # type: ignore[arg-type]
+        declared = inventory(sharing=SharingSettings(mode=mode))  # type: ignore[arg-type]
         return dict(seen(holds, records=records, inventory=declared, ranks=ranks)["n0"].shareable)
 
     assert shareable("mps") == {0: 79 << 10, 3: 79 << 10}, "1 GiB is the driver's"

@@ -19,12 +19,12 @@ import pytest
 
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import holders
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
+from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.controller.folding import NOW, spec
 from tests.e2e.people import nobody
 
@@ -41,9 +41,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 SUMS = ("gpu_s", "energy_j", "energy_unknown_s", "util_s", "util_known_s", "idle_s")
 
 
-def job(job_id: str = ID, state: JobState = JobState.RUNNING, **changes: object) -> Job:
+def job(job_id: str = ID, state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
     part = NodeAllocation(rank=0, node="n0", gpus=(1, 2), cores=3, memory_mib=4)
-    full = Job(
+    full = JobRecord(
         id=job_id, user="älice", uid=7, spec=spec(name="a 'b' \n \U0001f680"), state=state, submit_time=NOW + 0.125,
         allocation=Allocation(job_id, (part,)), ending=Ending(outcome=JobState.TIMEOUT, reason="r", kill_at=NOW),
         excluded_nodes=("n1",), energy_j=1.5, start_time=NOW + 1,
@@ -65,7 +65,7 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
         reading=reading,
     )
     rank = RankRecord(job_id=ID, attempt=1, rank=0, node="n0", runtime="podman", gpus=(1, 2), exit_code=None)
-    run = Run(
+    run = RunRecord(
         job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=0.25, gpus=2, start_time=NOW, end_time=None,
         outcome=None, nodes={"n0": 2},
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 
 def test_all_or_nothing(store: Store) -> None:
-    def half() -> Iterator[Job]:
+    def half() -> Iterator[JobRecord]:
         yield job()
         raise ZeroDivisionError
 
@@ -168,7 +168,7 @@ def test_jobs_by_what_they_are(store: Store) -> None:
 
 
 def test_an_attempt_is_closed_once(store: Store) -> None:
-    run = Run(
+    run = RunRecord(
         job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW, end_time=None,
         outcome=None, nodes={},
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_recent_use_decays_by_half_lives(store: Store) -> None:
         "to come": (8, NOW, NOW + 60),
     }
     for user, (gpus, start, end) in runs.items():
-        run = Run(
+        run = RunRecord(
             job_id=user, attempt=1, user=user, partition="p", flavor=None, share=1, gpus=gpus, start_time=start,
             end_time=None, outcome=None, nodes={},
         )  # fmt: skip
@@ -391,7 +391,7 @@ def test_the_room_of_a_large_transaction_is_given_back(store: Store) -> None:
 
 def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
     tasks = (
-        Job(id=f"{ID}_{n}", array_id=ID, array_index=n, user="u", uid=7, spec=spec(), state=JobState.PENDING,
+        JobRecord(id=f"{ID}_{n}", array_id=ID, array_index=n, user="u", uid=7, spec=spec(), state=JobState.PENDING,
             submit_time=NOW)
         for n in range(2000)
     )  # fmt: skip
@@ -404,7 +404,7 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
 _OF_OLD_JOBS = ("id", "array_id", "state", "user", "partition", "submit_time", "end_time", "data", "spec")
 
 
-def as_version(state: Path, jobs: list[Job], version: int) -> None:
+def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
     """A store as an earlier version wrote it; before version 5 each job's data holds its spec."""
     db = sqlite3.connect(state / DATABASE)
     for step in (SCHEMA, *MIGRATIONS[: version - 1]):
@@ -454,7 +454,7 @@ def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, ve
 
 def test_up_to_when_an_attempt_worked_is_kept_and_goes_with_the_clock(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
-    run = Run(
+    run = RunRecord(
         job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW, end_time=None,
         outcome=None, nodes={},
     )  # fmt: skip

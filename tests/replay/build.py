@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.result import CutRuns, Events, Result
+from gpusched.sim.result import CutRuns, Events, ReplayResult
 from gpusched.traces.trace import Trace
 
 
@@ -40,11 +40,13 @@ def trace_of(jobs: Sequence[Job], epoch: float | None = 0.0) -> Trace:
     )  # fmt: skip
 
 
-def result_of(jobs: Sequence[Job], pool: Pool | None = None, *, epoch: float | None = 0.0, policy: str = "p") -> Result:
+def result_of(
+    jobs: Sequence[Job], pool: Pool | None = None, *, epoch: float | None = 0.0, policy: str = "p"
+) -> ReplayResult:
     trace = trace_of(jobs, epoch)
     ran = [bool(j.nodes) for j in jobs]
     cuts = [(i, c) for i, j in enumerate(jobs) for c in j.cut]
-    return Result(
+    return ReplayResult(
         policy=policy, knows="nothing", source="made", placement="best-fit", seed=0, trace=trace,
         pool=pool or Pool.uniform(2, 8),
         start=np.array([min([c[0] for c in j.cut] + [j.start]) if j.nodes else np.nan for j in jobs]),

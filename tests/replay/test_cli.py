@@ -14,8 +14,8 @@ import pytest
 from gpusched.cli import main as cli
 from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.config.weights import load_model
-from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.queue.store import Run, Store
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
+from gpusched.queue.store import RunRecord, Store
 from tests import commands
 from tests.policy import weights
 
@@ -325,11 +325,12 @@ def _record(
                 time_limit_s=limit or int(start - end) + 60,
             )  # fmt: skip
             store.put_jobs([
-                Job(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=now - submit,
+                JobRecord(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=now - submit,
                     start_time=now - start, end_time=now - end, attempt=1)
             ])  # fmt: skip
             store.open_run(
-                Run(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=gpus / 8, gpus=gpus,
+                RunRecord(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=gpus / 8,
+                gpus=gpus,
                     start_time=now - start, end_time=None, outcome=None, nodes={"n1": gpus})
             )  # fmt: skip
             store.close_run(name, 1, now - end, JobState.COMPLETED)

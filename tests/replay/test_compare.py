@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.sim.result import Result
-from gpusched.study.compare import DAY_S, Change, compare
+from gpusched.sim.result import ReplayResult
+from gpusched.study.compare import DAY_S, MeanDifference, compare
 from tests.replay.build import Job, result_of
 
 
-def _result(days: int, jct: np.ndarray, epoch: float | None = 0.0) -> Result:  # type: ignore[type-arg]
+def _result(days: int, jct: np.ndarray, epoch: float | None = 0.0) -> ReplayResult:  # type: ignore[type-arg]
     per_day = len(jct) // days
     submits = [d * DAY_S + 60 * i for d in range(days) for i in range(per_day)]
     return result_of([Job(s, s, s + float(t)) for s, t in zip(submits, jct, strict=True)], epoch=epoch)
@@ -91,7 +91,7 @@ def test_sure_is_what_leaves_out_zero_on_either_side() -> None:
     fields = {"relative": None, "low": None, "high": None, "difference": 0.0, "days": 9, "base": 1.0, "other": 1.0}
     for low, high, sure in ((0.5, 2.0, True), (-2.0, -0.5, True), (-1.0, 1.0, False), (0.0, 1.0, False),
                             (-1.0, 0.0, False), (None, None, False)):  # fmt: skip
-        change = Change(figure="jct_s", difference_low=low, difference_high=high, **fields)  # type: ignore[arg-type]
+        change = MeanDifference(figure="jct_s", difference_low=low, difference_high=high, **fields)  # type: ignore[arg-type]
         assert change.sure is sure, (low, high)
 
 

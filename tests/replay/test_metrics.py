@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.result import END, PAIRED, START, Events, Result
+from gpusched.sim.result import END, PAIRED, START, Events, ReplayResult
 from gpusched.study.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
 from gpusched.study.timeline import binned_mean, parts_of
 from tests.replay.build import Job, gist_pool, result_of
@@ -78,7 +78,7 @@ def test_eq4_takes_the_dominant_share() -> None:
     assert whole == 1.0
 
 
-def shares(result: Result, **trace: object) -> list[float]:
+def shares(result: ReplayResult, **trace: object) -> list[float]:
     return dominant_share(dataclasses.replace(result, trace=dataclasses.replace(result.trace, **trace))).tolist()
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
-from gpusched.model.jobs import Elastic, Job, JobSpec, JobState
+from gpusched.model.jobs import Elastic, JobRecord, JobSpec, JobState
 from gpusched.model.progress import JobProgress
-from gpusched.nightly.replays import Report, nightly
+from gpusched.nightly.replays import NightlyReport, nightly
 from gpusched.queue.predictions import Prediction
-from gpusched.queue.store import Run, Store
+from gpusched.queue.store import RunRecord, Store
 from gpusched.sim.engine import build
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
@@ -50,11 +50,11 @@ class Site:
         )  # fmt: skip
         state = JobState.COMPLETED if end is not None else JobState.RUNNING if start is not None else JobState.PENDING
         times = {k: None if v is None else NOW - v * HOUR for k, v in (("start_time", start), ("end_time", end))}
-        job = Job(id=name, user="ann", uid=0, spec=spec, state=state, submit_time=NOW - submit * HOUR, **times)
+        job = JobRecord(id=name, user="ann", uid=0, spec=spec, state=state, submit_time=NOW - submit * HOUR, **times)
         self.store.put_jobs([job])
         if start is not None:
             self.store.open_run(
-                Run(job_id=name, attempt=1, user="ann", partition="A", flavor=None, share=gpus / 8, gpus=gpus,
+                RunRecord(job_id=name, attempt=1, user="ann", partition="A", flavor=None, share=gpus / 8, gpus=gpus,
                     start_time=NOW - start * HOUR, end_time=None, outcome=None, nodes={"a1": gpus})
             )  # fmt: skip
         if end is not None:
@@ -64,7 +64,7 @@ class Site:
         times = [None if h is None else NOW - h * HOUR for h in (median, low, high)]
         self.store.put_predictions([Prediction(name, "A", NOW - made * HOUR, *times, None)])  # type: ignore[arg-type]
 
-    def report(self) -> Report:
+    def report(self) -> NightlyReport:
         return nightly(load_inventory(self.folder / "inventory.yaml"), self.state, now=NOW)
 
 
@@ -165,7 +165,7 @@ def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -
 
 def test_cut_runs_keep_their_sizes_without_the_jobs_that_a_replay_begins_with() -> None:
     trace = trace_of([0, 0, 10], [4000, 800, 100], [4, 4, 2], limit=[9000] * 3)
-    elastic = build.Elastic(least=np.ones(3, np.int64), most=np.full(3, 8), linear=True)
+    elastic = build.ResizableJobs(least=np.ones(3, np.int64), most=np.full(3, 8), linear=True)
     whole = replay(trace, Pool.uniform(1, 8), "elastic", elastic=elastic)
     assert whole.cut.part_gpus is not None
     for first in (1, 2):

@@ -14,11 +14,11 @@ import pytest
 
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import Draw, power_model
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.study.bounds import Bounds
 from gpusched.study.html import page
 from gpusched.study.metrics import metrics_of
-from gpusched.study.study import Outcome, Scenario, changes
+from gpusched.study.study import Scenario, StudyOutcome, changes
 from tests.replay.build import Job, result_of
 from tests.replay.png import pixels
 from tests.web import browser
@@ -58,7 +58,7 @@ def alike(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     scenario = Scenario(result.trace, result.pool, power)
     names = ("fifo", "easy", "spread", "sjf-oracle+conservative", "rltune-preempt")
     results = [replace(result, policy=name) for name in names]
-    outcomes = [Outcome(r, metrics_of(r, power), Bounds(), scenario) for r in results]
+    outcomes = [StudyOutcome(r, metrics_of(r, power), Bounds(), scenario) for r in results]
     folder = tmp_path_factory.mktemp("alike")
     measure = (
         "<script>const w = document.querySelector('.wide'), p = document.createElement('p'); p.className = 'over';"
@@ -89,7 +89,7 @@ def test_an_empty_queue_has_a_plain_axis(alike: tuple[str, str]) -> None:
     assert re.findall(r'text-anchor="end">([^<]*)</text>', queue)[:5] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
-def _result(policy: str, delay: float) -> Result:
+def _result(policy: str, delay: float) -> ReplayResult:
     """Two nodes of 8: one is full for 100 s, the other half full from ``delay`` on, for 100 s."""
     jobs = [Job(0, 0, 100, (0,), 8, "ann"), Job(0, delay, delay + 100, (1,), 4, NASTY)]
     return result_of(jobs, Pool.uniform(2, 8), epoch=None, policy=policy)
@@ -103,7 +103,7 @@ def text() -> str:
         result = _result(policy, delay)
         power = power_model(result.pool, types={"": Draw(1000, 3000)})
         scenario = scenario or Scenario(result.trace, result.pool, power)
-        outcomes.append(Outcome(result, metrics_of(result, power), Bounds(), scenario))
+        outcomes.append(StudyOutcome(result, metrics_of(result, power), Bounds(), scenario))
     return page(outcomes, changes(outcomes), "A night & a day")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
-from gpusched.study.request import Request, resolve
+from gpusched.study.request import ReplayRequest, resolve
 from gpusched.study.scenario import SHIPPED, load_scenario, with_options
 from tests.replay.test_cli import ONE, Place, place
 
@@ -103,7 +103,7 @@ def test_every_option_of_a_replay_can_stand_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown key") as raised:
         load_scenario(_file(tmp_path, "x: 1\n"))
     offered = set(str(raised.value).partition("one of ")[2].split(", ")) | {"restart_s", "backfill_every_s"}
-    assert set(Request.__struct_fields__) - offered == {"workers", "backend"}
+    assert set(ReplayRequest.__struct_fields__) - offered == {"workers", "backend"}
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -118,7 +118,7 @@ def test_a_topology_stands_in_the_file_and_names_the_nodes(tmp_path: Path) -> No
     (run,) = resolve(request)
     assert run.scenario.pool.names == ("n1", "n2")
     assert run.options.network is not None
-    (run,) = resolve(with_options(request, Request(policies=("fifo-skip",), placement="rack", seeds=(4,))))
+    (run,) = resolve(with_options(request, ReplayRequest(policies=("fifo-skip",), placement="rack", seeds=(4,))))
     assert (run.policy.name, run.options.placement, run.options.seed) == ("fifo-skip", "rack", 4)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
-from gpusched.model.resources import Node, RuntimeName, Sharing
+from gpusched.model.resources import Node, RuntimeName, SharingSettings
 
 JOB = "3k9x2m7p0ab"
 FOREIGN = GpuProcess(pid=4711, user="alice", command="python train.py")
@@ -57,10 +57,10 @@ def test_the_server_of_mps_is_no_stranger_where_gpus_are_shared_by_it() -> None:
     server = GpuProcess(pid=3, user="root", command="/usr/bin/nvidia-cuda-mps-server -force-tegra")
     busy = reading(Gpu(index=0, processes=(server,), memory_used_mib=418))
     for mode, state in (("mps", GpuState.FREE), ("time-slicing", GpuState.BUSY)):
-        sharing = Sharing(mode=mode)  # type: ignore[arg-type]
+        sharing = SharingSettings(mode=mode)  # type: ignore[arg-type]
         assert gpu_states(node(sharing=sharing), busy, {})[0].state is state
     both = reading(Gpu(index=0, processes=(server, FOREIGN)))
-    assert gpu_states(node(sharing=Sharing(mode="mps")), both, {})[0].state is GpuState.BUSY
+    assert gpu_states(node(sharing=SharingSettings(mode="mps")), both, {})[0].state is GpuState.BUSY
 
 
 def test_missing_index_is_lost_and_the_others_stay() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.accounting.report import parse_since, power_report, summarize
-from gpusched.accounting.usage import BUCKET_S, Holding, usage_between
+from gpusched.accounting.usage import BUCKET_S, GpuHolding, usage_between
 from gpusched.errors import UsageError
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
-from gpusched.queue.store import Run, Store, UsageRow
+from gpusched.queue.store import RunRecord, Store, UsageRow
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -34,10 +34,10 @@ V100 = Partition(name="V100", nodes=(node("dgx3", "V100", 3500), node("dgx4", "V
 INVENTORY = Inventory(path="", partitions=(A100, V100), settings=Settings(power_price_per_kwh=0.25))
 
 
-def run(job: str, nodes: dict[str, int], start: float, end: float | None, **fields: Any) -> Run:
+def run(job: str, nodes: dict[str, int], start: float, end: float | None, **fields: Any) -> RunRecord:
     gpus = sum(nodes.values())
     defaults = {"attempt": 1, "user": "ann", "partition": "A100", "flavor": None, "share": gpus / 16, "outcome": None}
-    return Run(**(defaults | fields), job_id=job, gpus=gpus, start_time=start, end_time=end, nodes=nodes)
+    return RunRecord(**(defaults | fields), job_id=job, gpus=gpus, start_time=start, end_time=end, nodes=nodes)
 
 
 def use(node: str, job: str = "", bucket: int = 0, **fields: Any) -> UsageRow:
@@ -46,7 +46,7 @@ def use(node: str, job: str = "", bucket: int = 0, **fields: Any) -> UsageRow:
 
 
 def report(
-    runs: list[Run], usage: list[UsageRow], by: By = "partition", *, until: float = 720 * HOUR,
+    runs: list[RunRecord], usage: list[UsageRow], by: By = "partition", *, until: float = 720 * HOUR,
     firsts: dict[str, float] | None = None, inventory: Inventory = INVENTORY,
 ) -> PowerReport:  # fmt: skip
     if firsts is None:
@@ -258,7 +258,7 @@ places = st.sampled_from([("A100", ("dgx1", "dgx2")), ("V100", ("dgx3", "dgx4"))
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[list[Run], list[UsageRow]]:
+def workloads(draw: st.DrawFn) -> tuple[list[RunRecord], list[UsageRow]]:
     runs, usage = [], []
     for i in range(draw(st.integers(0, 8))):
         partition, names = draw(places)
@@ -288,7 +288,7 @@ def test_nobody_was_idle_for_longer_than_he_held_gpus(data: st.DataObject) -> No
     end = draw(st.none() | st.integers(1, 9000).map(lambda s: start + s))
     until, since = draw(st.integers(start + 1, 20_000)), draw(st.integers(0, start))
     times = sorted(draw(st.sets(st.integers(0, until), min_size=2, max_size=30)))
-    holder = Holding("j", "ann", float("inf") if end is None else end, begin=allocated)
+    holder = GpuHolding("j", "ann", float("inf") if end is None else end, begin=allocated)
     readings = [
         NodeReading(node="dgx1", time=t, source="nvml", containers=(), gpus=tuple(
             Gpu(index=i, uuid=str(i), utilization_pct=draw(st.sampled_from([None, 0, 0, 3, 50]))) for i in (0, 1)
@@ -346,7 +346,7 @@ def total_of(rows: tuple[PowerRow, ...], field: str) -> float:
 
 
 @given(workloads())
-def test_sums_agree_however_they_are_cut(work: tuple[list[Run], list[UsageRow]]) -> None:
+def test_sums_agree_however_they_are_cut(work: tuple[list[RunRecord], list[UsageRow]]) -> None:
     runs, usage = work
     made = {by: report(runs, usage, by, until=100 * HOUR) for by in ("partition", "node", "user", "job")}
     held = total_of(made["partition"].rows, "gpu_hours")
@@ -369,7 +369,7 @@ def test_sums_agree_however_they_are_cut(work: tuple[list[Run], list[UsageRow]])
 
 
 @given(workloads())
-def test_ratios_stay_ratios(work: tuple[list[Run], list[UsageRow]]) -> None:
+def test_ratios_stay_ratios(work: tuple[list[RunRecord], list[UsageRow]]) -> None:
     for by in ("partition", "node", "user", "job"):
         for r in report(*work, by, until=100 * HOUR).rows:
             assert r.energy_unknown_share is None or 0 <= r.energy_unknown_share <= 1

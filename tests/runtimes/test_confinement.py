@@ -11,7 +11,7 @@ from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes.base import AttemptRef
 from gpusched.nodes.runtimes.mounts import PIN
 from gpusched.nodes.runtimes.shell import forget_job
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
 
@@ -69,7 +69,7 @@ echo ran; until [ -e /d/go ]; do sleep 0.1; done"""
     assert "theirs" not in lines
     assert engine.sh(f"stat -c %u:%a {folder}/left").strip() in ("65534:755", "65534:4755")  # nobody's own, at most
     beside = engine.runtime.exec_argv(ref, ("as_root", "/bin/sh", "-c", f"{STATUS}; cat /d/theirs"), False)
-    found = engine.run(Script(beside))
+    found = engine.run(RemoteScript(beside))
     lines = [line.strip() for line in found.stdout.decode().splitlines()]
     assert [line for line in lines if "Groups" not in line] == [line for line in confined if "Groups" not in line]
     assert {line for line in lines if "Groups" in line} <= {"Groups:", f"Groups: {NOBODY}"}
@@ -156,7 +156,7 @@ while [ $n -lt 150 ]; do
     done
 done
 kill $swapper"""
-    said = process.run(Script(("sh", "-s"), script.encode()), 120).stdout.decode().split()
+    said = process.run(RemoteScript(("sh", "-s"), script.encode()), 120).stdout.decode().split()
     assert len(said) == 300
     assert set(said) == {"in", "refused"}
     process.sh(f"rm -r {folder}")
@@ -184,7 +184,7 @@ def test_variables_are_no_arguments_of_a_process(process: World) -> None:
     wait_until(lambda: "LD_X=value-74\n" in process.output(ref), what="the job's variables")
     assert process.output(ref).startswith("value-71\nvalue-72\n")
     assert "PATH=/usr/bin:/value-73\n" in process.output(ref)
-    beside = process.run(Script(process.runtime.exec_argv(ref, ("/bin/sh", "-c", 'echo "$PLAIN"'), False)))
+    beside = process.run(RemoteScript(process.runtime.exec_argv(ref, ("/bin/sh", "-c", 'echo "$PLAIN"'), False)))
     assert beside.stdout == b"value-71\nvalue-72\n"
     words = process.sh(f"cat /tmp/{process.tag}; rm /tmp/{process.tag}")
     assert "setpriv" in words or "env" in words

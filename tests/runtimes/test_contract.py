@@ -11,7 +11,7 @@ import pytest
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import EXISTS_EXIT_CODE, AttemptRef
 from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 from tests.runtimes.world import CLUSTER, World, once_contained
 from tests.testbed import wait_until
 
@@ -329,7 +329,7 @@ def test_exec_runs_beside_the_job(world: World, how: str) -> None:
     world.await_phase(ref, "running")
     code = 0 if how == "exec" else 9
     argv = world.runtime.exec_argv(ref, ("sh", "-c", f'echo "$MINE" "$1"; exit {code}', "sh", "x'y $(z)"), False)
-    result = world.run(Script(argv))
+    result = world.run(RemoteScript(argv))
     assert (result.exit_code, result.stdout) == (code, b"a'b c x'y $(z)\n")
 
 

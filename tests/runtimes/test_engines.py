@@ -5,13 +5,13 @@ import pytest
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 from tests.runtimes.world import CLUSTER, IMAGE, World
 from tests.testbed import wait_until
 
 
 def inspect(world: World, name: str, template: str) -> str:
-    return world.do(Script((str(world.name), "inspect", "--format", template, name))).strip()
+    return world.do(RemoteScript((str(world.name), "inspect", "--format", template, name))).strip()
 
 
 def test_cores_memory_and_shared_memory_are_limited(engine: World) -> None:
@@ -31,7 +31,7 @@ def test_a_job_over_its_memory_is_told_from_a_killed_one(engine: World) -> None:
 def test_a_job_killed_by_hand_did_not_run_out_of_memory(engine: World) -> None:
     ref = engine.launch("sleep", "60")
     engine.await_phase(ref, "running")
-    engine.do(Script((str(engine.name), "kill", ref.name)))
+    engine.do(RemoteScript((str(engine.name), "kill", ref.name)))
     attempt = engine.await_phase(ref, "exited")
     assert (attempt["exit_code"], attempt["oom_killed"]) == (137, False)
     assert engine.listed_sh()[0] == {attempt["name"]: attempt}
@@ -254,7 +254,7 @@ def test_a_container_without_a_folder_is_listed_and_removed(engine: World) -> No
 
 def test_a_strangers_container_of_our_name_is_left_alone(engine: World) -> None:
     name = engine.request("true").name
-    engine.do(Script((str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "60")))
+    engine.do(RemoteScript((str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "60")))
     ref = engine.launch("true")
     attempt = engine.await_phase(ref, "failed")
     assert "in use" in attempt["error"]
@@ -268,9 +268,9 @@ def test_only_the_own_installations_containers_are_listed(engine: World) -> None
     engine.launched.append(theirs.ref)
     engine.do(engine.runtime.launch(theirs))
     label = f"label=gpusched.cluster={CLUSTER}"
-    every = Script((str(engine.name), "ps", "-q", "--filter", "label=gpusched.cluster"))
+    every = RemoteScript((str(engine.name), "ps", "-q", "--filter", "label=gpusched.cluster"))
     wait_until(lambda: len(engine.do(every).split()) == 2)
-    assert len(engine.do(Script((str(engine.name), "ps", "-q", "--filter", label))).split()) == 1
+    assert len(engine.do(RemoteScript((str(engine.name), "ps", "-q", "--filter", label))).split()) == 1
     assert set(engine.listed()[0]) == {engine.request("true").name}
 
 

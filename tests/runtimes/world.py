@@ -13,7 +13,7 @@ import gpusched
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, Runtime, runtime_for
 from gpusched.nodes.runtimes.listing import parse_listing
-from gpusched.nodes.transport import Result, Script, Transport
+from gpusched.nodes.transport import CommandResult, RemoteScript, Transport
 from tests.testbed import TestNode, wait_until
 
 # For what the launcher's lines do before a runtime is asked for anything: the same for both engines and transports.
@@ -52,17 +52,17 @@ class World:
 
     # ---- asking the node ------------------------------------------------------------------------------------
 
-    def run(self, script: Script, timeout_s: float = 30) -> Result:
+    def run(self, script: RemoteScript, timeout_s: float = 30) -> CommandResult:
         return self.transport.run(script, timeout_s)
 
-    def do(self, script: Script) -> str:
+    def do(self, script: RemoteScript) -> str:
         """Run a script that must succeed."""
         result = self.run(script)
         assert result.exit_code == 0, (result.stdout, result.stderr)
         return result.stdout.decode()
 
     def sh(self, text: str) -> str:
-        return self.do(Script(("sh", "-s"), text.encode()))
+        return self.do(RemoteScript(("sh", "-s"), text.encode()))
 
     def listed(
         self, version: bool = False, pids: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class World:
         text = LISTER.format(
             root=str(ROOT), cluster=CLUSTER, node=self.node_name, runtime=str(self.name), version=version, pids=pids
         )
-        result = self.run(Script(("python3", "-I", "-S", "-"), text.encode()))
+        result = self.run(RemoteScript(("python3", "-I", "-S", "-"), text.encode()))
         assert result.exit_code == 0, result.stderr.decode()
         (found, error, engine_version), owners = json.loads(result.stdout)
         self.ran_s = {a["name"]: a.pop("ran_s") for a in found}  # differs from look to look
@@ -80,7 +80,7 @@ class World:
     def listed_sh(self) -> tuple[dict[str, dict[str, Any]], str | None]:
         """The same by attempts.sh."""
         variables = f"CLUSTER_ID={CLUSTER} NODE={self.node_name} RUNTIME={self.name} ROOT=\n"
-        text = self.do(Script(("sh", "-s"), (variables + LISTER_SH).encode()))
+        text = self.do(RemoteScript(("sh", "-s"), (variables + LISTER_SH).encode()))
         found, error = parse_listing(text, CLUSTER, str(self.name))
         assert all(a.pop("ran_s") is None for a in found), "it does not tell"
         return {a["name"]: a for a in found}, error
@@ -146,4 +146,4 @@ class World:
         for ref in self.launched:
             self.run(self.runtime.remove(ref))
         # Of jobs of other users; what is below /var/lib is not the node's own in the testbed.
-        self.run(Script(("rm", "-rf", f"/var/lib/gpusched-node/{CLUSTER}/{self.node_name}")))
+        self.run(RemoteScript(("rm", "-rf", f"/var/lib/gpusched-node/{CLUSTER}/{self.node_name}")))

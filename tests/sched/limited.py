@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas, Rule
+from gpusched.model.limits import WEEK_S, Bound, Group, Groups, LimitRule, Limits, Qos, Quotas
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from tests.sched.worlds import snapshots
 
@@ -62,7 +62,7 @@ def class_of(job: PendingView | RunningView) -> str:
     return job.spec.qos if job.spec is not None else ""
 
 
-def rules_of(job: PendingView | RunningView, known: Quotas) -> list[Rule]:
+def rules_of(job: PendingView | RunningView, known: Quotas) -> list[LimitRule]:
     found = known.rules(job.user, job.group, class_of(job))
     return [rule for rule in found if rule.unit in ("gpus", "jobs", "gpu_s")]
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.gist.networks import HOLD_INPUTS, heuristic
-from gpusched.config.weights import Model, load_model, save_model
+from gpusched.config.weights import TrainedModel, load_model, save_model
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
@@ -20,7 +20,7 @@ from gpusched.sched.explain import explain
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
@@ -30,8 +30,8 @@ EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 GIST = PolicySpec(name="gist", agent="gist", fallback=EASY, place="best-fit", backfill="easy", version="1")
 
 
-def model(arrays: dict[str, np.ndarray], path: str = "here") -> Model:
-    return Model("gist", arrays, {}, "", path)
+def model(arrays: dict[str, np.ndarray], path: str = "here") -> TrainedModel:
+    return TrainedModel("gist", arrays, {}, "", path)
 
 
 def drawn(seed: int, holds: float = 0.0) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ WILD = [model(drawn(seed, holds), f"wild {seed}") for seed, holds in enumerate((
 MODELS = st.sampled_from(WILD)
 
 
-def by_agent(snap: Snapshot, of: Model | None) -> Plan:
+def by_agent(snap: Snapshot, of: TrainedModel | None) -> Plan:
     policies = dict.fromkeys(snap.policies, GIST)
     models = {} if of is None else dict.fromkeys(snap.policies, of)
     return decide(msgspec.structs.replace(snap, policies=policies), models)
@@ -55,7 +55,7 @@ def by_agent(snap: Snapshot, of: Model | None) -> Plan:
 
 @QUICK
 @given(snapshots(), MODELS)
-def test_whatever_the_weights_the_plan_is_sound(snap: Snapshot, wild: Model) -> None:
+def test_whatever_the_weights_the_plan_is_sound(snap: Snapshot, wild: TrainedModel) -> None:
     """Masks, held GPUs, broken nodes, gangs, array bounds: `check` counts them without the passes."""
     plan = by_agent(snap, wild)
     assert plan.troubles == {}
@@ -98,7 +98,7 @@ def test_as_a_heuristic_it_is_that_heuristic(snap: Snapshot) -> None:
 
 @QUICK
 @given(snapshots(), MODELS)
-def test_without_weights_the_fallback_decides_and_nothing_else_changes(snap: Snapshot, wild: Model) -> None:
+def test_without_weights_the_fallback_decides_and_nothing_else_changes(snap: Snapshot, wild: TrainedModel) -> None:
     plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, EASY)))
     huge = {n: np.full_like(a, 3e38) for n, a in wild.arrays.items()}
     narrow = {**wild.arrays, "server.base": wild.arrays["server.base"][:-1]}
@@ -198,12 +198,12 @@ def workloads(draw: st.DrawFn, alike: bool = False):
     return trace_of(submit, duration, gpus, limit=limits, **more), Pool.of(nodes)
 
 
-def replayed(trace, pool, of: Model) -> Result:
+def replayed(trace, pool, of: TrainedModel) -> ReplayResult:
     policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", backfill="easy", model=of)
     return replay(trace, pool, policy)
 
 
-def live_at(result: Result, now: float) -> Snapshot:
+def live_at(result: ReplayResult, now: float) -> Snapshot:
     """What the controller would have seen at an instant of the replay, just before it decided."""
     trace, pool = result.trace, result.pool
     demand = demand_of(trace, pool)
@@ -239,7 +239,7 @@ def live_at(result: Result, now: float) -> Snapshot:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads(), MODELS)
-def test_live_and_replay_choose_the_same(workload, wild: Model) -> None:
+def test_live_and_replay_choose_the_same(workload, wild: TrainedModel) -> None:
     """At every instant of a replay: the same jobs in the same order on the same servers."""
     result = replayed(*workload, wild)
     assert len(result.infeasible) == int((~result.ran).sum()), "no job waits for ever"
@@ -275,5 +275,5 @@ def test_a_waiting_job_of_a_whole_cluster_is_started_in_the_end() -> None:
 
 @FEW
 @given(reserved_snapshots(), MODELS)
-def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: Model) -> None:
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: TrainedModel) -> None:
     sound(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, GIST)), by_agent(snap, wild))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.agents.rltune.candidates import Rule, linear_of
+from gpusched.agents.rltune.candidates import CandidateRule, linear_of
 from gpusched.agents.rltune.history import FACTS, FEATURES, grouped, history_of
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.table import agent_of_model
-from gpusched.config.weights import Model, load_model, save_model
-from gpusched.estimation.odds import CLASSES, LEVELS, Odds, expected, note_passed
+from gpusched.config.weights import TrainedModel, load_model, save_model
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, expected, note_passed
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import FinishedView, Snapshot
@@ -24,7 +24,7 @@ from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from tests.sched import test_agents_gist as gist
 from tests.sched.test_reservations import FEW, H, reservation, reserved_snapshots, sound, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
@@ -36,7 +36,7 @@ RLTUNE = PolicySpec(name="rltune", agent="rltune", fallback=EASY, place="best-fi
 INPUTS, HIDDEN = len(FEATURES), 8
 
 
-def arrays_of(rule: Rule, strength: float = 0.0, seed: int = 0, window: int = 256) -> dict[str, np.ndarray]:
+def arrays_of(rule: CandidateRule, strength: float = 0.0, seed: int = 0, window: int = 256) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     found = {"linear": linear_of(rule), "mean": rng.normal(size=INPUTS), "scale": rng.uniform(0.1, 1, INPUTS),
              "strength": np.array([strength, strength]), "net.0.weight": rng.normal(size=(HIDDEN, INPUTS)),
@@ -50,12 +50,12 @@ def arrays_of(rule: Rule, strength: float = 0.0, seed: int = 0, window: int = 25
     return {n: a.astype(np.float32) for n, a in found.items()} | others
 
 
-def model(arrays: dict[str, np.ndarray], path: str = "here", knows: str = "estimate") -> Model:
-    return Model("rltune", arrays, {"knows": knows, "backfill": "skip"}, "", path)
+def model(arrays: dict[str, np.ndarray], path: str = "here", knows: str = "estimate") -> TrainedModel:
+    return TrainedModel("rltune", arrays, {"knows": knows, "backfill": "skip"}, "", path)
 
 
-def rule(order: dict[str, float], hold: dict[str, float] | None = None) -> Rule:
-    return Rule("", order, hold or {"one": -1.0})
+def rule(order: dict[str, float], hold: dict[str, float] | None = None) -> CandidateRule:
+    return CandidateRule("", order, hold or {"one": -1.0})
 
 
 SKIP = model(arrays_of(rule({"waited": 1.0})), "skip")
@@ -64,7 +64,7 @@ WILD = [model(arrays_of(rule({"estimate": -1.0}, {"one": x}), 1.0, s, w), f"wild
 MODELS = st.sampled_from(WILD)
 
 
-def by_agent(snap: Snapshot, of: Model | None) -> Plan:
+def by_agent(snap: Snapshot, of: TrainedModel | None) -> Plan:
     policies = dict.fromkeys(snap.policies, RLTUNE)
     return decide(msgspec.structs.replace(snap, policies=policies), {} if of is None else dict.fromkeys(policies, of))
 
@@ -83,7 +83,7 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
 
 @QUICK
 @given(snapshots(), MODELS)
-def test_whatever_the_weights_the_plan_is_sound(snap: Snapshot, wild: Model) -> None:
+def test_whatever_the_weights_the_plan_is_sound(snap: Snapshot, wild: TrainedModel) -> None:
     plan = by_agent(snap, wild)
     assert plan.troubles == {}
     checked, rejections = check(plan, snap)
@@ -106,7 +106,7 @@ def test_in_order_of_waiting_without_holding_it_is_fifo_that_skips(snap: Snapsho
 
 @QUICK
 @given(snapshots(), MODELS)
-def test_where_it_cannot_decide_the_fallback_does_and_nothing_else_changes(snap: Snapshot, wild: Model) -> None:
+def test_where_it_cannot_decide_the_fallback_does_and_nothing_else_changes(snap: Snapshot, wild: TrainedModel) -> None:
     plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, EASY)))
     huge = {n: np.full_like(a, 3e38) if a.dtype == np.float32 else a for n, a in wild.arrays.items()}
     narrow = {**wild.arrays, "linear": wild.arrays["linear"][:, :-1]}
@@ -176,7 +176,7 @@ def test_odds_of_run_times_follow_what_was_seen() -> None:
     """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
     facts = np.zeros(9, FACTS)
     facts["gpus"], facts["burst"] = 1.0, np.arange(9) // 3
-    odds = Odds(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
+    odds = HazardRates(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
     history = history_of(facts)
     plain = expected(history, odds, 8, np.nan)
     for job in (0, 1):
@@ -188,7 +188,7 @@ def test_odds_of_run_times_follow_what_was_seen() -> None:
     assert np.isfinite(plain).all()
     assert expected(history, odds, 5, np.log(600.0))[0] <= np.log(600.0)
     # Ends are spread evenly within a level: a single level's mean is its middle.
-    sure = Odds(np.ones((CLASSES, LEVELS)), odds.few)
+    sure = HazardRates(np.ones((CLASSES, LEVELS)), odds.few)
     assert expected(history_of(facts), sure, 8, np.nan)[0] == pytest.approx(np.log(7.5))
 
 
@@ -201,12 +201,12 @@ def test_the_weights_survive_their_file(tmp_path) -> None:
 # Live and in the simulator
 
 
-def replayed(trace, pool, of: Model) -> Result:
+def replayed(trace, pool, of: TrainedModel) -> ReplayResult:
     policy = ReplayPolicy(name="r", order="rltune", knows="estimate", source="", backfill="skip", model=of)
     return replay(trace, pool, policy)
 
 
-def live_at(result: Result, now: float) -> Snapshot:
+def live_at(result: ReplayResult, now: float) -> Snapshot:
     """What the controller would have seen, with what has ended until then."""
     snap = gist.live_at(result, now)
     trace, demand = result.trace, demand_of(result.trace, result.pool)
@@ -226,7 +226,7 @@ def live_at(result: Result, now: float) -> Snapshot:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), MODELS)
-def test_live_and_replay_choose_the_same(workload, wild: Model) -> None:
+def test_live_and_replay_choose_the_same(workload, wild: TrainedModel) -> None:
     """At every instant of a replay: the same jobs in the same order on the same nodes."""
     result = replayed(*workload, wild)
     for now in np.unique(result.events.time).tolist():
@@ -267,6 +267,6 @@ def test_a_job_without_gpus_starts_while_none_is_free() -> None:
 
 @FEW
 @given(reserved_snapshots(), MODELS)
-def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: Model) -> None:
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: TrainedModel) -> None:
     snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, RLTUNE))
     sound(snap, decide(snap, dict.fromkeys(snap.policies, wild)))

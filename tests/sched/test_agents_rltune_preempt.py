@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.agents.rltune.preempting import Rule, model_of, policy_of
-from gpusched.config.weights import Model
+from gpusched.agents.rltune.preempting import RankingRule, model_of, policy_of
+from gpusched.config.weights import TrainedModel
 from gpusched.estimation.odds import CLASSES, LEVELS
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
 from gpusched.model.limits import Quotas
 from gpusched.model.plan import Plan, Preempt, ReasonCode
-from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.policy import PolicySpec, PreemptionSettings
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.pool import demand_of
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.generate import generate
 from tests.learn.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
@@ -34,24 +34,25 @@ from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 PRIOR = np.random.default_rng(0).uniform(0.05, 0.6, (CLASSES, LEVELS))
 RANKS = [
-    Rule("las", {"served": 1.0}, (600.0, 3600.0)),
-    Rule("index", {"index": 1.0}),
-    Rule("sized", {"index": 1.0, "gpus": 0.5, "slowdown": 0.5}),
+    RankingRule("las", {"served": 1.0}, (600.0, 3600.0)),
+    RankingRule("index", {"index": 1.0}),
+    RankingRule("sized", {"index": 1.0, "gpus": 0.5, "slowdown": 0.5}),
 ]
-STAYS = Rule("stays", {"index": 1.0, "gpus": 0.5, "stay": 1.0})
-LIMITS = [Preempting(min_run_s=0.0, per_hour=0, restart_s=0.0), Preempting(min_run_s=45.0, per_hour=1, restart_s=20.0),
-          Preempting(min_run_s=600.0, per_hour=2, restart_s=30.0)]  # fmt: skip
+STAYS = RankingRule("stays", {"index": 1.0, "gpus": 0.5, "stay": 1.0})
+LIMITS = [PreemptionSettings(min_run_s=0.0, per_hour=0, restart_s=0.0), PreemptionSettings(min_run_s=45.0, per_hour=1,
+restart_s=20.0),
+          PreemptionSettings(min_run_s=600.0, per_hour=2, restart_s=30.0)]  # fmt: skip
 
 
-def policy(rules: Preempting, place: str = "first-fit") -> PolicySpec:
+def policy(rules: PreemptionSettings, place: str = "first-fit") -> PolicySpec:
     return PolicySpec(name="r", agent="rltune", fallback=EASY, place=place, version="1", preempt=rules)  # type: ignore[arg-type]
 
 
-def weights(rule: Rule) -> Model:
+def weights(rule: RankingRule) -> TrainedModel:
     return model_of(rule, PRIOR, "nothing" if rule.name == "las" else "estimate")
 
 
-def by_agent(snap: Snapshot, spec: PolicySpec, of: Model) -> Plan:
+def by_agent(snap: Snapshot, spec: PolicySpec, of: TrainedModel) -> Plan:
     plan = decide(msgspec.structs.replace(snap, policies={"p": spec}), {"p": of})
     assert plan.troubles == {}
     return plan
@@ -72,7 +73,7 @@ class Run:
         self.job, self.start, self.end, self.nodes, self.cut = job, start, end, nodes, cut
 
 
-def runs_of(result: Result) -> list[Run]:
+def runs_of(result: ReplayResult) -> list[Run]:
     cut, found = result.cut, []
     for i, job in enumerate(cut.job.tolist()):
         nodes = cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]].tolist()
@@ -86,7 +87,7 @@ def runs_of(result: Result) -> list[Run]:
 class Film:
     """What the controller would have seen of a replay, just before it decided; or once what it stopped is gone."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: ReplayResult) -> None:
         self.result, self.runs = result, runs_of(result)
         self.demand = demand_of(result.trace, result.pool)
         self.of: dict[int, list[Run]] = {}
@@ -156,7 +157,7 @@ class Film:
 @given(gist.workloads(), st.sampled_from([*RANKS, STAYS]), st.sampled_from(LIMITS), st.data(),
        st.sampled_from(["first-fit", "best-fit", "rack"]))  # fmt: skip
 def test_live_and_replay_stop_and_start_the_same(
-    workload: Any, rule: Rule, rules: Preempting, data: st.DataObject, place: str
+    workload: Any, rule: RankingRule, rules: PreemptionSettings, data: st.DataObject, place: str
 ) -> None:
     """At every instant the same jobs are stopped; who needs not wait for them starts, others once they are gone."""
     trace, pool = workload
@@ -189,7 +190,7 @@ def test_live_and_replay_stop_and_start_the_same(
 def test_replays_leave_alone_what_is_protected() -> None:
     trace = generate(WORKLOAD, 0)
     may = np.arange(len(trace)) % 3 > 0
-    spec = policy(Preempting(min_run_s=600.0, per_hour=1))
+    spec = policy(PreemptionSettings(min_run_s=600.0, per_hour=1))
     result = replay(replace(trace, preemptible=may), POOL, replace(policy_of(weights(RANKS[1]), "r"), spec=spec))
     assert len(result.cut.job) > 20
     assert (result.cut.end - result.cut.start >= 600.0).all()
@@ -201,7 +202,7 @@ def test_replays_leave_alone_what_is_protected() -> None:
 # Snapshots
 
 
-RULES = Preempting(min_run_s=60.0, per_hour=2, restart_s=0.0)
+RULES = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=0.0)
 
 
 def runs(job_id: str, where: dict[str, tuple[int, ...]], since: float, **more: Any) -> RunningView:
@@ -215,7 +216,7 @@ def runs(job_id: str, where: dict[str, tuple[int, ...]], since: float, **more: A
     return msgspec.structs.replace(view, start_time=since, submit_time=since, spec=spec, **more)
 
 
-LAS = weights(Rule("las", {"served": 1.0}, (100.0,)))
+LAS = weights(RankingRule("las", {"served": 1.0}, (100.0,)))
 LONG = {"a": tuple(range(8))}
 
 
@@ -314,7 +315,7 @@ def test_the_fallback_stops_nobody() -> None:
 
 @FEW
 @given(limited(), st.sampled_from(RANKS))
-def test_limits_bind_who_waits(case: tuple[Snapshot, Quotas, Past], rank: Rule) -> None:
+def test_limits_bind_who_waits(case: tuple[Snapshot, Quotas, Past], rank: RankingRule) -> None:
     snap = msgspec.structs.replace(case[0], policies=dict.fromkeys(case[0].policies, policy(LIMITS[0])))
     plan = decide(snap, dict.fromkeys(snap.policies, weights(rank)))
     assert plan.troubles == {}

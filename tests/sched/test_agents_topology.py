@@ -15,8 +15,8 @@ from gpusched.agents.common.vector import size_of
 from gpusched.agents.topology.deal import Site, parts_of
 from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
-from gpusched.config.weights import Model
-from gpusched.model.interference import KindBelief
+from gpusched.config.weights import TrainedModel
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
@@ -36,9 +36,9 @@ QUICK = settings(max_examples=60, deadline=None)
 DAY_S = 86_400.0
 
 
-def weights(numbers: Floats | None = None) -> Model:
+def weights(numbers: Floats | None = None) -> TrainedModel:
     arrays = vector.named(untrained(0) if numbers is None else numbers, SHAPES)
-    return Model("topology", arrays, {}, "", f"w{id(numbers)}")
+    return TrainedModel("topology", arrays, {}, "", f"w{id(numbers)}")
 
 
 RULE = weights()
@@ -55,7 +55,7 @@ def by_agents(snap: Snapshot, schedulers: int = 1, backfill: str | None = None) 
     return replace(snap, policies=dict.fromkeys(snap.policies, policy))
 
 
-def planned(snap: Snapshot, schedulers: int = 1, model: Model = RULE) -> Plan:
+def planned(snap: Snapshot, schedulers: int = 1, model: TrainedModel = RULE) -> Plan:
     asked = by_agents(snap, schedulers)
     return decide(asked, dict.fromkeys(asked.policies, model))
 
@@ -259,16 +259,16 @@ def test_what_it_learned_counts() -> None:
 
 def test_weights_of_another_shape_are_refused() -> None:
     arrays = vector.named(untrained(0), SHAPES)
-    assert sum(part.size for part in prepare(Model("topology", arrays, {}, "", ""))) == size_of(SHAPES)
+    assert sum(part.size for part in prepare(TrainedModel("topology", arrays, {}, "", ""))) == size_of(SHAPES)
     arrays["rack"] = arrays["rack"][:2]
     with pytest.raises(ValueError, match="rack is missing or not of shape"):
-        prepare(Model("topology", arrays, {}, "", ""))
+        prepare(TrainedModel("topology", arrays, {}, "", ""))
 
 
 @FEW
 @given(reserved_snapshots(racked=True), st.sampled_from([1, 2]))
 def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, schedulers: int) -> None:
-    snap = by_agents(replace(snap, beliefs={"alice/t": KindBelief(kind="alice/t")}), schedulers)
+    snap = by_agents(replace(snap, beliefs={"alice/t": JobClassEstimate(kind="alice/t")}), schedulers)
     sound(snap, decide(snap, dict.fromkeys(snap.policies, RULE)))
 
 

@@ -10,9 +10,9 @@ from gpusched.agents.common.attention import NONE, PARTS, arrays_of, attended, a
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.live import OUTPUTS, prepare
-from gpusched.agents.rltune.ppo import Network
+from gpusched.agents.rltune.ppo import PPONetwork
 from gpusched.compiled.loading import kind_of
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.check import check
 from tests.sched import test_agents_gist as gist
 from tests.sched import test_agents_rltune as plain
@@ -37,7 +37,7 @@ MODEL = plain.model(attentive(), "attentive")
 @pytest.mark.parametrize("jobs", [1, 5, 48])
 def test_the_compiled_pass_computes_what_torch_does_whatever_stands_beside_the_window(jobs: int) -> None:
     torch.manual_seed(1)
-    network = Network(INPUTS, 16, OUTPUTS, attention=True)
+    network = PPONetwork(INPUTS, 16, OUTPUTS, attention=True)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(0.0, 0.3)
@@ -84,7 +84,7 @@ def test_what_is_no_number_is_the_fallbacks() -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), plain.MODELS)
-def test_live_and_replay_choose_the_same(workload, wild: Model) -> None:
+def test_live_and_replay_choose_the_same(workload, wild: TrainedModel) -> None:
     """At every instant of a replay: the same jobs on the same nodes, also with a window that leaves jobs out."""
     of = plain.model(attentive(len(wild.path), int(wild.arrays["window"][0])), f"attentive {wild.path}")
     result = plain.replayed(*workload, of)

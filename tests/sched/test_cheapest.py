@@ -20,13 +20,13 @@ from gpusched.sched.topology.contention import (
     set_keys,
 )
 from gpusched.sched.topology.load import enter, new_load, speed_of
-from gpusched.sched.topology.slowdown import KIND, Model, needs_of
-from gpusched.sched.topology.tree import Tree, links_of, new_use, tree_of
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel, needs_of
+from gpusched.sched.topology.tree import NetworkTree, links_of, new_use, tree_of
 
 NO_MASKS = np.zeros((0, 0), np.uint8)
 
 
-def three_tiers(rng: np.random.Generator) -> tuple[Tree, int]:
+def three_tiers(rng: np.random.Generator) -> tuple[NetworkTree, int]:
     """Racks of odd sizes in pods below one switch; some nodes hang on a pod's switch, some on none."""
     nodes = int(rng.integers(6, 30))
     names = [f"n{i}" for i in range(nodes)]
@@ -44,7 +44,7 @@ def test_no_rack_has_a_cheaper_place(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tree, nodes = three_tiers(rng)
     figures = [(1.0, *(float(x) for x in rng.choice([0.0, 0.1, 0.4, 1.0], 4))) for _ in range(3)]
-    model = Model(np.array(figures).view(KIND).reshape(-1), np.zeros((0, 0)), False)
+    model = SlowdownModel(np.array(figures).view(KIND).reshape(-1), np.zeros((0, 0)), False)
     jobs = int(rng.integers(0, 12))
     load = new_load(tree, rng.integers(0, 3, jobs), np.full(jobs, 2), np.ones(jobs), 400)
     use, needs, free = new_use(tree), np.zeros(len(tree.weight)), np.full(nodes, 8)

@@ -14,7 +14,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from gpusched.controller.learning import shared_link
-from gpusched.model.interference import Beside, KindBelief, Paces, Shape, Sway
+from gpusched.model.interference import ColocationSamples, ContentionEstimate, JobClassEstimate, JobShape, Paces
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.units import local_clock
@@ -38,24 +38,25 @@ LINKS = ("server", "nic", "uplink")
 
 
 def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> Paces:
-    shape = Shape(gpu_type="", unit="steps", gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks)
+    shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks)
     return Paces(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
 
 
-def sway(link: str, sensitivity: float, pressure: float, count: int = 5) -> Sway:
+def sway(link: str, sensitivity: float, pressure: float, count: int = 5) -> ContentionEstimate:
     mine, its = float(np.log(sensitivity)), float(np.log(pressure))
-    return Sway(link=link, sensitivity=mine, pressure=its, cov=(0.01, 0.01, 0.0), count=count)  # type: ignore[arg-type]
+    return ContentionEstimate(link=link, sensitivity=mine, pressure=its, cov=(0.01, 0.01, 0.0), count=count)  # type: ignore[arg-type]
 
 
-def beliefs(calm: float, loud: float, spread: float, pair: float | None = None) -> dict[str, KindBelief]:
+def beliefs(calm: float, loud: float, spread: float, pair: float | None = None) -> dict[str, JobClassEstimate]:
     """Two kinds of alice's: one that minds others, one that presses on them; over two racks both are slower."""
     shapes = tuple(paces(nodes, racks, 10.0 / (spread if racks > 1 else 1.0), gpus)
                    for gpus, nodes in ((16, 2), (8, 2), (4, 2), (2, 2)) for racks in (1, 2))  # fmt: skip
-    beside = (Beside(link="nic", kind="alice/loud", logs=(-pair,) * 5, count=5),) if pair is not None else ()
+    beside = (ColocationSamples(link="nic", kind="alice/loud", logs=(-pair,) * 5, count=5),) if pair is not None else ()
     return {
-        "alice/calm": KindBelief(kind="alice/calm", shapes=shapes, beside=beside,
+        "alice/calm": JobClassEstimate(kind="alice/calm", shapes=shapes, beside=beside,
                                  links=tuple(sway(link, calm, 0.01) for link in LINKS)),
-        "alice/loud": KindBelief(kind="alice/loud", shapes=shapes, links=tuple(sway(n, 0.01, loud) for n in LINKS)),
+        "alice/loud": JobClassEstimate(kind="alice/loud", shapes=shapes, links=tuple(sway(n, 0.01,
+        loud) for n in LINKS)),
     }  # fmt: skip
 
 
@@ -120,7 +121,7 @@ class Plain:
             return 0.0
         if link == "server" and 1 in (next(iter(mine[1].values())), next(iter(its[1].values()))):
             return 0.0  # jobs with one GPU on a node share nothing
-        own, other = (kind or KindBelief(kind="") for kind in kinds)
+        own, other = (kind or JobClassEstimate(kind="") for kind in kinds)
         if any((b.link, b.kind) == (link, other.kind) for b in own.beside):
             return cost_of_neighbour(own, other, link).slower
         bare = replace(own, beside=())

@@ -13,7 +13,7 @@ from gpusched.sched.alone import in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
-from gpusched.sched.state import BEST_FIT, SPREAD, Request, seed_words
+from gpusched.sched.state import BEST_FIT, SPREAD, PlacementRequest, seed_words
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -103,7 +103,7 @@ def test_best_fit_compares_gpus_then_cores_then_memory() -> None:
 def test_nodes_are_ordered_by_gpus_then_cores_then_memory_exactly(rule: int, least: bool) -> None:
     """Against the order of tuples, over close and far figures."""
     rng = random.Random(1)
-    request = Request(lo=0, hi=1, parts=1, gpus=1, cores=2, memory=3 << 10, mask=-1)
+    request = PlacementRequest(lo=0, hi=1, parts=1, gpus=1, cores=2, memory=3 << 10, mask=-1)
     free = [
         (rng.randint(1, 8), rng.choice([2, 3, 80, 1023]), rng.choice([3072, 3073, 4096, 1 << 20])) for _ in range(60)
     ]

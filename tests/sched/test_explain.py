@@ -8,7 +8,7 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import NodeView, PendingView, RunningView
 from gpusched.sched.advice import next_steps, refuted
-from gpusched.sched.alone import Alone
+from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import shortfall_of
@@ -236,7 +236,7 @@ def test_what_of_a_node_is_there_well_and_free_and_who_has_the_rest() -> None:
     broken = {1: "LOST", 2: "BUSY: pid 4 of al", 3: "BUSY: pid 4 of al", 9: "OLD"}
     nodes = [node("n", blocked=broken), node("m", available=False)]
     busy = [running("r", {"n": (0, 1)}, NOW + 1, cores=77), running("s", {"m": ()}, NOW + 1, cores=2)]
-    alone = Alone(snapshot(nodes, [], busy))
+    alone = SingleJobView(snapshot(nodes, [], busy))
     whole, left = (80, 512 << 10), 511 << 10
     assert [has for _, has in alone.nodes("total")] == [(8, *whole), (8, *whole)]
     assert [has for _, has in alone.nodes("usable")] == [(5, *whole), (-1, *whole)]
@@ -267,7 +267,7 @@ def test_when_a_job_alone_would_fit_and_thanks_to_whom() -> None:
     snap = snapshot(nodes, [], busy)
 
     def found(gpus: int, **more: object) -> tuple[float, str] | None:
-        return Alone(snap).earliest(pending("j", gpus, **more))  # type: ignore[arg-type]
+        return SingleJobView(snap).earliest(pending("j", gpus, **more))  # type: ignore[arg-type]
 
     assert found(3) is None, "it fits now"
     assert found(4) == (NOW, "job over on m frees 7 GPUs")
@@ -304,7 +304,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
               ahead: tuple[PendingView, ...] = ()) -> list[str]:  # fmt: skip
         snap = snapshot(list(nodes), [*ahead, job], list(busy))
         answer = ask(snap, job.id, "p")._replace(queue=[*ahead, job])
-        return next_steps(Alone(snap), job, code, answer)
+        return next_steps(SingleJobView(snap), job, code, answer)
 
     small = node("n", cores=10, memory_mib=64 << 10)
     bad = ReasonCode.BAD_CONSTRAINTS
@@ -350,7 +350,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
 def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
     def steps(*nodes: NodeView, gpus: int = 4) -> list[str]:
         snap = snapshot(list(nodes), [job := pending("j", gpus)])
-        return next_steps(Alone(snap), job, ReasonCode.REQ_NODE_NOT_AVAIL, ask(snap, "j", "p"))
+        return next_steps(SingleJobView(snap), job, ReasonCode.REQ_NODE_NOT_AVAIL, ask(snap, "j", "p"))
 
     assert steps(node("n", available=False, unavailable_reason="DOWN: no answer")) == ["bring back n (down: no answer)"]
     assert steps(node("n", available=False)) == ["bring back n (not available)"]

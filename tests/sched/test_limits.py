@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.model.jobs import Allocation, Elastic, NodeAllocation
-from gpusched.model.limits import Bound, Group, Groups, Limits, Qos, Quotas, Rule
+from gpusched.model.limits import Bound, Group, Groups, LimitRule, Limits, Qos, Quotas
 from gpusched.model.plan import LIMITS, Plan, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -220,5 +220,5 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
 
 
 def test_a_bound_may_be_exceeded_already() -> None:
-    rule = Rule(("u", "", ""), "user u", "gpus", 4, "AssocGrpGRES")
+    rule = LimitRule(("u", "", ""), "user u", "gpus", 4, "AssocGrpGRES")
     assert Bound(rule, used=6).room == -2

@@ -10,23 +10,23 @@ import pytest
 
 from gpusched.sched.place import draw, draw_fitting, next_random
 from gpusched.sched.reclaim import keeps
-from gpusched.sched.state import Request, Resources, Scratch, new_scratch, seed_words
+from gpusched.sched.state import PlacementRequest, Resources, Scratch, new_scratch, seed_words
 
 GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
 ROOMS = Resources(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
 MASKS = np.array([[1, 1, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0]], np.uint8)
 
 
-def request(parts: int, gpus: int, mask: int = -1, lo: int = 0, hi: int = len(GPUS)) -> Request:
-    return Request(lo, hi, parts, gpus, 2, 3, mask)
+def request(parts: int, gpus: int, mask: int = -1, lo: int = 0, hi: int = len(GPUS)) -> PlacementRequest:
+    return PlacementRequest(lo, hi, parts, gpus, 2, 3, mask)
 
 
-def drawn(how: object, asked: Request, times: int) -> Counter[tuple[tuple[int, ...], bool]]:
+def drawn(how: object, asked: PlacementRequest, times: int) -> Counter[tuple[tuple[int, ...], bool]]:
     words, scratch = seed_words(1), new_scratch(len(GPUS), 1)
     return Counter(_once(how, asked, words, scratch) for _ in range(times))
 
 
-def _once(how: object, asked: Request, words: np.ndarray, scratch: Scratch) -> tuple[tuple[int, ...], bool]:
+def _once(how: object, asked: PlacementRequest, words: np.ndarray, scratch: Scratch) -> tuple[tuple[int, ...], bool]:
     before = words.copy()
     fits = bool(how(ROOMS, MASKS, asked, words, scratch))  # type: ignore[operator]
     if (words == before).all():

@@ -25,7 +25,7 @@ from gpusched.sched.alone import in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.limits import Rooms
-from gpusched.sched.topology.spread import Ask, splits
+from gpusched.sched.topology.spread import SpreadRequest, splits
 from tests.sched.limited import with_bounds
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
@@ -232,7 +232,7 @@ class PlannedByHand:
             if self.rooms.full(job) is None and any(self.nodes(a, math.inf, 0.0) for a in asked):
                 self.plan(job, asked)
 
-    def plan(self, job: PendingView, asked: Sequence[Ask]) -> None:
+    def plan(self, job: PendingView, asked: Sequence[SpreadRequest]) -> None:
         now, lasts = self.snap.now, float(job.spec.time_limit_s)
         times = sorted({now, *(t for begin, end, *_ in self.held for t in (begin, end) if t > now)})
         begin, ask, nodes = next((t, a, found) for t in times for a in asked if (found := self.nodes(a, t, lasts)))
@@ -241,7 +241,7 @@ class PlannedByHand:
             self.starts[job.id] = nodes
             self.rooms.take(job)
 
-    def nodes(self, ask: Ask, begin: float, lasts: float) -> list[str] | None:
+    def nodes(self, ask: SpreadRequest, begin: float, lasts: float) -> list[str] | None:
         """The nodes that have enough from ``begin`` on for so long; None: there are too few."""
         times = [begin, *(t for t, *_ in self.held if begin < t < begin + lasts)]
         fit = []

@@ -19,7 +19,7 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.fit import request_of, set_feasibility
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     BEST_FIT,
@@ -31,8 +31,8 @@ from gpusched.sched.state import (
     SKIP,
     SPREAD,
     ClusterState,
-    Jobs,
-    Request,
+    PlacementRequest,
+    QueueJobs,
     Requests,
     Resources,
     copied,
@@ -52,8 +52,8 @@ def resources_of(gpus: list[int]) -> Resources:
     return Resources(ints(gpus), ints([99] * len(gpus)), ints([99] * len(gpus)))
 
 
-def asks(parts: int, gpus: int, spread: int, hi: int, lo: int = 0) -> Request:
-    return Request(lo, hi, parts, gpus, 0, 0, -1, spread)
+def asks(parts: int, gpus: int, spread: int, hi: int, lo: int = 0) -> PlacementRequest:
+    return PlacementRequest(lo, hi, parts, gpus, 0, 0, -1, spread)
 
 
 def members(rack: list[int], lo: int = 0) -> dict[int, list[int]]:
@@ -172,7 +172,7 @@ class World:
         n, jobs = len(self.free), len(self.links)
         self.requests, shapes = requests_of(self.links, n)
         self.scratch = new_scratch(n, self.requests.lo.size, ints(self.rack))
-        self.jobs = Jobs(ints(shapes), np.array(limits[:jobs]), np.full((jobs, 3), -1), ints([]),
+        self.jobs = QueueJobs(ints(shapes), np.array(limits[:jobs]), np.full((jobs, 3), -1), ints([]),
                          np.zeros(self.requests.lo.size, np.int64), NO_MASKS)  # fmt: skip
         self.outcome = new_outcome(jobs, 8 * jobs)
         self.resources = resources_of(self.free)
@@ -183,7 +183,7 @@ class World:
     def decide(self, backfill: int, rule: int = RACK) -> tuple[int, float]:
         jobs = np.arange(len(self.links))
         state = ClusterState(self.resources, self.releases, self.requests, self.jobs, self.scratch, self.outcome, NOW)
-        return pass_by_rule(state, jobs, backfill, Rule(rule, seed_words(1)))
+        return pass_by_rule(state, jobs, backfill, PlacementRule(rule, seed_words(1)))
 
     def holds(self, job: int, time: float) -> bool:
         """Whether one of the job's requests fits when all that has started by its limit has ended."""

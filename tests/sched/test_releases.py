@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.compiled import jit
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.releases import add, drop, settle
 from gpusched.sched.state import (
     BEST_FIT,
     EASY,
     ClusterState,
-    Jobs,
+    PlacementRequest,
+    QueueJobs,
     Releases,
-    Request,
     Requests,
     Resources,
     new_outcome,
@@ -44,7 +44,7 @@ def ends(releases: Releases) -> list[tuple[float, int]]:
 @given(OPERATIONS)
 def test_releases_behave_like_a_sorted_list(operations: list[tuple[str, int, float]]) -> None:
     releases, model = new_releases(2000), []
-    request = Request(0, 1, 1, 1, 1, 1, -1)
+    request = PlacementRequest(0, 1, 1, 1, 1, 1, -1)
     for what, owner, end in operations:
         if what in ("add", "many"):
             for k in range(30 if what == "many" else 1):
@@ -64,7 +64,7 @@ def test_releases_behave_like_a_sorted_list(operations: list[tuple[str, int, flo
 @jit
 def _fill_and_empty(cluster, releases, requests, jobs, queue, scratch, outcome, rng):
     state = ClusterState(cluster, releases, requests, jobs, scratch, outcome, 0.0)
-    pass_by_rule(state, queue, EASY, Rule(BEST_FIT, rng))
+    pass_by_rule(state, queue, EASY, PlacementRule(BEST_FIT, rng))
     dropped = 0
     for i in range(outcome.total[0]):
         dropped += drop(releases, outcome.started[i])
@@ -76,7 +76,9 @@ def test_the_passes_can_be_called_from_compiled_code() -> None:
         return np.array(values, dtype=np.int64)
 
     requests = Requests(ints(0), ints(3), ints(2), ints(4), ints(1), ints(1), ints(-1), None, None)
-    jobs = Jobs(ints(0, 0, 0, 0), np.full(4, 60.0), np.full((4, 3), -1), ints(), ints(0), np.zeros((0, 3), np.uint8))
+    jobs = QueueJobs(
+        ints(0, 0, 0, 0), np.full(4, 60.0), np.full((4, 3), -1), ints(), ints(0), np.zeros((0, 3), np.uint8)
+    )
     resources = Resources(ints(8, 8, -1), ints(9, 9, 9), ints(9, 9, 9))
     outcome, releases = new_outcome(4, 8), new_releases(8)
     dropped = _fill_and_empty(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpusched.forecast.queue import QueueForecast, RunTimes
+from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.reservations import Reservation, by_node, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -397,7 +397,7 @@ def test_in_a_forecast_nodes_that_are_kept_no_more_are_open_at_once() -> None:
     snap = snapshot([node("n1"), node("n2"), node("n3")], jobs, busy, backfill="easy")
     snap = with_reservations(snap, reservation("m", ["n1", "n2"], H, 4 * H, maintenance=True))
     ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
-    start = ahead.run(RunTimes(ahead.limits, np.array([NOW + 1.5 * H]))).start
+    start = ahead.run(RunTimeDraw(ahead.limits, np.array([NOW + 1.5 * H]))).start
     assert ((start - NOW) / H).tolist() == [4.0, 0.0, 1.5]
 
 
@@ -410,7 +410,7 @@ def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
         snap = some_in_reservations(snap, ones)
     share = 0.5 if seed > 4 else 1.0
     ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
-    start = ahead.run(RunTimes(share * ahead.limits, np.zeros(0))).start
+    start = ahead.run(RunTimeDraw(share * ahead.limits, np.zeros(0))).start
     foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
     happened: dict[str, float] = {}
     for now, begun, _ in driven(snap, ones, share):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.model.interference import KindBelief, Sway
+from gpusched.model.interference import ContentionEstimate, JobClassEstimate
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Start
-from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Sharing
+from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.queue.snapshots import sharing_views
 from gpusched.queue.store import RankRecord
@@ -56,9 +56,9 @@ class Has:
 
 
 BELIEFS = {
-    f"{user}/{name}": KindBelief(
+    f"{user}/{name}": JobClassEstimate(
         kind=f"{user}/{name}",
-        links=(Sway(link="gpu", sensitivity=known[0], pressure=known[1], cov=(0, 0, 0), count=9),),
+        links=(ContentionEstimate(link="gpu", sensitivity=known[0], pressure=known[1], cov=(0, 0, 0), count=9),),
     )
     for user in ("ann", "bob")
     for name, known in KINDS.items()
@@ -69,7 +69,7 @@ def slower(one: str, other: str) -> float:
     return exp(KINDS[one][0] + KINDS[other][1])
 
 
-def nodes_of(modes: dict[str, Sharing | None]) -> tuple[list[NodeView], Inventory]:
+def nodes_of(modes: dict[str, SharingSettings | None]) -> tuple[list[NodeView], Inventory]:
     views = [
         NodeView(name=name, partition="p", gpus=tuple(range(GPUS)), cores=CORES, memory_mib=99, sharing=sharing,
                  shareable=dict.fromkeys(range(GPUS), MIB) if sharing else {})
@@ -83,7 +83,7 @@ def nodes_of(modes: dict[str, Sharing | None]) -> tuple[list[NodeView], Inventor
     return views, Inventory(path="", partitions=(Partition(name="p", nodes=nodes, flavors=()),))
 
 
-def snapshot_of(modes: dict[str, Sharing | None], has: list[Has], waits: list[Has]) -> Snapshot:
+def snapshot_of(modes: dict[str, SharingSettings | None], has: list[Has], waits: list[Has]) -> Snapshot:
     views, inventory = nodes_of(modes)
     busy, ranks = [], []
     for one in has:
@@ -128,7 +128,9 @@ def partner(has: list[Has], one: Has) -> Has | None:
     return found[0] if found else None
 
 
-def may_be(modes: dict[str, Sharing | None], has: list[Has], job: Has, node: str, gpus: tuple[int, ...]) -> bool:
+def may_be(
+    modes: dict[str, SharingSettings | None], has: list[Has], job: Has, node: str, gpus: tuple[int, ...]
+) -> bool:
     """Whether a waiting job may have these GPUs."""
     on = [holders(has, node, gpu) for gpu in gpus]
     if job.cores > CORES - sum(one.cores for one in has if one.node == node):
@@ -161,8 +163,10 @@ def fits_at(has: list[Has], job: Has, nodes: list[str]) -> float:
 # -- worlds
 
 
-def sharings() -> st.SearchStrategy[Sharing | None]:
-    kinds = st.builds(Sharing, mode=st.sampled_from(["mps", "time-slicing"]), slowdown=st.sampled_from([0.01, 0.1, 1]))
+def sharings() -> st.SearchStrategy[SharingSettings | None]:
+    kinds = st.builds(
+        SharingSettings, mode=st.sampled_from(["mps", "time-slicing"]), slowdown=st.sampled_from([0.01, 0.1, 1])
+    )
     return st.none() | kinds | kinds
 
 
@@ -177,7 +181,7 @@ def jobs(draw: st.DrawFn, name: str) -> Has:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
+def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, SharingSettings | None], list[Has], list[Has]]:
     """Nodes, who runs there (only as may be), and who waits."""
     modes = {name: draw(sharings()) for name in ("a", "b")[: draw(st.integers(1, 2))]}
     has: list[Has] = []
@@ -196,7 +200,7 @@ def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], 
 @settings(max_examples=300, deadline=None)
 @given(worlds(), st.data())
 def test_the_check_is_the_plain_count(
-    world: tuple[dict[str, Sharing | None], list[Has], list[Has]], data: st.DataObject
+    world: tuple[dict[str, SharingSettings | None], list[Has], list[Has]], data: st.DataObject
 ) -> None:
     modes, has, waits = world
     actions, expected = [], []
@@ -227,7 +231,7 @@ def placed(waits: list[Has], plan: Plan) -> list[Has]:
 @settings(max_examples=300, deadline=None)
 @given(worlds())
 def test_who_shares_may_loses_little_and_holds_up_nobody(
-    world: tuple[dict[str, Sharing | None], list[Has], list[Has]],
+    world: tuple[dict[str, SharingSettings | None], list[Has], list[Has]],
 ) -> None:
     modes, has, waits = world
     snap = snapshot_of(modes, has, waits)
@@ -252,7 +256,7 @@ def test_who_shares_may_loses_little_and_holds_up_nobody(
 @settings(max_examples=300, deadline=None)
 @given(worlds(waits=1))
 def test_one_that_waits_alone_shares_wherever_that_may_be(
-    world: tuple[dict[str, Sharing | None], list[Has], list[Has]],
+    world: tuple[dict[str, SharingSettings | None], list[Has], list[Has]],
 ) -> None:
     modes, has, waits = world
     (job,) = waits
@@ -287,11 +291,11 @@ def test_one_that_waits_alone_shares_wherever_that_may_be(
 
 # -- by example
 
-OFF, TURNS = None, Sharing(mode="time-slicing", slowdown=0.3)
+OFF, TURNS = None, SharingSettings(mode="time-slicing", slowdown=0.3)
 RUNS = Has("r", "ann", "calm", 20, (0, 1, 2), "a", end=NOW + 100)
 
 
-def one_waits(job: Has, *, has: list[Has] | None = None, mode: Sharing | None = TURNS) -> Snapshot:
+def one_waits(job: Has, *, has: list[Has] | None = None, mode: SharingSettings | None = TURNS) -> Snapshot:
     return snapshot_of({"a": mode}, [RUNS] if has is None else has, [job])
 
 
@@ -326,7 +330,7 @@ def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, 
     ],
 )
 def test_why_it_does_not_share(job: Has, why: str) -> None:
-    tight = Sharing(mode="time-slicing", slowdown=0.05)
+    tight = SharingSettings(mode="time-slicing", slowdown=0.05)
     snap = one_waits(job, mode=tight)
     assert not decide(snap).actions
     said = explain(snap, "w").sharing
@@ -497,8 +501,8 @@ def test_it_may_share_with_one_that_starts_in_the_same_decision() -> None:
 
 
 def test_without_sharing_in_the_inventory_nothing_is_asked() -> None:
-    class Never(dict[str, KindBelief]):
-        def get(self, kind: str, default: object = None) -> KindBelief:  # type: ignore[override]
+    class Never(dict[str, JobClassEstimate]):
+        def get(self, kind: str, default: object = None) -> JobClassEstimate:  # type: ignore[override]
             raise AssertionError(kind)
 
     snap = one_waits(Has("w", "ann", "calm", 10, (0,)), mode=OFF)
@@ -510,5 +514,5 @@ def test_without_sharing_in_the_inventory_nothing_is_asked() -> None:
 def test_jobs_of_which_nothing_is_known_share_only_where_a_site_allows_much() -> None:
     for slowdown, starts in ((0.3, 0), (0.6, 0), (0.65, 1)):
         job, other = Has("w", "ann", "x", 10, (0,)), Has("r", "ann", "y", 10, (0, 1, 2), "a", end=NOW + 100)
-        snap = one_waits(job, has=[other], mode=Sharing(mode="time-slicing", slowdown=slowdown))
+        snap = one_waits(job, has=[other], mode=SharingSettings(mode="time-slicing", slowdown=slowdown))
         assert len(decide(snap).actions) == starts

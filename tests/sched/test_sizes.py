@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import load_policy
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import FileError
 from gpusched.model.jobs import Elastic, JobSpec, JobState, Resizes
 from gpusched.model.plan import Plan, Resize, Start
@@ -325,7 +325,7 @@ class Counting:
     asked: ClassVar[list[Question]] = []
 
     @staticmethod
-    def prepare(model: Model) -> Any:
+    def prepare(model: TrainedModel) -> Any:
         return model.arrays["sizes"]
 
     @classmethod
@@ -344,8 +344,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
     return Counting
 
 
-def says(*sizes: int) -> dict[str, Model]:
-    return {"p": Model("counting", {"sizes": np.array(sizes, np.int64)}, {}, "", f"{sizes}")}
+def says(*sizes: int) -> dict[str, TrainedModel]:
+    return {"p": TrainedModel("counting", {"sizes": np.array(sizes, np.int64)}, {}, "", f"{sizes}")}
 
 
 def two() -> Snapshot:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpusched.cli import options
 from gpusched.client.script import layers, sbatch
-from gpusched.client.script.source import Script
+from gpusched.client.script.source import JobScript
 from gpusched.config.inventory import load_inventory
 from gpusched.config.validate import script_error
 from gpusched.errors import UsageError
@@ -47,7 +47,7 @@ def test_any_line_is_understood_or_refused(tmp_path: Path) -> None:
         if script_error(text):
             return
         try:
-            read = layers.read(Script(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
+            read = layers.read(JobScript(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
             options.request_of(layers.complete(read, {}))
         except UsageError as error:
             said = error.line()

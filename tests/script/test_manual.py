@@ -10,7 +10,7 @@ import pytest
 from gpusched.cli import options
 from gpusched.client.script import layers, sbatch
 from gpusched.client.script.lines import ScriptError
-from gpusched.client.script.source import Script
+from gpusched.client.script.source import JobScript
 from gpusched.config.inventory import load_inventory
 from gpusched.model.units import parse_time
 from tests.cli.conftest import Site, site
@@ -52,12 +52,12 @@ def test_each_option_does_what_its_row_says(name: str, tmp_path: Path) -> None:
     takes = isinstance(option, sbatch.Understood) and option.value
     value = VALUES.get(name, "1") if takes else None
     line = f"#SBATCH --{name}" + ("" if value is None else f"={value}")
-    script = Script(text=f"#!/bin/sh\n{line}\ntrue\n", where="t", name="t")
+    script = JobScript(text=f"#!/bin/sh\n{line}\ntrue\n", where="t", name="t")
     try:
         read = layers.read(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd", "ada")
     except ScriptError as error:
         result, told = "refused", error.message
-        assert isinstance(option, sbatch.Refused), told
+        assert isinstance(option, sbatch.RefusedOption), told
     else:
         assert isinstance(option, sbatch.Understood)
         warned = [note for note in read.notes if "no effect" in note]

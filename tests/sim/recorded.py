@@ -18,13 +18,13 @@ import numpy as np
 
 from gpusched.agents.rltune.candidates import arrays_of
 from gpusched.agents.rltune.choosing import untrained
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import save_model
 from gpusched.model.topology import Switch, Topology
-from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
-from gpusched.sim.engine.build import Elastic
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.build import ResizableJobs
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.orders import known_policies
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
@@ -64,7 +64,7 @@ def agent_files(folder: Path) -> None:
     (folder / "stopper.yaml").write_text(stopping.YAML)
     stopping.write(folder / "stopper/default.safetensors")
     (folder / "rltune.yaml").write_text("agent: rltune\nfallback: easy\nbudget: 60s\n")
-    begun = untrained(Settings())
+    begun = untrained(RltuneSettings())
     assert begun is not None
     (folder / "rltune").mkdir()
     about = {"knows": "estimate", "backfill": "easy"}
@@ -91,7 +91,7 @@ def workload(name: str) -> tuple[Trace, Pool]:
     return trace, Pool.of([shapes[i % 3 == 0]._replace(name=f"n{i}") for i in range(NODES)])
 
 
-def network() -> Network:
+def network() -> PlacementNetwork:
     """Four racks and three kinds of jobs."""
     racks = [
         Switch(name=f"r{r}", nodes=tuple(f"n{i}" for i in range(r, NODES, 4)), uplink_gbps=(100.0, 400.0)[r % 2],
@@ -101,7 +101,9 @@ def network() -> Network:
     rng = np.random.default_rng(3)
     kinds = np.array([(1.0, *rng.choice([0.0, 0.1, 0.4, 1.0], 4)) for _ in range(3)]).view(KIND).reshape(-1)
     tree = tree_of(Topology(switches=(Switch(name="spine"), *racks)), [f"n{i}" for i in range(NODES)])
-    return Network(tree, Model(kinds, np.zeros((0, 0)), False), rng.integers(0, 3, 240), 60.0, 20.0, 45.0)
+    return PlacementNetwork(
+        tree, SlowdownModel(kinds, np.zeros((0, 0)), False), rng.integers(0, 3, 240), 60.0, 20.0, 45.0
+    )
 
 
 def digest(result: Any) -> str:
@@ -117,7 +119,7 @@ def run(name: str, which: str, folder: Path) -> str:
     options: dict[str, Any] = {"restart_s": 2.5, "seed": 7}
     if policy.chooses_sizes:
         least, most = np.ones(len(trace), np.int64), np.maximum(trace.gpus, 8)
-        options["elastic"] = Elastic(least=least, most=most, linear=True)
+        options["elastic"] = ResizableJobs(least=least, most=most, linear=True)
     if which == "racks":
         options["failures"] = [Outage(1, 200.0, 420.0), Outage(5, 300.0, 500.0, True)]
     if which == "crowded":

@@ -6,13 +6,13 @@ import math
 
 import msgspec
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
 from gpusched.model.plan import Plan, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
-from gpusched.sim.engine.build import Options
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Pool
 from gpusched.sim.stepper import Stepper
 from gpusched.traces.trace import Trace
@@ -25,7 +25,7 @@ class SizedPolicy:
     """A function for `replay`: decides as the controller does. ``seen``: what it was shown, and what it decided."""
 
     def __init__(
-        self, spec: PolicySpec, trace: Trace, pool: Pool, options: Options, model: Model | None = None
+        self, spec: PolicySpec, trace: Trace, pool: Pool, options: ReplayOptions, model: TrainedModel | None = None
     ) -> None:
         self.__name__ = spec.name
         self.seen: list[tuple[Snapshot, Plan]] = []

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from gpusched.client.alternatives import spreads_of
 from gpusched.estimation.limit_use import LimitUse
-from gpusched.forecast.queue import QueueForecast, RunTimes
+from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.start_times import StartForecast
-from gpusched.model.interference import KindBelief, Sway
+from gpusched.model.interference import ContentionEstimate, JobClassEstimate
 from gpusched.model.jobs import Allocation, Dependency, DependencyKind, JobState
 from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot, held_once
-from gpusched.sched.alone import Alone, in_order
+from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.topology.patience import PATIENCE_S
@@ -45,13 +45,15 @@ def ahead_of(snap: Snapshot, *variants: PendingView) -> QueueForecast:
     return QueueForecast(snap, half_life_s=HALF_LIFE_S, tick_s=5.0, variants=variants)
 
 
-def starts(ahead: QueueForecast, times: RunTimes) -> dict[str, float]:
+def starts(ahead: QueueForecast, times: RunTimeDraw) -> dict[str, float]:
     fate = ahead.run(times)
     assert fate.whole
     return {job.id: float(t) for job, t in zip(ahead.views, fate.start, strict=True) if math.isfinite(t)}
 
 
-def parts_of_limits(ahead: QueueForecast, shares: list[float]) -> tuple[RunTimes, dict[str, float], dict[str, float]]:
+def parts_of_limits(
+    ahead: QueueForecast, shares: list[float]
+) -> tuple[RunTimeDraw, dict[str, float], dict[str, float]]:
     """How long jobs last and when running ones end, each by the next part of its limit; the same by job."""
     limits, now = ahead.by_limits, ahead.snapshot.now
     share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
@@ -59,7 +61,7 @@ def parts_of_limits(ahead: QueueForecast, shares: list[float]) -> tuple[RunTimes
     ends = now + (limits.ends - now) * share[len(limits.lasts) :]
     waiting, running_ = (dict(zip((job.id for job in jobs), map(float, of), strict=True))
                          for jobs, of in ((ahead.views, lasts), (ahead.snapshot.running, ends)))  # fmt: skip
-    return RunTimes(lasts, ends), waiting, running_
+    return RunTimeDraw(lasts, ends), waiting, running_
 
 
 class Plain:
@@ -100,7 +102,7 @@ class Plain:
         if until <= self.snap.now:
             return None
         then = msgspec.structs.replace(self.snap, now=until)
-        return None if Alone(self.snap).asks(job) == Alone(then).asks(job) else until
+        return None if SingleJobView(self.snap).asks(job) == SingleJobView(then).asks(job) else until
 
     def limits_now(self) -> None:
         """Bounds as they stand, where there are any."""
@@ -275,7 +277,7 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
     """Nodes whose GPUs are shared, some by two jobs already; how long jobs last. What each loses is next to nothing."""
     nodes = [
         msgspec.structs.replace(
-            node(f"n{i}", 3, cores=draw(st.integers(4, 8))), sharing=Sharing(mode="time-slicing"),
+            node(f"n{i}", 3, cores=draw(st.integers(4, 8))), sharing=SharingSettings(mode="time-slicing"),
             shareable=dict.fromkeys(range(3), 40),
         )
         for i in range(draw(st.integers(1, 2)))
@@ -290,9 +292,9 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
         )  # fmt: skip
         jobs.append(msgspec.structs.replace(job, spec=spec))
     believed = {
-        f"{job.user}/{job.spec.name}": KindBelief(
+        f"{job.user}/{job.spec.name}": JobClassEstimate(
             kind=f"{job.user}/{job.spec.name}",
-            links=(Sway(link="gpu", sensitivity=-12 - i / 7, pressure=-12, cov=(0, 0, 0), count=9),),
+            links=(ContentionEstimate(link="gpu", sensitivity=-12 - i / 7, pressure=-12, cov=(0, 0, 0), count=9),),
         )
         for i, job in enumerate(jobs)
     }
@@ -319,7 +321,9 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
 def test_jobs_share_gpus_ahead_as_they_do_live(world: tuple[Snapshot, dict[str, float], dict[str, float]]) -> None:
     snap, lasts, ends = world
     ahead = ahead_of(snap)
-    times = RunTimes(np.array([lasts[job.id] for job in ahead.views]), np.array([ends[job.id] for job in snap.running]))
+    times = RunTimeDraw(
+        np.array([lasts[job.id] for job in ahead.views]), np.array([ends[job.id] for job in snap.running])
+    )
     expected = Paired(snap, lasts, dict(ends)).run()
     assert starts(ahead, times) == pytest.approx(expected)
     assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
@@ -512,7 +516,7 @@ def test_who_gives_up_waiting_for_a_rack_starts_ahead_when_and_where_it_does_liv
         ahead = ahead_of(snap)
         limits = ahead.by_limits
         rng = np.random.default_rng(seed)
-        times = RunTimes(limits.lasts * rng.choice([0.3, 0.7, 1.0], len(limits.lasts)), limits.ends)
+        times = RunTimeDraw(limits.lasts * rng.choice([0.3, 0.7, 1.0], len(limits.lasts)), limits.ends)
         lasts = {job.id: float(t) for job, t in zip(ahead.views, times.lasts, strict=True)}
         plain = Plain(snap, lasts, {job.id: float(t) for job, t in zip(snap.running, times.ends, strict=True)})
         expected = plain.run()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpusched.model.topology import Switch, Topology
-from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
@@ -56,7 +56,7 @@ class World:
             tree.weight[2 * nodes :] = 0.0
         kinds = np.array(of).view(KIND).reshape(-1)
         kind = rng.integers(0, 3, count)
-        self.network = Network(tree, Model(kinds, ratio, self.kinds.by_sum), kind, WAIT, 20.0, HOLD)
+        self.network = PlacementNetwork(tree, SlowdownModel(kinds, ratio, self.kinds.by_sum), kind, WAIT, 20.0, HOLD)
         total = sum(self.gpus)
         gpus = np.array([g for g in rng.choice([1, 2, 4, 6, 8, 8], 400) if g <= total // 2])[:count]
         submit = np.sort(rng.uniform(0.0, 60.0, count)).round(1)
@@ -65,7 +65,7 @@ class World:
         self.trace = replace(self.trace, limit=limit)
         self.pool = Pool.of([NodeSpec(g, name=n) for g, n in zip(self.gpus, names, strict=True)])
 
-    def play(self, rule: str, network: Network | None = None, backfill: str = "skip"):
+    def play(self, rule: str, network: PlacementNetwork | None = None, backfill: str = "skip"):
         knows = "limit" if backfill == "easy" else "nothing"
         policy = ReplayPolicy(name=rule, order="fifo", knows=knows, source="", backfill=backfill, placement=rule)
         result = replay(self.trace, self.pool, policy, network=network or self.network, seed=1)
@@ -151,7 +151,7 @@ def test_contention_waits_for_a_better_place_and_goes_at_the_bound():
         (30.0, 1000.0, 31.3),
         (0.0, 1000.0, 1.0),
     ):
-        network = Network(tree, Model(kinds, np.zeros((0, 0)), False), kind, 0.0, patience, hold)
+        network = PlacementNetwork(tree, SlowdownModel(kinds, np.zeros((0, 0)), False), kind, 0.0, patience, hold)
         result = replay(trace, pool, policy, network=network)
         ran = 10.0 if expected == 50.0 else 20.0
         assert (result.start[2], result.end[2] - result.start[2]) == pytest.approx((expected, ran), abs=0.5)
@@ -165,9 +165,9 @@ def test_who_waits_for_a_better_place_has_his_nodes_kept_by_easy(backfill, waits
     kinds["compute"], kinds["net_a"][1] = 1.0, 1.0
     trace = trace_of([0.0, 0.0, 1.0, 2.0, 3.0], [50.0, 60.0, 10.0, 10.0, 90.0], [3, 3, 2, 1, 1])
     trace = replace(trace, limit=trace.duration)
-    model = Model(kinds, np.zeros((0, 0)), False)
+    model = SlowdownModel(kinds, np.zeros((0, 0)), False)
     tree = tree_of(Topology(), names, nvswitch=True)
-    network = Network(tree, model, np.array([0, 0, 1, 0, 0]), 0.0, 30.0, 1000.0)
+    network = PlacementNetwork(tree, model, np.array([0, 0, 1, 0, 0]), 0.0, 30.0, 1000.0)
     policy = ReplayPolicy(name="c", order="fifo", knows="limit", source="", backfill=backfill, placement="contention")
     result = replay(trace, Pool.of([NodeSpec(4, name=n) for n in names]), policy, network=network)
     assert result.start[2:].tolist() == pytest.approx([waits, short, long])
@@ -179,7 +179,9 @@ def test_with_easy_a_job_that_needs_a_node_that_is_away_blocks_nobody_and_the_ne
     kinds["compute"] = 1.0
     trace = trace_of([0.0, 2.0, 3.0, 4.0, 5.0], [50.0, 10.0, 10.0, 90.0, 20.0], [3, 8, 4, 1, 1])
     trace = replace(trace, limit=trace.duration)
-    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), np.zeros(5, np.int64))
+    network = PlacementNetwork(
+        tree_of(Topology(), names), SlowdownModel(kinds, np.zeros((0, 0)), False), np.zeros(5, np.int64)
+    )
     pool = Pool.of([NodeSpec(4, name=n) for n in names])
     for rule in ("best-fit", "contention"):
         policy = ReplayPolicy(name=rule, order="fifo", knows="limit", source="", backfill="easy", placement=rule)
@@ -194,7 +196,7 @@ def test_contention_goes_where_job_and_neighbours_lose_least(rule, node):
     kinds = np.zeros(1, KIND)
     kinds["compute"], kinds["bus_a"], kinds["net_a"] = 1.0, 1.0, 5.0
     kind = np.zeros(2, np.int64)
-    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), kind)
+    network = PlacementNetwork(tree_of(Topology(), names), SlowdownModel(kinds, np.zeros((0, 0)), False), kind)
     policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
     pool = Pool.of([NodeSpec(4, name=n) for n in names])
     result = replay(trace_of([0.0, 1.0], [30.0, 30.0], [2, 2]), pool, policy, network=network)
@@ -209,7 +211,7 @@ def test_contention_minds_what_neighbours_lose(rule, nodes):
     names = ("a", "b", "c", "d")
     tree = tree_of(Topology(), names, nvswitch=True)
     ratio = np.array([[1.0, 0.2], [1.0, 1.0]])
-    network = Network(tree, Model(np.zeros(2, KIND), ratio, False), np.arange(2))
+    network = PlacementNetwork(tree, SlowdownModel(np.zeros(2, KIND), ratio, False), np.arange(2))
     trace = replace(trace_of([0.0, 1.0], [30.0, 30.0], [2, 2]), nodes=np.full(2, 2))
     policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
     result = replay(trace, Pool.of([NodeSpec(2, name=n) for n in names]), policy, network=network)
@@ -223,6 +225,8 @@ def test_jobs_without_gpus_use_no_links():
     pool = Pool.of([NodeSpec(1, 64, name=n) for n in names])
     trace = replace(trace_of(np.zeros(20), np.ones(20), np.zeros(20), cores=np.full(20, 2)), nodes=np.full(20, 2))
     kinds = np.ones(1, KIND)
-    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), np.zeros(20, np.int64))
+    network = PlacementNetwork(
+        tree_of(Topology(), names), SlowdownModel(kinds, np.zeros((0, 0)), False), np.zeros(20, np.int64)
+    )
     policy = ReplayPolicy(name="c", order="fifo", knows="nothing", source="", backfill="skip", placement="contention")
     np.testing.assert_allclose(replay(trace, pool, policy, network=network).end, 1.0)

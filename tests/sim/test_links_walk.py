@@ -14,15 +14,15 @@ from gpusched.agents.common.vector import size_of
 from gpusched.agents.topology.live import prepare
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.agents.topology.replay import new_acting, run_agents
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sched.state import POLICY
-from gpusched.sim.engine.build import Options, log_of, world_of
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, run_walk
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, NEVER, PARTS, RUNNING, RUNS, WAITING
 from gpusched.sim.placed import walked, walks, with_ways
@@ -109,7 +109,7 @@ Starts = dict[str, list[tuple[str, int]]]
 
 
 def first_decision(
-    snap: Snapshot, model: Model | None = None, quotas: QuotaSet | None = None, booked: tuple[Booking, ...] = ()
+    snap: Snapshot, model: TrainedModel | None = None, quotas: QuotaSet | None = None, booked: tuple[Booking, ...] = ()
 ) -> tuple[Starts, set[str]]:
     """Who starts where in a replay that begins in the snapshot's state, and who waits for a better place.
 
@@ -135,10 +135,10 @@ def first_decision(
         ids=(*(v.id for v in pending), *(r.id for r in running), "last"),
     )  # fmt: skip
     kind = np.append(costs.load.jobs["kind"], 0)
-    network = Network(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
+    network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
     rule = ordered(policy.place, "fifo", policy.backfill, policy.place_wait_s)
-    options = Options(network=network, generic=True, quotas=quotas, reservations=booked)
+    options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked)
     world = world_of(trace, pool, rule, options)
     assert walks(world)
     if model is None:

@@ -20,10 +20,10 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.decide import decide
-from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
-from gpusched.sim.engine.build import Elastic
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.build import ResizableJobs
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import of_spec, policy_by_name
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
@@ -158,10 +158,10 @@ def test_where_placement_costs_nothing_jobs_start_as_without_costs(mode, world, 
     jobs, nodes, _, of = world
     trace, pool, _ = inputs(jobs, nodes, [])
     trace = replace(trace, nodes=np.array([j.parts for j in BoundedReference(jobs, nodes).jobs], np.int64))
-    model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
     model.kinds["compute"] = 1.0
     names = tuple(f"n{i}" for i in range(len(nodes)))
-    free = Network(tree_of(Topology(), names), model, np.zeros(len(jobs), np.int64), hold_s=np.inf)
+    free = PlacementNetwork(tree_of(Topology(), names), model, np.zeros(len(jobs), np.int64), hold_s=np.inf)
     name, options = "fifo" + MODES[mode], {"placement": place, "quotas": QuotaSet(of)}
     plain, costly = replay(trace, pool, name, **options), replay(trace, pool, name, network=free, **options)
     np.testing.assert_array_equal(plain.start, costly.start)
@@ -203,7 +203,7 @@ def most_under_limits(name, folder):
     options = {"restart_s": 2.5, "seed": 7}
     if policy.chooses_sizes:
         least, most = np.ones(len(trace), np.int64), np.maximum(trace.gpus, 8)
-        options["elastic"] = Elastic(least=least, most=most, linear=True)
+        options["elastic"] = ResizableJobs(least=least, most=most, linear=True)
     free = replay(trace, pool, policy, **options)
     limits = QuotaSet(Quotas(each=Limits(gpus=16, jobs=3)))
     bound = replay(trace, pool, policy, quotas=limits, **options)

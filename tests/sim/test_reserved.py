@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import Store
@@ -106,7 +106,7 @@ def test_own_reservations_come_from_the_store(tmp_path: Path) -> None:
     """Those of the time of the trace, with the jobs that asked for them."""
     store = Store.create_or_open(tmp_path)
     spec = changed(pending("x", 1).spec, reservation="class")
-    job = Job(id="1", user="u", uid=1, spec=spec, state=JobState.COMPLETED, submit_time=NOW)
+    job = JobRecord(id="1", user="u", uid=1, spec=spec, state=JobState.COMPLETED, submit_time=NOW)
     with store.transaction():
         store.put_jobs([job, changed(job, id="2", spec=changed(spec, reservation=""))])
         for name, begin in (("before", -9), ("class", 2), ("later", 99)):

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.sim.engine.build import Elastic, Options, Outage
+from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
-from gpusched.sim.resizing import Size
+from gpusched.sim.resizing import TargetSize
 from gpusched.sim.result import EVENT_KINDS, RESIZED
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
@@ -42,8 +42,8 @@ def elastic_trace(submit, duration, gpus, **columns):
 
 def stepper_of(trace, pool, **options):
     jobs = len(trace)
-    elastic = Elastic(least=np.ones(jobs, np.int64), most=np.full(jobs, 8))
-    return Stepper(trace, pool, Options(rates=RATES, elastic=elastic, **options))
+    elastic = ResizableJobs(least=np.ones(jobs, np.int64), most=np.full(jobs, 8))
+    return Stepper(trace, pool, ReplayOptions(rates=RATES, elastic=elastic, **options))
 
 
 def test_a_job_goes_at_the_speed_of_its_size_and_its_work_is_kept():
@@ -106,13 +106,13 @@ def test_a_job_that_does_not_fit_goes_on_and_a_wrong_size_is_refused():
 def test_without_figures_only_whoever_says_so_goes_in_proportion():
     trace = trace_of([0], [40], [2])
     bounds = {"least": np.array([1]), "most": np.array([8])}
-    stepper = Stepper(trace, Pool.uniform(1, 8), Options(elastic=Elastic(**bounds, linear=True)))
+    stepper = Stepper(trace, Pool.uniform(1, 8), ReplayOptions(elastic=ResizableJobs(**bounds, linear=True)))
     stepper.advance()
     assert stepper.resize(0, 8)  # before it has started
     assert stepper.start(0)
     stepper.advance()
     assert stepper.now == 10.0
-    stepper = Stepper(trace, Pool.uniform(1, 8), Options(elastic=Elastic(**bounds)))
+    stepper = Stepper(trace, Pool.uniform(1, 8), ReplayOptions(elastic=ResizableJobs(**bounds)))
     stepper.advance()
     with pytest.raises(UsageError, match="nothing measured"):
         stepper.resize(0, 8)
@@ -120,8 +120,8 @@ def test_without_figures_only_whoever_says_so_goes_in_proportion():
 
 def alone(trace, pool, size, **options):
     """When the one job of a trace ends that is resized before it starts, and what the result says of it."""
-    elastic = Elastic(least=np.array([1]), most=np.array([64]), linear=True)
-    stepper = Stepper(trace, pool, Options(elastic=elastic, **options))
+    elastic = ResizableJobs(least=np.array([1]), most=np.array([64]), linear=True)
+    stepper = Stepper(trace, pool, ReplayOptions(elastic=elastic, **options))
     stepper.advance()
     assert stepper.resize(0, size)
     assert stepper.start(0)
@@ -140,17 +140,17 @@ def test_it_goes_by_its_cores_and_memory():
     trace = replace(elastic_trace([0], [40], [2]), cores=np.array([4]), memory_mib=np.array([100]))
     pool = Pool.of([NodeSpec(8, 32, 1600, "A")] * 2)
     rates = replace(RATES, profiles=replace(RATES.profiles, sensitivity={"m": Thirsty()}))
-    as_recorded, note = alone(trace, pool, Size(2, 4, 100), rates=rates)
+    as_recorded, note = alone(trace, pool, TargetSize(2, 4, 100), rates=rates)
     assert as_recorded == 40.0
     assert "changes of size" not in note, "at its own size it goes as recorded"
-    assert alone(trace, pool, Size(2, 8, 100), rates=rates)[0] == 20.0
-    assert alone(trace, pool, Size(2, 8, 200), rates=rates)[0] == 10.0
-    assert alone(trace, pool, Size(2, 2, 100), rates=rates)[0] == 80.0
+    assert alone(trace, pool, TargetSize(2, 8, 100), rates=rates)[0] == 20.0
+    assert alone(trace, pool, TargetSize(2, 8, 200), rates=rates)[0] == 10.0
+    assert alone(trace, pool, TargetSize(2, 2, 100), rates=rates)[0] == 80.0
     # Eight GPUs on one node are twice as fast as two, with four times the cores and memory in proportion.
     assert alone(trace, pool, 8, rates=rates)[0] == 20.0
-    assert alone(trace, pool, Size(8, 32), rates=rates)[0] == 10.0
+    assert alone(trace, pool, TargetSize(8, 32), rates=rates)[0] == 10.0
     # Spread over two nodes it is half as fast.
-    end, note = alone(trace, pool, Size(8, 16, 400, 2), rates=rates)
+    end, note = alone(trace, pool, TargetSize(8, 16, 400, 2), rates=rates)
     assert end == 40.0
     assert note == "of 1 changes of size jobs then went: 1 as measured there"
 
@@ -158,9 +158,11 @@ def test_it_goes_by_its_cores_and_memory():
 def test_where_no_trace_says_how_many_cores_they_are_in_proportion_to_the_nodes():
     trace, pool = elastic_trace([0], [40], [2]), Pool.of([NodeSpec(8, 16, 1600, "A")])
     rates = replace(RATES, profiles=replace(RATES.profiles, sensitivity={"m": Thirsty()}))
-    assert alone(trace, pool, Size(2, 2), rates=rates)[0] == 80.0
-    assert alone(trace, pool, Size(2, 8), rates=rates)[0] == 20.0
-    assert alone(trace, Pool.uniform(1, 8, gpu_type="A"), Size(2, 2), rates=rates)[0] == 40.0, "these have no cores"
+    assert alone(trace, pool, TargetSize(2, 2), rates=rates)[0] == 80.0
+    assert alone(trace, pool, TargetSize(2, 8), rates=rates)[0] == 20.0
+    assert alone(trace, Pool.uniform(1, 8, gpu_type="A"), TargetSize(2, 2), rates=rates)[0] == 40.0, (
+        "these have no cores"
+    )
 
 
 def test_sizes_that_were_not_measured_go_as_the_nearest_or_in_proportion():
@@ -178,7 +180,7 @@ def test_a_job_that_asked_for_more_nodes_may_go_on_on_fewer():
     trace = replace(elastic_trace([0], [40], [4]), nodes=np.array([2]))
     stepper = stepper_of(trace, Pool.uniform(2, 8, gpu_type="A"))
     stepper.advance()
-    assert stepper.resize(0, Size(4, nodes=1))
+    assert stepper.resize(0, TargetSize(4, nodes=1))
     assert stepper.start(0, [1])
     assert stepper.parts(0) == (1, 4)
 
@@ -187,7 +189,7 @@ def test_whoever_is_told_speeds_is_told_those_of_the_slowest_gpus():
     stepper = stepper_of(elastic_trace([0], [40], [1]), Pool.of([NodeSpec(8, gpu_type=t) for t in "AB"]))
     stepper.advance()
     assert [stepper.rate_at(0, gpus) for gpus in (1, 2, 8)] == [0.5, 1.0, 2.0]
-    assert stepper.rate_at(0, Size(2, nodes=2)) == 0.5
+    assert stepper.rate_at(0, TargetSize(2, nodes=2)) == 0.5
     assert stepper.start(0, [0])
     assert stepper.pace_of(0)[2] == 1.0, "it has not been resized by being asked for"
     with pytest.raises(UsageError, match="may have 1 to 8 GPUs"):

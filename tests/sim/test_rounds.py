@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, Rounds, Run, give
+from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, EngineRun, Rounds, give
 
 
 def decisions(arrival: list[float], work: float, rounds: Rounds) -> tuple[list[float], list[float]]:
     """The times of all decisions, each of which lets whoever is there go on at rate 1, and the ends."""
-    run, times = Run(np.array(arrival), np.full(len(arrival), work), rounds), []
+    run, times = EngineRun(np.array(arrival), np.full(len(arrival), work), rounds), []
     while run.next_round():
         times.append(float(run.progress.time[NOW]))
         for job in run.there:
@@ -37,7 +37,7 @@ def test_slots_begin_at_whole_numbers_and_a_job_ends_within_its_last() -> None:
 
 
 def test_a_restart_may_outlast_a_round_and_who_stopped_goes_on_later() -> None:
-    run = Run(np.zeros(1), np.full(1, 4.0), SLOT_BY_SLOT)
+    run = EngineRun(np.zeros(1), np.full(1, 4.0), SLOT_BY_SLOT)
     progress = run.progress
 
     def after(rate: float | None = None) -> tuple[float, int]:

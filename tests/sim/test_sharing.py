@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.sched.decide import decide
 from gpusched.sched.heaps import push
-from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
 from gpusched.sim.policies import ReplayPolicy
@@ -130,7 +130,7 @@ def test_policies_that_know_no_shared_gpus_say_so(policy):
 
 
 def test_a_stepper_shares_too():
-    stepper = Stepper(fractions([0] * 3, [5] * 3, [500] * 3), Pool.uniform(2, 1), Options(share="fractions"))
+    stepper = Stepper(fractions([0] * 3, [5] * 3, [500] * 3), Pool.uniform(2, 1), ReplayOptions(share="fractions"))
     assert stepper.advance()
     assert stepper.start(0, [1])
     assert stepper.fits(1) == (1,)
@@ -156,7 +156,7 @@ def shared(trace, users, names, memory_mib):
 
 def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
     """w is busy's third GPU's partner until busy ends, and keeps that GPU then, which nobody else gets before."""
-    nodes, _ = nodes_of({"a": Sharing(mode="time-slicing", slowdown=0.5)})
+    nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
     trace = trace_of([0, 0, 1, 2], [10, 40, 20, 1], [3, 1, 3, 0], limit=[100, 90, 50, 1])
     trace = shared(trace, ["ann", "bob", "bob"], ["calm", "calm", "calm"], [20, 20, -1])
     believed = believed_of(trace, nodes, BELIEFS)
@@ -172,7 +172,7 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
 
 def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
     """The fifth gets two GPUs of the first at 100 s, so that the free one of the second node is for the sixth."""
-    nodes, _ = nodes_of(dict.fromkeys("ab", Sharing(mode="time-slicing", slowdown=0.5)))
+    nodes, _ = nodes_of(dict.fromkeys("ab", SharingSettings(mode="time-slicing", slowdown=0.5)))
     limit = [100, 150, 1, 200, 50, 200, 1]
     trace = trace_of([0, 0, 0, 0, 1, 2, 3], [90, 140, 0.5, 190, 10, 20, 1], [3, 1, 1, 1, 2, 1, 0], limit=limit)
     trace = shared(trace, ["ann"] * 6, ["calm"] * 6, [20, -1, -1, 10, -1, -1])
@@ -201,7 +201,7 @@ def first_decision(modes, has, waits, backfill):
         [one.memory_mib if one_shares else -1 for one, one_shares in zip(jobs, shares, strict=True)],
     )
     believed = believed_of(trace, nodes_of(modes)[0], BELIEFS)
-    world = world_of(trace, pool, policy, Options(believed=believed, generic=True))
+    world = world_of(trace, pool, policy, ReplayOptions(believed=believed, generic=True))
     sim, queue, log = world.sim, new_queue(world), log_of(world)
     names = list(pool.names)
     sim.pace.pairs.parted[0] = 1

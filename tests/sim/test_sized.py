@@ -11,12 +11,12 @@ import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize
 from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.sched.check import check
 from gpusched.sched.sizing.question import Claims, Question
-from gpusched.sim.engine.build import Elastic, Options, Outage
+from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
 from gpusched.sim.policies import of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
@@ -25,13 +25,13 @@ from gpusched.sim.replay import replay
 from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import PREEMPTED
 from gpusched.study.timeline import parts_of
-from gpusched.traces.trace import Told, Trace
+from gpusched.traces.trace import ProgressRecords, Trace
 from tests.sim.reference_sized import SizedPolicy
 from tests.sim.worlds import trace_of
 
 
-def any_size(trace: Trace, most: int = 8) -> Elastic:
-    return Elastic(least=np.ones(len(trace), np.int64), most=np.maximum(trace.gpus, most), linear=True)
+def any_size(trace: Trace, most: int = 8) -> ResizableJobs:
+    return ResizableJobs(least=np.ones(len(trace), np.int64), most=np.maximum(trace.gpus, most), linear=True)
 
 
 def elastic(trace: Trace, pool: Pool, **options: Any) -> Any:
@@ -55,7 +55,7 @@ def test_it_grows_when_another_ends_and_pays_for_the_stop() -> None:
 
 def test_it_shrinks_for_one_that_cannot() -> None:
     trace = trace_of([0, 100], [8000, 500], [1, 4], limit=[9000, 900])
-    sizes = Elastic(least=np.array([1, 4]), most=np.array([8, 4]), linear=True)
+    sizes = ResizableJobs(least=np.array([1, 4]), most=np.array([8, 4]), linear=True)
     result = replay(trace, Pool.uniform(1, 8), "elastic", elastic=sizes)
     assert (result.start[1], result.end[1]) == (100.0, 600.0)
     assert result.end[0] == 600.0 + (8000 - 8 * 100 - 4 * 500) / 8
@@ -88,19 +88,19 @@ POOL = Pool.of(
 AWAY = (Outage(1, 500.0, 900.0), Outage(0, 1000.0, 1400.0, drain=True))
 
 
-def some_sizes(trace: Trace, seed: int) -> Elastic:
+def some_sizes(trace: Trace, seed: int) -> ResizableJobs:
     """A quarter of the jobs are rigid."""
     rigid = np.random.default_rng(seed).random(len(trace)) < 0.25
     least, most = np.where(trace.gpus == 6, 2, 1), np.maximum(trace.gpus, 8)
-    return Elastic(least=np.where(rigid, trace.gpus, least), most=np.where(rigid, trace.gpus, most), linear=True)
+    return ResizableJobs(least=np.where(rigid, trace.gpus, least), most=np.where(rigid, trace.gpus, most), linear=True)
 
 
 def both(
-    spec: PolicySpec, trace: Trace, seed: int, model: Model | None = None, pool: Pool = POOL
+    spec: PolicySpec, trace: Trace, seed: int, model: TrainedModel | None = None, pool: Pool = POOL
 ) -> tuple[Any, Any, Any]:
     """The fast replay, the one by snapshots, and the policy of that with all that it saw."""
     options: dict[str, Any] = {"elastic": some_sizes(trace, seed), "restart_s": 20.0, "failures": AWAY}
-    slow = SizedPolicy(spec, trace, pool, Options(**options), model)
+    slow = SizedPolicy(spec, trace, pool, ReplayOptions(**options), model)
     policy = replace(of_spec(msgspec.structs.replace(spec, agent=None)), model=model, spec=spec)
     return replay(trace, pool, policy, **options), replay(trace, pool, slow, placement=spec.place, **options), slow
 
@@ -138,7 +138,7 @@ class Moody:
     """An agent: sizes by the jobs' names and what they told; now and then it cannot choose, or wishes too much."""
 
     @staticmethod
-    def prepare(model: Model) -> Any:
+    def prepare(model: TrainedModel) -> Any:
         return model.arrays["mood"]
 
     @staticmethod
@@ -161,7 +161,7 @@ class Moody:
 def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))  # type: ignore[arg-type]
     monkeypatch.setitem(REGISTRY, "moody", AgentParts(sizes=lambda: Moody))
-    model = Model("moody", {"mood": np.array([seed])}, {}, "", f"moody {seed}")
+    model = TrainedModel("moody", {"mood": np.array([seed])}, {}, "", f"moody {seed}")
     spec = msgspec.structs.replace(SPECS["drf"], agent="moody")
     fast, slow, policy = both(spec, mixed(seed), seed, model)
     assert_same(fast, slow)
@@ -193,7 +193,7 @@ def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: 
     per_s = {(1, 1): 5.0, (2, 1): 6.0, (4, 1): 50.0, (8, 1): 51.0}
     rates = Rates(profiles=Profiles(series={("m", ""): Series(per_s, "any")}))
     policy = replace(of_spec(SPECS["drf"]), spec=msgspec.structs.replace(SPECS["drf"], agent="listening"))
-    policy = replace(policy, model=Model("listening", {"mood": np.zeros(1)}, {}, "", "listening"))
+    policy = replace(policy, model=TrainedModel("listening", {"mood": np.zeros(1)}, {}, "", "listening"))
     Listening.heard.clear()
     result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)
     first = [(at, claims.told[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
@@ -239,7 +239,7 @@ def with_told(trace: Trace, seed: int) -> Trace:
     tells = rng.random(jobs) < 0.7
     return replace(
         trace,
-        told=Told(
+        told=ProgressRecords(
             steps=np.where(tells, 100.0, np.nan),
             cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
             cooldown_s=rng.choice([0.0, 100.0], jobs),
@@ -257,7 +257,7 @@ def with_told(trace: Trace, seed: int) -> Trace:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_so_it_does_where_jobs_told_of_their_sizes_and_pace(seed: int) -> None:
     trace, options = with_told(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
-    slow = SizedPolicy(SPECS["elastic"], trace, POOL, Options(elastic=elastic_of(trace), **options))
+    slow = SizedPolicy(SPECS["elastic"], trace, POOL, ReplayOptions(elastic=elastic_of(trace), **options))
     fast = replay(trace, POOL, "elastic", **options)
     assert_same(fast, replay(trace, POOL, slow, elastic=elastic_of(trace), **options))
     assert sum(isinstance(a, Resize) for _, plan in slow.seen for a in plan.actions) > 5

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from gpusched.cluster.base import Cluster
+from gpusched.cluster.base import ClusterBackend
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy
 from gpusched.controller.slurm.applying import LeaseApplier
-from gpusched.controller.slurm.cycle import Decided, SlurmCycle
-from gpusched.controller.slurm.reading import Told
+from gpusched.controller.slurm.cycle import SlurmCycle, SlurmDecision
+from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.model.commands import Promote, Rollback
 from gpusched.model.plan import Action, Plan
 from gpusched.model.slurm import SlurmMode
@@ -37,7 +37,7 @@ class Wanting(LeaseApplier):
 
     plan: tuple[Action, ...] | None = None
 
-    def apply(self, inventory: Any, modes: Any, told: Told, decided: Decided | None, now: float) -> None:
+    def apply(self, inventory: Any, modes: Any, told: SlurmReading, decided: SlurmDecision | None, now: float) -> None:
         if self.plan is not None and decided is not None:
             decided = decided._replace(plan=Plan(actions=self.plan, reasons=decided.plan.reasons))
         super().apply(inventory, modes, told, decided, now)
@@ -66,7 +66,7 @@ class Beside:
         self.slurm = Counting()
         self.applier = Wanting(self.store, self.slurm, self.said.append)
         self.cycle = SlurmCycle(
-            self.store, self.cluster.state, inventory, load_policies(inventory), cast(Cluster, NoNodes()),
+            self.store, self.cluster.state, inventory, load_policies(inventory), cast(ClusterBackend, NoNodes()),
             lambda: time.time() + self.later, self.said.append, self.slurm, self.applier,
         )  # fmt: skip
         self.cycle.inbox.create()

@@ -15,7 +15,7 @@ from msgspec.json import encode
 from gpusched.cli.main import OF_JOBS
 from gpusched.cli.main import run as gpusched
 from gpusched.client.slurm import _INSTEAD, in_charge
-from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.slurm import LEASE, TROUBLE, SlurmFacts, Trouble
 from gpusched.queue.store import Store
 from tests.slurm.conftest import SlurmCluster
@@ -282,7 +282,7 @@ SPEC = JobSpec(
 )
 
 
-def store(site: Path, *jobs: Job, **meta: str) -> None:
+def store(site: Path, *jobs: JobRecord, **meta: str) -> None:
     """What the controller has put there."""
     with closing(Store.create_or_open(site / "state")) as opened, opened.transaction():
         opened.put_jobs(jobs)
@@ -291,7 +291,9 @@ def store(site: Path, *jobs: Job, **meta: str) -> None:
 
 
 def test_an_id_that_slurm_used_again_means_its_latest_job(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = Job(id="7", user="alice", uid=1, spec=SPEC, state=JobState.CANCELLED, submit_time=1.0, slurm=SlurmFacts())
+    old = JobRecord(
+        id="7", user="alice", uid=1, spec=SPEC, state=JobState.CANCELLED, submit_time=1.0, slurm=SlurmFacts()
+    )
     store(site, old, *(structs.replace(old, id=f"7~{n}", state=JobState.PENDING) for n in (2, 3)))
     for typed, meant in (("7", "7~3"), ("7~2", "7~2")):
         assert gpusched(["show", typed, "--json"]) == 0
@@ -303,7 +305,7 @@ def test_a_job_on_its_way_and_slurms_silence_are_told(site: Path, capsys: pytest
         state="PENDING", reason="Reservation", priority=9, site_factor=2, account="lab", qos="normal", restarts=1,
         partitions=("A100", "mixed"), reservation=LEASE, pinned=("n1", "n2"), pinned_at=0.0,
     )  # fmt: skip
-    job = Job(
+    job = JobRecord(
         id="7", user="alice", uid=1, spec=SPEC, state=JobState.STARTING, submit_time=1.0, policy="sjf", slurm=facts
     )
     trouble = encode(Trouble(since=time.time(), why="squeue got no answer")).decode()

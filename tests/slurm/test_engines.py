@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.config.policies import BUILT_IN, load_policy, names_in, policy_file
-from gpusched.config.weights import Model, load_model, save_model
+from gpusched.config.weights import TrainedModel, load_model, save_model
 from gpusched.controller.nodestate import with_news
 from gpusched.controller.slurm.following import Mirror
-from gpusched.controller.slurm.mirror import World
+from gpusched.controller.slurm.mirror import MirrorContext
 from gpusched.controller.slurm.nodes import record_beside_slurm
-from gpusched.controller.slurm.requests import Site
-from gpusched.model.jobs import ACTIVE, Allocation, Job, JobState, NodeAllocation
+from gpusched.controller.slurm.requests import SlurmContext
+from gpusched.model.jobs import ACTIVE, Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.plan import Plan
 from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.readings import NodeState
@@ -65,7 +65,7 @@ JOBS = st.lists(
 DOWN = st.sampled_from(["", "", "n1"])
 
 
-def situation(asked: list[Asked]) -> list[Job]:
+def situation(asked: list[Asked]) -> list[JobRecord]:
     """The jobs as the SSH engine has them; who began has the lowest free GPUs of the first nodes with enough."""
     free = {node.name: list(range(GPUS)) for node in SSH.nodes}
     jobs = []
@@ -74,7 +74,7 @@ def situation(asked: list[Asked]) -> list[Job]:
             name=f"kind-{one.gpus}", nodes=one.nodes, gpus_per_node=one.gpus, cores_per_node=one.cores,
             memory_mib_per_node=one.memory_mib, time_limit_s=one.minutes * 60, preemptible=False,
         )  # fmt: skip
-        job = Job(
+        job = JobRecord(
             id=str(1000 + number), user=one.user, uid=UIDS[one.user], spec=request, state=JobState.PENDING,
             submit_time=NOW - one.age_s,
         )  # fmt: skip
@@ -97,7 +97,7 @@ def situation(asked: list[Asked]) -> list[Job]:
     return jobs
 
 
-def in_slurm(job: Job) -> SlurmJob:
+def in_slurm(job: JobRecord) -> SlurmJob:
     """The same job as Slurm has it."""
     parts = job.allocation.parts if job.allocation is not None else ()
     waits = job.state is JobState.PENDING
@@ -112,7 +112,7 @@ def in_slurm(job: Job) -> SlurmJob:
     )  # fmt: skip
 
 
-def over_ssh(jobs: list[Job], down: str, store: Store) -> None:
+def over_ssh(jobs: list[JobRecord], down: str, store: Store) -> None:
     with store.transaction():
         store.put_jobs(jobs)
         store.put_nodes(
@@ -124,7 +124,7 @@ def over_ssh(jobs: list[Job], down: str, store: Store) -> None:
         )
 
 
-def beside_slurm(jobs: list[Job], down: str, store: Store) -> None:
+def beside_slurm(jobs: list[JobRecord], down: str, store: Store) -> None:
     """By Slurm's words alone: nothing of ours comes along."""
     told = [in_slurm(job) for job in jobs]
     positions = {
@@ -132,14 +132,16 @@ def beside_slurm(jobs: list[Job], down: str, store: Store) -> None:
         for job in jobs
         if job.allocation is not None and job.state in ACTIVE
     }
-    steps = Mirror(lambda name: None, ()).steps(told, World(site=Site(inventory=SLURM), positions=positions, now=NOW))
+    steps = Mirror(lambda name: None, ()).steps(
+        told, MirrorContext(site=SlurmContext(inventory=SLURM), positions=positions, now=NOW)
+    )
     nodes = []
     for node in SLURM.nodes:
         word = "DOWN" if node.name == down else "IDLE"
         slurm_node = SlurmNode(
             name=node.name, address=node.address, states=(word,), cpus=node.cores, memory_mib=node.memory_mib
         )
-        news = Observation(began=NOW, result=reading_of(Host(node.name), NOW))
+        news = NodeObservation(began=NOW, result=reading_of(Host(node.name), NOW))
         record, _ = record_beside_slurm(NodeRecord(name=node.name), node, slurm_node, news, {}, False, "", "", NOW)
         nodes.append(record)
     with store.transaction():
@@ -147,7 +149,7 @@ def beside_slurm(jobs: list[Job], down: str, store: Store) -> None:
         store.put_nodes(nodes)
 
 
-def both(asked: list[Asked], down: str, policy: PolicySpec, models: Mapping[str, Model]) -> tuple[Plan, Plan]:
+def both(asked: list[Asked], down: str, policy: PolicySpec, models: Mapping[str, TrainedModel]) -> tuple[Plan, Plan]:
     """The checked plans of one situation by the two engines."""
     jobs, plans = situation(asked), []
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +199,7 @@ def test_heuristics_decide_the_same(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PolicySpec, Model]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PolicySpec, TrainedModel]]:
     """Folders of trained policies, as ``gpusched train`` leaves them."""
     folder = tmp_path_factory.mktemp("policies")
     (folder / "gist.yaml").write_text(weights.YAML)
@@ -216,7 +218,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PolicyS
 
 
 @pytest.mark.parametrize("agent", ["gist", "rltune", "topology"])
-def test_a_trained_policys_folder_decides_the_same(agent: str, trained: dict[str, tuple[PolicySpec, Model]]) -> None:
+def test_a_trained_policys_folder_decides_the_same(
+    agent: str, trained: dict[str, tuple[PolicySpec, TrainedModel]]
+) -> None:
     policy, model = trained[agent]
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -229,7 +233,7 @@ def test_a_trained_policys_folder_decides_the_same(agent: str, trained: dict[str
 
 
 def test_what_is_compared_starts_jobs_and_says_why_others_wait(
-    trained: dict[str, tuple[PolicySpec, Model]],
+    trained: dict[str, tuple[PolicySpec, TrainedModel]],
 ) -> None:
     asked = [Asked(4, 1, 1, 1024, 5, "alice", 900 - n, 1 if n == 0 else 0) for n in range(5)]
     ssh, slurm = both(asked, "", trained["rltune"][0], {"p": trained["rltune"][1]})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.bootstrap.slurm import Site, choose, inventory_of_site
+from gpusched.bootstrap.slurm import SlurmSite, choose, inventory_of_site
 from gpusched.config.inventory import load_inventory
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import SlurmNode, SlurmPartition
@@ -116,7 +116,7 @@ def partition(name: str, *nodes: SlurmNode, default: bool = False) -> SlurmParti
     return SlurmPartition(name=name, nodes=tuple(n.name for n in nodes), is_default=default)
 
 
-def written(site: Site, path: Path) -> tuple[str, Inventory]:
+def written(site: SlurmSite, path: Path) -> tuple[str, Inventory]:
     text = inventory_of_site(site, choose(site), {})
     path.write_text(text)
     return text, load_inventory(path)
@@ -127,7 +127,7 @@ def test_hundreds_of_nodes_take_a_few_lines(tmp_path: Path) -> None:
     right = [node(f"r{r}n{i}", f"r{r}n{i}.ib.example", gpus=4, kind="h100") for r in (1, 2) for i in range(1, 41)]
     odd = [node("gpu251", "10.9.9.9", gpus=6)]
     all_nodes = (*left, *right, *odd)
-    site = Site(version="22.05.8", nodes=all_nodes, partitions=(partition("gpu", *all_nodes),))
+    site = SlurmSite(version="22.05.8", nodes=all_nodes, partitions=(partition("gpu", *all_nodes),))
     text, inventory = written(site, tmp_path / "inventory.yaml")
     assert '- {name: "gpu[001-076,078-250]", address: "10.1.0.[1-76,78-250]"}' in text
     assert '- {name: "r2n[1-40]", address: "r2n[1-40].ib.example", gpus: 4, gpu_type: h100}' in text
@@ -152,7 +152,7 @@ def test_every_node_comes_back_as_it_was(
         node(name, data.draw(st.sampled_from([name, f"{name}.lan", f"10.0.0.{i}"])), data.draw(st.sampled_from([4, 8])))
         for name, i in zip(own, numbers, strict=True)
     )
-    site = Site(version="", nodes=nodes, partitions=(partition("p", *nodes),))
+    site = SlurmSite(version="", nodes=nodes, partitions=(partition("p", *nodes),))
     _, inventory = written(site, tmp_path_factory.mktemp("site") / "inventory.yaml")
     assert {(n.name, n.address, n.gpus) for n in inventory.nodes} == {
         (n.name, n.address, sum(n.gpus.values())) for n in nodes
@@ -167,7 +167,7 @@ def test_a_node_is_in_the_partition_whose_jobs_are_most(tmp_path: Path) -> None:
         partition("all", *nodes, *cpus, default=True), partition("gpu", *nodes), partition("debug", nodes[0]),
         partition("cpu", *cpus), partition("none"),
     )  # fmt: skip
-    site = Site(version="", nodes=(*nodes, *cpus), partitions=parts, jobs={"gpu": 7, "debug": 1})
+    site = SlurmSite(version="", nodes=(*nodes, *cpus), partitions=parts, jobs={"gpu": 7, "debug": 1})
     chosen = choose(site)
     assert {name: [n.name for n in has] for name, has in chosen.nodes.items()} == {
         "all": ["c1", "c2"], "gpu": ["n1", "n2", "n3", "n4"],
@@ -186,4 +186,4 @@ def test_a_node_is_in_the_partition_whose_jobs_are_most(tmp_path: Path) -> None:
 def test_without_any_job_the_default_partition_has_them() -> None:
     nodes = [node("n1"), node("n2")]
     parts = (partition("long", *nodes), partition("gpu", *nodes, default=True))
-    assert list(choose(Site(version="", nodes=tuple(nodes), partitions=parts)).nodes) == ["gpu"]
+    assert list(choose(SlurmSite(version="", nodes=tuple(nodes), partitions=parts)).nodes) == ["gpu"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
-from gpusched.slurm.lease import Waiting, fifo_base, raised
+from gpusched.slurm.lease import PendingSlurmJob, fifo_base, raised
 from tests.slurm.test_modes import leases
 from tests.testbed.slurm import SlurmSite
 from tests.testbed.waiting import wait_until
@@ -58,7 +58,7 @@ def test_a_line_is_a_line(text: str) -> None:
     first=st.lists(st.integers(0, 14), max_size=8),
 )
 def test_the_wanted_jobs_go_first_and_nothing_is_told_twice(queue: list[tuple[int, int]], first: list[int]) -> None:
-    jobs = [Waiting(str(i), max(1, base + added), base, added) for i, (base, added) in enumerate(queue)]
+    jobs = [PendingSlurmJob(str(i), max(1, base + added), base, added) for i, (base, added) in enumerate(queue)]
     names = [str(i) for i in first]
     added = raised(jobs, names)
     after = [
@@ -83,7 +83,7 @@ def test_under_priority_basic_jobs_go_back_to_where_they_came_in(queue: dict[int
     found |= {str(job): 2000 + queue[job] for job in changed}
     base = fifo_base(found, {str(job) for job in changed})
     assert base.keys() == {str(job) for job in changed}
-    after = [Waiting(job, value, value) for job, value in (found | base).items()]
+    after = [PendingSlurmJob(job, value, value) for job, value in (found | base).items()]
     assert [int(j.id) for j in sorted(after, key=lambda j: j.place(j.priority), reverse=True)] == ids
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from gpusched.controller.slurm.devices import indices_by_position, minors_of
 from gpusched.controller.slurm.following import MAX_DRIFTED, Mirror
 from gpusched.controller.slurm.guesses import with_guesses
-from gpusched.controller.slurm.mirror import FORGOTTEN, Step, World, forgotten, told_ended
-from gpusched.controller.slurm.requests import NO_LIMIT_S, Site, request_of
-from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.controller.slurm.mirror import FORGOTTEN, MirrorContext, MirrorResult, forgotten, told_ended
+from gpusched.controller.slurm.requests import NO_LIMIT_S, SlurmContext, request_of
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, barred
@@ -29,7 +29,7 @@ def node(name: str, partition: str, **more: Any) -> Node:
     return Node(name=name, partition=partition, address=name, **(fields | more))
 
 
-SITE = Site(
+SITE = SlurmContext(
     inventory=Inventory(
         path="", engine="slurm",
         partitions=(
@@ -60,14 +60,14 @@ class Kept:
     """A store of a few jobs, and the cycle's part in keeping it."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, JobRecord] = {}
         self.runs: dict[tuple[str, int], list[Any]] = {}
         self.events: list[Any] = []
         self.mirror = Mirror(self.jobs.get, [])
         self.looked = 0
 
-    def look(self, *jobs: SlurmJob, now: float = T + 100, **world: Any) -> list[Step]:
-        seen = World(site=SITE, now=now, **world)
+    def look(self, *jobs: SlurmJob, now: float = T + 100, **world: Any) -> list[MirrorResult]:
+        seen = MirrorContext(site=SITE, now=now, **world)
         steps = self.mirror.steps(jobs, seen)
         self.keep(steps)
         for guess in with_guesses([j for j in self.jobs.values() if j.state in ACTIVE], SITE):
@@ -75,7 +75,7 @@ class Kept:
         self.mirror.note(steps, jobs, seen)
         return steps
 
-    def keep(self, steps: list[Step]) -> None:
+    def keep(self, steps: list[MirrorResult]) -> None:
         for step in steps:
             self.jobs[step.job.id] = step.job
             self.events += step.events
@@ -316,7 +316,7 @@ def test_jobs_that_slurm_names_no_more_are_missing_until_it_is_known_how_they_en
     assert forgotten(job_waiting(), T + 99).job.reason == FORGOTTEN
 
 
-def job_waiting() -> Job:
+def job_waiting() -> JobRecord:
     kept = Kept()
     kept.look(job())
     return kept.jobs["7"]
@@ -325,7 +325,7 @@ def job_waiting() -> Job:
 # -- GPUs --------------------------------------------------------------------------------------------------------
 
 
-def parts(found: Job) -> dict[str, tuple[int, ...]]:
+def parts(found: JobRecord) -> dict[str, tuple[int, ...]]:
     assert found.allocation is not None
     return {part.node: part.gpus for part in found.allocation.parts}
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gpusched.errors import FileError, GpuschedError, NoHistory
-from gpusched.model.jobs import Dependency, DependencyKind, Elastic, Job, JobSpec, JobState, Resizes
+from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobRecord, JobSpec, JobState, Resizes
 from gpusched.model.progress import JobProgress
-from gpusched.queue.store import Run, Store
-from gpusched.sim.engine.build import Options
+from gpusched.queue.store import RunRecord, Store
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.resizing import elastic_of
@@ -22,15 +22,15 @@ from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers.history import as_submitted, trace_of, window_of
 from gpusched.traces.slicing import select
-from gpusched.traces.trace import Told
+from gpusched.traces.trace import ProgressRecords
 
 START = 1_790_000_000.0
 
 
-def job(job_id: str, submit: float, state: JobState, end: float | None, **spec: object) -> Job:
+def job(job_id: str, submit: float, state: JobState, end: float | None, **spec: object) -> JobRecord:
     wanted = {"name": "t", "partition": "A100", "nodes": 2, "gpus_per_node": 4, "cores_per_node": 8,
               "memory_mib_per_node": 1024, "time_limit_s": 600, **spec}  # fmt: skip
-    return Job(
+    return JobRecord(
         id=job_id, user=f"user-{job_id}", uid=1, spec=JobSpec(**wanted), state=state,  # type: ignore[arg-type]
         submit_time=START + submit, end_time=None if end is None else START + end,
     )  # fmt: skip
@@ -38,7 +38,7 @@ def job(job_id: str, submit: float, state: JobState, end: float | None, **spec: 
 
 def run(store: Store, job_id: str, attempt: int, start: float, end: float | None, state: JobState) -> None:
     store.open_run(
-        Run(job_id=job_id, attempt=attempt, user="u", partition="A100", flavor=None, share=0.5, gpus=8,
+        RunRecord(job_id=job_id, attempt=attempt, user="u", partition="A100", flavor=None, share=0.5, gpus=8,
             start_time=START + start, end_time=None, outcome=None, nodes={"n1": 4, "n2": 4})
     )  # fmt: skip
     if end is not None:
@@ -177,13 +177,13 @@ SIZES = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=4, base_memory_mib=512)
 
 def resized(
     store: Store, job_id: str, *attempts: tuple[int, float, float, float | None], pace: dict[int, float]
-) -> Job:
+) -> JobRecord:
     """A job that was submitted at 0: its attempts (GPUs, start, end, when work ended), and its pace at each size."""
     step, last, cost, ran = 0.0, len(attempts), 0.0, 0.0
     for n, (gpus, start, end, until) in enumerate(attempts, 1):
         outcome = JobState.COMPLETED if n == last else JobState.PENDING
         store.open_run(
-            Run(job_id=job_id, attempt=n, user="u", partition="A100", flavor=None, share=0.5, gpus=gpus,
+            RunRecord(job_id=job_id, attempt=n, user="u", partition="A100", flavor=None, share=0.5, gpus=gpus,
                 start_time=START + start, end_time=None, outcome=None, nodes={"n1": gpus})
         )  # fmt: skip
         store.close_run(job_id, n, START + end, outcome, None if until is None else START + until)
@@ -283,7 +283,7 @@ def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
     kept = load(tmp_path / "t.gpusched.npz")
     assert trace.told is not None
     assert kept.told is not None
-    for field in fields(Told):
+    for field in fields(ProgressRecords):
         np.testing.assert_array_equal(getattr(kept.told, field.name), getattr(trace.told, field.name))
     for change in (
         {"size_job": trace.told.size_job[::-1]},
@@ -301,7 +301,7 @@ def test_a_replay_at_the_recorded_sizes_takes_what_was_recorded(tmp_path: Path) 
     store.close()
     trace = load(tmp_path)
     pool = Pool.uniform(1, 8)
-    stepper = Stepper(trace, pool, Options(elastic=elastic_of(trace)))
+    stepper = Stepper(trace, pool, ReplayOptions(elastic=elastic_of(trace)))
     stepper.advance()
     told = trace.told
     assert told is not None

@@ -28,14 +28,14 @@ from gpusched.traces.slicing import (
     span_s,
 )
 from gpusched.traces.statistics import stats_lines, trace_stats
-from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload, workload_text
+from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload, workload_text
 from tests.traces import samples
 from tests.traces.test_tracefile import assert_same
 
 Put = Callable[[str, str], Path]
 MONDAY = 1767571200.0  # 2026-01-05
 PLAIN = Workload(
-    jobs=20_000, start=MONDAY, per_hour=100.0, sizes=(Size(gpus=1, share=3), Size(gpus=8, share=1)),
+    jobs=20_000, start=MONDAY, per_hour=100.0, sizes=(SizeClass(gpus=1, share=3), SizeClass(gpus=8, share=1)),
     run_time=RunTime(parts=((1.0, 600.0, 1.0),)),
 )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_an_asked_load_is_reached() -> None:
 
 def test_tail_and_limits() -> None:
     run_time = RunTime(parts=((1.0, 600.0, 1.0),), tail_share=0.05, tail_from_s=36000.0, tail_alpha=1.2, maximum_s=1e6)
-    limits = Limits(menu_s=(3600.0, 86400.0), over_median=2.0, over_sigma=0.5, exceeded=0.1)
+    limits = RequestedTimes(menu_s=(3600.0, 86400.0), over_median=2.0, over_sigma=0.5, exceeded=0.1)
     trace = generate(replace(PLAIN, jobs=100_000, run_time=run_time, limits=limits), 6)
     tail = trace.duration > 36000.0
     assert tail.mean() == pytest.approx(0.05, abs=0.003)
@@ -128,7 +128,7 @@ def test_tail_and_limits() -> None:
 
 def test_a_million_in_two_seconds() -> None:
     spec = replace(PLAIN, jobs=1_000_000, burst_share=0.3, burst_size=5.0, users=100,
-                   limits=Limits(menu_s=(3600.0,)), hours=tuple(range(1, 25)))  # fmt: skip
+                   limits=RequestedTimes(menu_s=(3600.0,)), hours=tuple(range(1, 25)))  # fmt: skip
     begin = time.process_time()
     generate(spec, 1)
     assert time.process_time() - begin < 2.0
@@ -148,7 +148,7 @@ def test_fit_finds_what_was_generated(tmp_path: Path) -> None:
     spec = replace(
         PLAIN, jobs=60_000, users=50, user_zipf=1.2, groups=(("a", 3.0), ("b", 1.0)),
         hours=tuple(1.0 + 0.9 * np.sin(np.arange(24) / 24 * 2 * np.pi)),
-        limits=Limits(menu_s=(3600.0, 14400.0, 86400.0), exceeded=0.05),
+        limits=RequestedTimes(menu_s=(3600.0, 14400.0, 86400.0), exceeded=0.05),
     )  # fmt: skip
     path = tmp_path / "w.yaml"
     path.write_text(workload_text(fit(generate(spec, 1))))

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console, Group, RenderableType
 
 import gpusched.views
-from gpusched.agents.common.request import Row as TrainedRow
-from gpusched.agents.predictor.request import Told
+from gpusched.agents.common.request import ResultRow as TrainedRow
+from gpusched.agents.predictor.request import PredictedJob
 from gpusched.cli.output import PIPE_WIDTH
 from gpusched.doctor.findings import Finding
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.reports import (
     FlavorRow,
@@ -50,9 +50,10 @@ def _status() -> RenderableType:
         NodeAllocation(rank=i, node=name, gpus=tuple(range(8)), cores=8, memory_mib=8) for i, name in enumerate(NODES)
     )
     shown = [
-        Job(id="1qm1fn93mee", user=USER, uid=1, spec=spec, state=JobState.RUNNING, submit_time=NOW - 1e6,
+        JobRecord(id="1qm1fn93mee", user=USER, uid=1, spec=spec, state=JobState.RUNNING, submit_time=NOW - 1e6,
             start_time=NOW - 1e6, allocation=Allocation("1qm1fn93mee", parts)),
-        Job(id="1qm1fn93mef_0", array_id="1qm1fn93mef", array_index=0, tasks=((0, 4), (9, 99_999)), user=USER, uid=1,
+        JobRecord(id="1qm1fn93mef_0", array_id="1qm1fn93mef", array_index=0, tasks=((0, 4), (9, 99_999)), user=USER,
+        uid=1,
             spec=spec, state=JobState.PENDING, submit_time=NOW, reason="AssocMaxWallDurationPerJobLimit"),
     ]  # fmt: skip
     return jobs.status_table(jobs.Listing(now=NOW, jobs=tuple(shown)), WIDTH[0])
@@ -137,7 +138,7 @@ def _replay() -> RenderableType:
 
 
 def _learned() -> RenderableType:
-    told = Told(id="1qm1fn93mee_99999", p10_s=1e3, p50_s=1e4, p90_s=1e6, limit_s=1e6, run_s=1e5)
+    told = PredictedJob(id="1qm1fn93mee_99999", p10_s=1e3, p50_s=1e4, p90_s=1e6, limit_s=1e6, run_s=1e5)
     evaluation = Some(rows=[Some(estimate="the limit asked for", jobs=123_456, log_error=0.123, low=0.1, high=0.2,
                                  bias=-0.05, under=0.5, over=0.2, within_2=0.8)], jobs=123_456, days=14,
                       covered=None)  # fmt: skip
@@ -255,8 +256,9 @@ def test_an_array_with_many_gaps_costs_the_other_jobs_no_columns() -> None:
     spec = JobSpec(name="j", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
     gaps = tuple((2 * i, 2 * i) for i in range(500))
     both = [
-        Job(id="1qm1fn93mee", user="ann", uid=1, spec=spec, state=JobState.PENDING, submit_time=NOW, reason="Priority"),
-        Job(id="1qm1fn93mef_0", array_id="1qm1fn93mef", array_index=0, tasks=gaps, user="ann", uid=1, spec=spec,
+        JobRecord(id="1qm1fn93mee", user="ann", uid=1, spec=spec, state=JobState.PENDING, submit_time=NOW,
+        reason="Priority"),
+        JobRecord(id="1qm1fn93mef_0", array_id="1qm1fn93mef", array_index=0, tasks=gaps, user="ann", uid=1, spec=spec,
             state=JobState.PENDING, submit_time=NOW, reason="Priority"),
     ]  # fmt: skip
     alone, beside = (

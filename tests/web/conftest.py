@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.model import ids
-from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, Mount, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, Mount, NodeAllocation
 from gpusched.queue.store import Store
 from tests.web.browser import Browser
 
@@ -92,18 +92,19 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
     )
     with store.transaction():
         store.put_jobs([
-            Job(id=named["own"], user="amira", spec=secret, state=JobState.COMPLETED, attempt=1, exit_code=0,
+            JobRecord(id=named["own"], user="amira", spec=secret, state=JobState.COMPLETED, attempt=1, exit_code=0,
                 start_time=now - 800, end_time=now - 700, allocation=Allocation(named["own"], parts), **common),
-            Job(id=named["nasty"], user=NASTY, state=JobState.PENDING, reason=NASTY, message=NASTY,
+            JobRecord(id=named["nasty"], user=NASTY, state=JobState.PENDING, reason=NASTY, message=NASTY,
                 spec=JobSpec(name=NASTY, partition="H100", gpus_per_node=8, cores_per_node=1, memory_mib_per_node=1,
                              time_limit_s=60), **common),
-            Job(id=named["reaching"], user="amira", state=JobState.COMPLETED, attempt=1, exit_code=0,
+            JobRecord(id=named["reaching"], user="amira", state=JobState.COMPLETED, attempt=1, exit_code=0,
                 spec=msgspec.structs.replace(plain, output=str(folder / "inventory.yaml")), start_time=now - 800,
                 end_time=now - 700, allocation=Allocation(named["reaching"], parts),
                 **common | {"uid": os.getuid() + 1}),
-            Job(id=f"{named['array']}_[10-39]", array_id=named["array"], tasks=((10, 39),), user="chen", spec=plain,
+            JobRecord(id=f"{named['array']}_[10-39]", array_id=named["array"], tasks=((10, 39),), user="chen",
+            spec=plain,
                 state=JobState.PENDING, reason="Priority", **common),
-            *(Job(id=f"{named['array']}_{i}", array_id=named["array"], array_index=i, user="chen", spec=plain,
+            *(JobRecord(id=f"{named['array']}_{i}", array_id=named["array"], array_index=i, user="chen", spec=plain,
                   state=JobState.PENDING, reason="Priority", **common) for i in range(10)),
         ])  # fmt: skip
     store.close()

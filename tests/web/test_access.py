@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.web.access import Rules, right_host, rules_of, uid_of_peer, viewer_of
+from gpusched.web.access import AccessRules, right_host, rules_of, uid_of_peer, viewer_of
 from tests.web.conftest import account
 
 
@@ -42,7 +42,7 @@ def test_another_accounts_connection_is_its_own() -> None:
             assert uid_of_peer(peer, here) == 65534
             asked = {"X-User": "root"}
             assert viewer_of(rules_of("X-User", account(), ()), peer, here, asked).user is None
-            assert viewer_of(Rules(header="X-User", proxy_uid=65534), peer, here, asked).user == "root"
+            assert viewer_of(AccessRules(header="X-User", proxy_uid=65534), peer, here, asked).user == "root"
         child.wait(10)
 
 
@@ -72,8 +72,8 @@ def test_rules_that_would_trust_anyone_are_refused(header: str | None, proxy: st
 
 
 def test_names_that_were_given_are_ours() -> None:
-    assert right_host(Rules(names=("gpus.example.org",)), "0.0.0.0", "GPUs.example.org:443")
-    assert not right_host(Rules(), "0.0.0.0", "gpus.example.org")
+    assert right_host(AccessRules(names=("gpus.example.org",)), "0.0.0.0", "GPUs.example.org:443")
+    assert not right_host(AccessRules(), "0.0.0.0", "gpus.example.org")
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

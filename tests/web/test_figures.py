@@ -14,7 +14,7 @@ from gpusched.model.jobs import ENDED
 from gpusched.queue.store import Reader, Store, UsageRow
 from gpusched.web.ahead import forecast
 from gpusched.web.details import plain_text
-from gpusched.web.usage import DAY_S, HOUR_S, Used
+from gpusched.web.usage import DAY_S, HOUR_S, UsageStats
 
 NOW = 1_795_000_000.0
 
@@ -57,7 +57,7 @@ def test_the_plan_gives_no_gpu_twice(reader: Reader) -> None:
 def test_usage_adds_up(tmp_path: Path) -> None:
     """Against sums in Python; asked again later, with rows that have grown meanwhile."""
     rng, store, rows = random.Random(2), Store.create_or_open(tmp_path), []
-    used, reader = Used(), Reader.open(tmp_path)
+    used, reader = UsageStats(), Reader.open(tmp_path)
     assert reader is not None
     for step in range(4):
         now = NOW + step * 1500
@@ -94,7 +94,7 @@ def test_nothing_measured_is_not_zero(tmp_path: Path) -> None:
     store.close()
     reader = Reader.open(tmp_path)
     assert reader is not None
-    (point,) = Used().figures(reader, NOW)["hours"]
+    (point,) = UsageStats().figures(reader, NOW)["hours"]
     assert point == [bucket, 0.08, 0.08, None, None]
 
 

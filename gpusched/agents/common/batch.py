@@ -19,14 +19,14 @@ from gpusched.agents.common.nets import Reals
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import next_random, node_fits
-from gpusched.sched.state import Flags, Floats, Ints, Request, Resources, Words
-from gpusched.sim.engine.state import ARRIVED, DONE, FUTURE, OVER, RUNNING, WAITING, Log, Sim, shape_request
+from gpusched.sched.state import Flags, Floats, Ints, PlacementRequest, Resources, Words
+from gpusched.sim.engine.state import ARRIVED, DONE, FUTURE, OVER, RUNNING, WAITING, EventLog, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, advance, start_job
 
-STUBBORN = 8  # so often an empty cluster is asked again before a job is started for the agent
+MAX_REPROMPTS = 8  # so often an empty cluster is asked again before a job is started for the agent
 
 
-class Rules(NamedTuple):
+class EpisodeRules(NamedTuple):
     """How episodes go; the same for all clusters.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rules(NamedTuple):
     slots: int
 
 
-class Kinds(NamedTuple):
+class JobDistribution(NamedTuple):
     """What jobs are drawn from, ``[kinds]``: index of the request, seconds, dominant share of the partition."""
 
     shape: Ints
@@ -73,10 +73,10 @@ class Batch(NamedTuple):
     """
 
     sim: Sim
-    log: Log
+    log: EventLog
     masks: Flags
     whole: Resources
-    kinds: Kinds
+    kinds: JobDistribution
     kind: Ints
     asked: Ints
     job: Ints
@@ -117,12 +117,12 @@ def one(sim: Sim, c: int) -> Sim:
 
 
 @jit
-def _log(log: Log, c: int) -> Log:
-    return Log(log.events[c], log.cuts, log.cut_nodes)
+def _log(log: EventLog, c: int) -> EventLog:
+    return EventLog(log.events[c], log.cuts, log.cut_nodes)
 
 
 @jit
-def begin(batch: Batch, rules: Rules) -> None:
+def begin(batch: Batch, rules: EpisodeRules) -> None:
     """Begins an episode in every cluster and writes what there is to see."""
     for c in range(batch.job.size):
         sim = one(batch.sim, c)
@@ -131,7 +131,7 @@ def begin(batch: Batch, rules: Rules) -> None:
 
 
 @jit
-def step(batch: Batch, rules: Rules, actions: Ints) -> None:
+def step(batch: Batch, rules: EpisodeRules, actions: Ints) -> None:
     """Does ``actions: int64[clusters]`` and goes to every cluster's next decision.
 
     An action is ``kind * servers + server``, or ``kinds * servers + kind`` for the queue, as the paper counts them. The
@@ -152,7 +152,7 @@ def step(batch: Batch, rules: Rules, actions: Ints) -> None:
 
 
 @jit
-def _new_episode(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
+def _new_episode(batch: Batch, rules: EpisodeRules, c: int, sim: Sim) -> None:
     """The cluster empty, its jobs drawn or taken from the list; and on to the first decision."""
     kinds, kind, asked, sequences = batch.kinds, batch.kind[c], batch.asked[c], batch.sequences
     for j in range(kind.size):
@@ -179,7 +179,7 @@ def _new_episode(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
 
 
 @jit
-def _fits_somewhere(resources: Resources, masks: Flags, request: Request) -> bool:
+def _fits_somewhere(resources: Resources, masks: Flags, request: PlacementRequest) -> bool:
     for server in range(resources.gpus.size):
         if node_fits(resources, masks, request, server):
             return True
@@ -187,7 +187,7 @@ def _fits_somewhere(resources: Resources, masks: Flags, request: Request) -> boo
 
 
 @jit
-def _act(batch: Batch, rules: Rules, c: int, sim: Sim, log: Log, action: int) -> float:
+def _act(batch: Batch, rules: EpisodeRules, c: int, sim: Sim, log: EventLog, action: int) -> float:
     """Starts the job that is asked for, or leaves it waiting; the paper's reward (Section 5.2)."""
     job, servers = batch.job[c], sim.node.size
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
@@ -217,7 +217,7 @@ def utilization(sim: Sim, share: Floats, kind: Ints) -> float:
 
 
 @jit
-def _go_on(sim: Sim, log: Log, masks: Flags, asked: Ints, stubborn: Ints, masked: bool) -> int:
+def _go_on(sim: Sim, log: EventLog, masks: Flags, asked: Ints, stubborn: Ints, masked: bool) -> int:
     """To the next job to ask for, at this instant or a later one; -1: all jobs have ended."""
     while True:
         job = _next_job(sim, masks, asked, masked)
@@ -228,7 +228,7 @@ def _go_on(sim: Sim, log: Log, masks: Flags, asked: Ints, stubborn: Ints, masked
             if waiting < 0:
                 return -1
             stubborn[0] += 1
-            if stubborn[0] > STUBBORN:  # an agent that leaves an empty cluster empty: one job is started for it
+            if stubborn[0] > MAX_REPROMPTS:  # an agent that leaves an empty cluster empty: one job is started for it
                 request = shape_request(sim.shapes, sim.jobs[waiting]["shape"])
                 sim.chosen[0] = 0
                 while not node_fits(sim.resources, masks, request, sim.chosen[0]):
@@ -272,7 +272,7 @@ def _end(batch: Batch, c: int, sim: Sim) -> None:
 
 
 @jit
-def _observe(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
+def _observe(batch: Batch, rules: EpisodeRules, c: int, sim: Sim) -> None:
     """What the agent sees, and what it may choose."""
     seen, mask, job, resources, whole = batch.observation[c], batch.mask[c], batch.job[c], sim.resources, batch.whole
     seen[:] = 0.0
@@ -308,7 +308,9 @@ def _last_chance(sim: Sim, asked: Ints, job: int) -> bool:
 
 
 @jit
-def _observe_more(sim: Sim, slots: int, kinds: Kinds, kind: Ints, asked: Ints, whole: Ints, seen: Reals) -> None:
+def _observe_more(
+    sim: Sim, slots: int, kinds: JobDistribution, kind: Ints, asked: Ints, whole: Ints, seen: Reals
+) -> None:
     """When what will be free, who waits, what is to come; times in units of the longest run time."""
     many, jobs, now, unit = kinds.run_s.size, sim.jobs.size, sim.clock[0], kinds.run_s[kinds.run_s.size - 1]
     servers = sim.node.size
@@ -344,6 +346,6 @@ def _observe_more(sim: Sim, slots: int, kinds: Kinds, kind: Ints, asked: Ints, w
     seen[at + 3] = work / unit
 
 
-def inputs_of(servers: int, kinds: int, rules: Rules) -> int:
+def inputs_of(servers: int, kinds: int, rules: EpisodeRules) -> int:
     """Numbers in one observation."""
     return 3 * servers + (2 * rules.slots * servers + 3 * kinds + 4 if rules.waits else 0)

@@ -25,7 +25,7 @@ from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import moment, select, slice_trace
 from gpusched.traces.trace import Trace
-from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload
+from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
 HELD_OUT_DRAWS = 5
 """How many other draws of a generated workload the final table is made on."""
@@ -213,8 +213,12 @@ def workload_of(partition: Partition) -> Workload:
         )
     flavors.sort(key=lambda f: f.gpus)
     run_times = [RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)) for f in flavors]
-    sizes = (Size(gpus=f.gpus, share=1 / len(flavors), run_time=r) for f, r in zip(flavors, run_times, strict=True))
-    limits = Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6)
+    sizes = (
+        SizeClass(gpus=f.gpus, share=1 / len(flavors), run_time=r) for f, r in zip(flavors, run_times, strict=True)
+    )
+    limits = RequestedTimes(
+        menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6
+    )
     return Workload(
         name=f"generated from the flavors of {partition.name}", jobs=_JOBS_OF_FLAVORS, start=0.0, load=DEFAULT_LOAD,
         load_gpus=sum(n.gpus for n in partition.nodes), sizes=tuple(sizes), run_time=run_times[0], limits=limits,

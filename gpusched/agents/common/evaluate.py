@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpusched.agents.common.request import UNTRAINED, Row
+from gpusched.agents.common.request import UNTRAINED, ResultRow
 from gpusched.config.weights import Arrays
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sim.engine.build import Options
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.orders import ORDERS
 from gpusched.sim.policies import ReplayPolicy, composed, policy_by_name
 from gpusched.study.compare import compare
 from gpusched.study.request import elastic_of
-from gpusched.study.study import Outcome, Run, Scenario, carry_out
+from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, carry_out
 
 FIGURE = "mean_jct_s"
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -58,7 +58,7 @@ def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None
 def table(
     agent: ReplayPolicy, scenarios: Sequence[Scenario], advance: Callable[[int, int], None] = lambda done, total: None,
     untrained: ReplayPolicy | None = None,
-) -> tuple[Row, ...]:  # fmt: skip
+) -> tuple[ResultRow, ...]:  # fmt: skip
     """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
 
     Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
@@ -68,19 +68,19 @@ def table(
     about = agent.model.about if agent.model is not None and agent.chooses_sizes else {}
     restart_s = float(about.get("restart_s", 0.0))
     runs = [
-        Run(scenario, policy, Options(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes)))
+        PlannedReplay(scenario, policy, ReplayOptions(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes)))
         for policy in policies
         for sizes in [about.get("sizes") if policy.chooses_sizes else None]
         for scenario in scenarios
     ]
-    outcomes: list[list[Outcome]] = [[] for _ in policies]
+    outcomes: list[list[StudyOutcome]] = [[] for _ in policies]
     for i, outcome in enumerate(carry_out(runs)):
         outcomes[i // len(scenarios)].append(outcome)
         advance(i + 1, len(runs))
     return rows_of([(p.name, mine[0].result.knows) for p, mine in zip(policies, outcomes, strict=True)], outcomes)
 
 
-def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[Outcome]]) -> tuple[Row, ...]:
+def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[StudyOutcome]]) -> tuple[ResultRow, ...]:
     """The table of policies (``named``: name, and what it knows), in the order of `table`; the agent comes first.
 
     ``outcomes``: of each policy, over the same scenarios.
@@ -92,15 +92,15 @@ def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[Outcome]])
     if known and len(known) == len(bounds):
         low, high = interval(known)
         value = _mean(known)
-        rows.append(Row(policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value))
+        rows.append(ResultRow(policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value))
     return (first, *rows)
 
 
-def _row(name: str, knows: str, mine: list[Outcome], agents: list[Outcome]) -> Row:
+def _row(name: str, knows: str, mine: list[StudyOutcome], agents: list[StudyOutcome]) -> ResultRow:
     known = [o.metrics.mean_jct_s for o in mine if o.metrics.mean_jct_s is not None]
     low, high = interval(known)
     change, change_low, change_high = (None, None, None) if mine is agents else _change(mine, agents)
-    return Row(
+    return ResultRow(
         policy=name, knows=knows, figure=FIGURE, value=_mean(known), low=low, high=high,
         mean_jct_s=_mean(known), mean_wait_s=_mean([o.metrics.mean_wait_s for o in mine]),
         utilization=_mean([o.metrics.utilization for o in mine]), change=change, change_low=change_low,
@@ -108,7 +108,7 @@ def _row(name: str, knows: str, mine: list[Outcome], agents: list[Outcome]) -> R
     )  # fmt: skip
 
 
-def _change(mine: list[Outcome], agents: list[Outcome]) -> tuple[float | None, float | None, float | None]:
+def _change(mine: list[StudyOutcome], agents: list[StudyOutcome]) -> tuple[float | None, float | None, float | None]:
     """The agent's mean JCT over the heuristic's, less 1."""
     if len(mine) == 1:
         changes = compare(mine[0].result, agents[0].result)

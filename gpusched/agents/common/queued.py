@@ -14,11 +14,11 @@ import numpy as np
 from gpusched.compiled import filled_in, inlined, jit
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NO_NUMBER
-from gpusched.sched.state import ClusterState, Ints, Outcome, new_outcome
-from gpusched.sim.engine.build import World
+from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
-from gpusched.sim.engine.state import DECIDE, ENDED, READY, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
 
 UNSOUND = 3  # beside OVER, DECIDE and GROW
 
@@ -41,7 +41,7 @@ class AgentQueue(NamedTuple):
     agent: Any
     waiting: Ints
     size: Ints
-    outcome: Outcome
+    outcome: PassOutcome
 
 
 def queue_for(sim: Sim, agent: object) -> AgentQueue:
@@ -57,19 +57,19 @@ def _nothing(sim: Sim, job: int, agent: Any) -> None:
 
 def queued(
     decide: DecideQueue[Agent], started: Note[Agent] = _nothing, ended: Note[Agent] = _nothing
-) -> Callable[[Sim, Log, Passes, AgentQueue], int]:
+) -> Callable[[Sim, EventLog, Passes, AgentQueue], int]:
     """Return what replays to the end (`looped`), or to UNSOUND, with these hooks compiled in."""
     hooks = dict[str, Callable[..., object]](_decide=decide, _started=started, _ended=ended)
     return looped(filled_in(_decide_all, decide, **{name: inlined(hook) for name, hook in hooks.items()}))
 
 
 def run_of(
-    world: World, run: Callable[[Sim, Log, Passes, AgentQueue], int], agent: object
-) -> tuple[World, Callable[[Log], int]]:
+    world: SimWorld, run: Callable[[Sim, EventLog, Passes, AgentQueue], int], agent: object
+) -> tuple[SimWorld, Callable[[EventLog], int]]:
     """Return an agent's replay of a world: see `sim.runs.Runner`. It raises `GpuschedError` where it ends UNSOUND."""
     sim, passes, queue = world.sim, world.passes, queue_for(world.sim, agent)
 
-    def to_end(log: Log) -> int:
+    def to_end(log: EventLog) -> int:
         code = run(sim, log, passes, queue)
         if code == UNSOUND:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
@@ -83,7 +83,7 @@ _started: Note[Any] = _nothing
 _ended: Note[Any] = _nothing
 
 
-def _decide_all(sim: Sim, log: Log, passes: Passes, of: AgentQueue) -> int:
+def _decide_all(sim: Sim, log: EventLog, passes: Passes, of: AgentQueue) -> int:
     """Decide about every partition in which something happened."""
     for i in range(sim.counter[ENDED]):
         _ended(sim, sim.ended[i], of.agent)

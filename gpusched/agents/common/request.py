@@ -84,7 +84,7 @@ class TrainJob:
     ended: npt.NDArray[np.bool_] | None = None
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """How far a training is. ``reward``, ``utilization``: lately; None: not known. ``left_s``: seconds."""
 
     what: str
@@ -96,7 +96,7 @@ class Progress(NamedTuple):
 
 
 @dataclass
-class Report:
+class TrainingReport:
     """Where a trainer says how it goes.
 
     Attributes:
@@ -105,7 +105,7 @@ class Report:
         what: Of what the progress is.
     """
 
-    show: Callable[[Progress], None] = lambda progress: None
+    show: Callable[[TrainingProgress], None] = lambda progress: None
     note: Callable[[str], None] = lambda line: None
     what: str = ""
     _begin: tuple[float, int] = field(default=(0.0, -1), repr=False)
@@ -117,14 +117,14 @@ class Report:
             self._begin = (now, done)
         since, first = self._begin
         left = (now - since) / (done - first) * (total - done) if done > first else None
-        self.show(Progress(self.what, done, total, reward, utilization, left))
+        self.show(TrainingProgress(self.what, done, total, reward, utilization, left))
 
-    def of(self, what: str) -> Report:
+    def of(self, what: str) -> TrainingReport:
         """A report of something else, to the same place."""
-        return Report(self.show, self.note, what)
+        return TrainingReport(self.show, self.note, what)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the final table.
 
     Attributes:
@@ -151,7 +151,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainerResult:
     """What a trainer gives back.
 
     Attributes:
@@ -169,7 +169,7 @@ class Trained:
     score: float
     hyper_parameters: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    rows: tuple[Row, ...] | None = None
+    rows: tuple[ResultRow, ...] | None = None
     untrained: Arrays | None = None
 
 

@@ -23,7 +23,7 @@ from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.sizing.settle import speed_at
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.state import ARRIVED
-from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, Progress, Run, give
+from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, give
 from gpusched.traces.trace import Trace
 
 _JOBS = (40, 100)  # of a workload
@@ -54,7 +54,7 @@ class Range:
     slot_s: float = 0.0
 
 
-class Workload(NamedTuple):
+class ResizableWorkload(NamedTuple):
     """Jobs, by arrival.
 
     Attributes:
@@ -73,7 +73,7 @@ class Workload(NamedTuple):
     speed: Floats
 
 
-class Log:
+class WorkloadLog:
     """A log to draw workloads from.
 
     Args:
@@ -97,7 +97,7 @@ class Log:
         """Jobs to learn from."""
         return len(self._submit)
 
-    def draw(self, rng: np.random.Generator) -> Workload:
+    def draw(self, rng: np.random.Generator) -> ResizableWorkload:
         """Jobs that came one after another, so close together that the load is a drawn one."""
         count = min(int(rng.integers(*_JOBS)), len(self))
         first = int(rng.integers(0, len(self) - count + 1))
@@ -111,14 +111,14 @@ class Log:
         gaps = np.diff(self._submit[part], prepend=self._submit[part.start])
         gaps = np.where(gaps > 0, gaps, rng.exponential(max(float(gaps.mean()), 1e-3), count) * 0.1)
         wanted = float((run * base).sum()) / (self._gpus * rng.uniform(*_LOADS))
-        return Workload(self._gpus, np.cumsum(gaps * (wanted / gaps.sum())), work, base, self._sizes, speed)
+        return ResizableWorkload(self._gpus, np.cumsum(gaps * (wanted / gaps.sum())), work, base, self._sizes, speed)
 
-    def choice(self) -> list[Workload]:
+    def choice(self) -> list[ResizableWorkload]:
         """Drawn with seeds of their own, to choose weights by."""
         return [self.draw(np.random.default_rng(_CHOICE + k)) for k in range(_CHOSEN)]
 
 
-def log_of(job: TrainJob, given: Range) -> tuple[Log, dict[str, str]]:
+def log_of(job: TrainJob, given: Range) -> tuple[WorkloadLog, dict[str, str]]:
     """The log that a training learns from, and what its weights say about it.
 
     Raises:
@@ -131,7 +131,7 @@ def log_of(job: TrainJob, given: Range) -> tuple[Log, dict[str, str]]:
         raise UsageError(f"train: no power of two is between {given.least} and {given.most} GPUs")
     trace = job.scenario.trace
     slot_s = given.slot_s or max(_SHORTEST_S, float(np.median(trace.duration)) / _SLOTS)
-    log = Log(trace, job.scenario.pool.total_gpus, sizes, slot_s, given.restart_s)
+    log = WorkloadLog(trace, job.scenario.pool.total_gpus, sizes, slot_s, given.restart_s)
     if len(log) < _FEWEST:
         raise UsageError(
             f"{trace.name}: {count_of(len(log), 'job')} of at most {count_of(sizes[-1], 'GPU')}: too few to train on"
@@ -148,9 +148,9 @@ def by_drf(claims: Claims, coming: int = 0) -> Ints:
     return chosen
 
 
-def run(one: Workload, policy: Policy, restart: float) -> Floats:
+def run(one: ResizableWorkload, policy: Policy, restart: float) -> Floats:
     """Every job's end, ``float64[jobs]`` in slots."""
-    of, (count, most) = Run(one.submit, one.work, SLOT_BY_SLOT), one.speed.shape
+    of, (count, most) = EngineRun(one.submit, one.work, SLOT_BY_SLOT), one.speed.shape
     told, held, progress = np.zeros((count, most)), np.zeros(count, np.int64), of.progress
     while of.next_round() and progress.counts[DECISIONS] <= _LONGEST:
         there = of.there
@@ -164,7 +164,8 @@ def run(one: Workload, policy: Policy, restart: float) -> Floats:
 
 @jit
 def _claims(
-    one: Workload, there: Ints, progress: Progress, told: Floats, held: Ints, restart: float, claims: Claims
+    one: ResizableWorkload, there: Ints, progress: RoundProgress, told: Floats, held: Ints, restart: float,
+    claims: Claims
 ) -> None:  # fmt: skip
     most, running, slot = one.sizes.size, 0, progress.time[NOW]
     for i in range(there.size):
@@ -190,7 +191,7 @@ def _claims(
 
 @jit
 def _resize(
-    one: Workload, there: Ints, chosen: Ints, progress: Progress, told: Floats, held: Ints, restart: float
+    one: ResizableWorkload, there: Ints, chosen: Ints, progress: RoundProgress, told: Floats, held: Ints, restart: float
 ) -> None:  # fmt: skip
     for i in range(there.size):
         j = there[i]

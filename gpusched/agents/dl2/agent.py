@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape, nobody
-from gpusched.agents.dl2.observed import Kinds, kinds_of, new_observed
-from gpusched.agents.dl2.slots import Course, Jobs, Policy, jobs_of, kinds_in, play
-from gpusched.agents.dl2.workloads import SLOTS, Setting, Workload, dl2, draw
+from gpusched.agents.dl2.observed import ObservedClasses, kinds_of, new_observed
+from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress, jobs_of, kinds_in, play
+from gpusched.agents.dl2.workloads import SLOTS, Dl2Setting, Dl2Workload, dl2, draw
 from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.state import Floats, Ints
 
@@ -19,7 +19,7 @@ _KEPT = 0.02  # of the steps, for learning
 _NOBODY: Ints = np.zeros((0, 2), np.int64)
 
 
-class Prepared(NamedTuple):
+class PlayableWorkload(NamedTuple):
     """A workload to play.
 
     Attributes:
@@ -28,15 +28,15 @@ class Prepared(NamedTuple):
         scale: ``float64[kinds]``: times epochs a slot, that is steps/s.
     """
 
-    jobs: Jobs
+    jobs: SlotJobs
     names: tuple[str, ...]
     scale: Floats
 
 
-def prepare(workload: Workload, speeds: Mapping[str, Floats]) -> Prepared:
+def prepare(workload: Dl2Workload, speeds: Mapping[str, Floats]) -> PlayableWorkload:
     """The arrays of a workload; ``speeds``: what its jobs will tell."""
     kinds = kinds_in(workload)
-    return Prepared(
+    return PlayableWorkload(
         jobs_of(workload, speeds), tuple(kind.model for kind in kinds),
         np.array([kind.steps_per_epoch / workload.slot_s for kind in kinds]),
     )  # fmt: skip
@@ -58,7 +58,7 @@ class Player:
         self,
         actor: Actor,
         observed: SpeedLearner,
-        one: Prepared,
+        one: PlayableWorkload,
         tape: Tape | None = None,
         explore: float = 0.0,
         rng: np.random.Generator | None = None,
@@ -68,11 +68,11 @@ class Player:
         self._rows = [observed.row(name) for name in one.names]
         self._tape, self._explore, self._teacher = tape, explore, teacher
         self._rng = rng or np.random.default_rng(0)
-        self._kinds: Kinds | None = None
+        self._kinds: ObservedClasses | None = None
         self._stayed: Ints = np.zeros(len(one.jobs.kind), np.int64)
         self.slots: list[int] = []  # the step with which each slot begins
 
-    def __call__(self, jobs: Jobs, course: Course, there: Ints) -> None:
+    def __call__(self, jobs: SlotJobs, course: SlotProgress, there: Ints) -> None:
         """Sizes of one slot."""
         kinds = self._learn(jobs, course)
         capacity = np.full(2, SLOTS * jobs.nodes, np.int64)
@@ -97,7 +97,7 @@ class Player:
         )  # fmt: skip
         course.sizes[there] = present.sizes
 
-    def _learn(self, jobs: Jobs, course: Course) -> Kinds:
+    def _learn(self, jobs: SlotJobs, course: SlotProgress) -> ObservedClasses:
         """What is expected of the kinds, with what jobs told in the last slot."""
         news = self._kinds is None
         for job in np.flatnonzero(~np.isnan(course.speed)):
@@ -112,7 +112,7 @@ class Player:
             self._kinds = kinds_of(speeds, jobs.need)
         return self._kinds
 
-    def _try(self, kinds: Kinds, present: Present, free: Ints) -> None:
+    def _try(self, kinds: ObservedClasses, present: Present, free: Ints) -> None:
         """DL2's exploration by job: sizes drawn, so that speeds become known."""
         most = kinds.relative.shape[1]
         for j in np.flatnonzero(self._rng.random(len(present.kind)) < self._explore):
@@ -136,7 +136,7 @@ def looked_around(speeds: Mapping[str, Floats], most: int, seed: int, workloads:
     rng = np.random.default_rng(seed)
     if {kind.model for kind in dl2().models} <= set(speeds):
         for _ in range(workloads):
-            drawn = draw(Setting(96), int(rng.integers(1 << 40, 1 << 50)))
+            drawn = draw(Dl2Setting(96), int(rng.integers(1 << 40, 1 << 50)))
             one = prepare(msgspec.structs.replace(drawn, max_tasks=most), speeds)
             play(one.jobs, Player(nobody(), observed, one, explore=0.5, rng=rng))
     return observed

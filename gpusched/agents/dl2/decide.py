@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.dl2.observed import Kinds
+from gpusched.agents.dl2.observed import ObservedClasses
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
 
@@ -58,7 +58,7 @@ class Present(NamedTuple):
     """The jobs that are there, by arrival.
 
     Attributes:
-        kind: ``int64[jobs]``: of `Kinds`.
+        kind: ``int64[jobs]``: of `ObservedClasses`.
         left, total: ``float64[jobs]``: work. stayed: ``float64[jobs]``: slots.
         before: ``int64[jobs, 2]``: sizes in the last slot; 0: none.
         sizes: ``int64[jobs, 2]``: in this slot, written.
@@ -110,7 +110,7 @@ def new_tape(steps: int, kept: int, rows: int) -> Tape:
 
 
 @jit
-def look_ahead(kinds: Kinds, kind: int, a: int, b: int, free: Ints, here: Ints) -> tuple[float, int, int]:
+def look_ahead(kinds: ObservedClasses, kind: int, a: int, b: int, free: Ints, here: Ints) -> tuple[float, int, int]:
     """The most relative speed gained per dominant slot, of sizes from (a, b) on that fit; against size ``here``."""
     now = kinds.relative[kind, here[0], here[1]]
     need = kinds.need[kind, here[0], here[1]]
@@ -129,8 +129,10 @@ def look_ahead(kinds: Kinds, kind: int, a: int, b: int, free: Ints, here: Ints) 
 
 
 @jit
-def _row(x: Reals, kinds: Kinds, jobs: Present, j: int, action: int, free: Ints, per_job: float, mean_left: float,
-         target: Ints) -> bool:  # fmt: skip
+def _row(
+    x: Reals, kinds: ObservedClasses, jobs: Present, j: int, action: int, free: Ints, per_job: float,
+    mean_left: float, target: Ints
+) -> bool:  # fmt: skip
     """Writes the inputs of one step; False: it cannot be taken."""
     kind, size = jobs.kind[j], jobs.sizes[j]
     a = size[0] + (1 if action != WORKER else 0)
@@ -183,8 +185,10 @@ def _score(actor: Actor, x: Reals, hidden: Reals) -> float:
 
 
 @jit
-def _state(state: Reals, shared: Reals, kinds: Kinds, jobs: Present, coming: float, granted: float, rows: Reals,
-           possible: npt.NDArray[np.bool_], worth: Floats) -> None:  # fmt: skip
+def _state(
+    state: Reals, shared: Reals, kinds: ObservedClasses, jobs: Present, coming: float, granted: float, rows: Reals,
+    possible: npt.NDArray[np.bool_], worth: Floats
+) -> None:  # fmt: skip
     """What the critic sees."""
     state[:SHARED] = shared
     at = SHARED
@@ -213,7 +217,7 @@ def _state(state: Reals, shared: Reals, kinds: Kinds, jobs: Present, coming: flo
 
 
 @jit
-def allocate(actor: Actor, kinds: Kinds, jobs: Present, free: Ints, capacity: Ints, draw: bool, keep: float,
+def allocate(actor: Actor, kinds: ObservedClasses, jobs: Present, free: Ints, capacity: Ints, draw: bool, keep: float,
              tape: Tape, coming: float, teacher: Ints, restart: float) -> bool:  # fmt: skip
     """Sizes of one slot: one step after the other, until "done" or nothing fits. False: a score is no number.
 
@@ -341,7 +345,7 @@ def allocate(actor: Actor, kinds: Kinds, jobs: Present, free: Ints, capacity: In
 
 
 @jit
-def _trained(kinds: Kinds, jobs: Present, j: int, restart: float) -> float:
+def _trained(kinds: ObservedClasses, jobs: Present, j: int, restart: float) -> float:
     """What a job would train in this slot at its size, in parts of what it would at its best one."""
     size, before = jobs.sizes[j], jobs.before[j]
     resized = before[0] + before[1] > 0 and (size[0] != before[0] or size[1] != before[1])

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpusched.agents.common.torch_ import begin, optimizer_arrays, restore_optimizer
-from gpusched.agents.dl2.agent import Player, Prepared, prepare
+from gpusched.agents.dl2.agent import PlayableWorkload, Player, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
 from gpusched.agents.dl2.rules import drf
 from gpusched.agents.dl2.slots import play
-from gpusched.agents.dl2.workloads import MOST_TASKS, Setting, draw
+from gpusched.agents.dl2.workloads import MOST_TASKS, Dl2Setting, draw
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
 from gpusched.estimation.speeds import SpeedLearner
@@ -38,7 +38,7 @@ _FEW = 20  # nodes, on which fewer jobs come
 _CHOICE = 1 << 20  # seeds by which weights are chosen; those for learning are larger, those for judging smaller
 
 
-class Recipe(NamedTuple):
+class Dl2Recipe(NamedTuple):
     """Hyper-parameters. The paper's: entropy 0.1, 200 warm-up steps of 256, 6,000 updates of one slot each.
 
     Attributes:
@@ -69,7 +69,7 @@ class Recipe(NamedTuple):
     explore: tuple[float, float] = (0.1, 0.05)
 
 
-class Learned(NamedTuple):
+class Dl2Result(NamedTuple):
     """Weights after each stage. best: of those of the last stage that did best on workloads drawn for the choice."""
 
     untrained: Actor
@@ -85,7 +85,7 @@ class Take(NamedTuple):
     slots: Ints
 
 
-class World(Protocol):
+class Dl2World(Protocol):
     """What an agent learns in."""
 
     def draw(self, rng: np.random.Generator) -> Any:
@@ -110,24 +110,24 @@ class World(Protocol):
 class Public:
     """DL2's public setting. What jobs told in one workload is known in those that follow."""
 
-    def __init__(self, recipe: Recipe, speeds: Mapping[str, Floats]) -> None:
+    def __init__(self, recipe: Dl2Recipe, speeds: Mapping[str, Floats]) -> None:
         self._nodes, self._speeds = recipe.nodes, speeds
         self._observed = new_observed(MOST_TASKS)
         self._seen: list[SpeedLearner] = []
 
-    def draw(self, rng: np.random.Generator) -> Prepared:
+    def draw(self, rng: np.random.Generator) -> PlayableWorkload:
         """Other nodes, more or fewer jobs, denser or thinner, each time."""
         nodes, jobs = int(rng.choice(self._nodes)), int(rng.integers(30, 80))
         arrivals = int(rng.integers(2, 5)) if nodes > _FEW else int(rng.integers(1, 4))
-        return prepare(draw(Setting(nodes, jobs, arrivals), int(rng.integers(1 << 40, 1 << 50))), self._speeds)
+        return prepare(draw(Dl2Setting(nodes, jobs, arrivals), int(rng.integers(1 << 40, 1 << 50))), self._speeds)
 
-    def choice(self) -> list[Prepared]:
+    def choice(self) -> list[PlayableWorkload]:
         """Of three of the settings."""
         names = ("96 nodes", "24 nodes", "12 nodes")
         return [prepare(draw(name, _CHOICE + k), self._speeds) for name in names for k in range(4)]
 
-    def take(self, actor: Actor, one: Prepared, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
-        """See `World`."""
+    def take(self, actor: Actor, one: PlayableWorkload, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
+        """See `Dl2World`."""
         observed = self._observed.copy()
         teacher = drf if taught else None
         player = Player(actor, observed, one, tape, explore, np.random.default_rng(seed), teacher)
@@ -136,18 +136,18 @@ class Public:
         return np.array(player.slots)
 
     def join(self) -> None:
-        """See `World`."""
+        """See `Dl2World`."""
         for observed in self._seen:
             self._observed.join(observed)
         self._seen.clear()
 
-    def jct(self, actor: Actor | None, one: Prepared) -> float:
-        """See `World`."""
+    def jct(self, actor: Actor | None, one: PlayableWorkload) -> float:
+        """See `Dl2World`."""
         policy = drf if actor is None else Player(actor, self._observed.copy(), one)
         return float(play(one.jobs, policy).jct.mean())
 
 
-class _Batch(NamedTuple):
+class _StepBatch(NamedTuple):
     """Steps to learn from, rows padded to the most: float32[steps, most, INPUTS], bool[steps, most] and so on."""
 
     rows: Reals
@@ -159,9 +159,9 @@ class _Batch(NamedTuple):
 
 
 def learn(
-    recipe: Recipe, world: World, seed: int, device: str = "cpu", workers: int = 2,
+    recipe: Dl2Recipe, world: Dl2World, seed: int, device: str = "cpu", workers: int = 2,
     tell: Callable[[str, float], None] = lambda text, done: None, checkpoint: Checkpoint | None = None,
-) -> Learned:  # fmt: skip
+) -> Dl2Result:  # fmt: skip
     """Trains an agent, from where ``checkpoint`` left it. Same seed, same weights, bit for bit on a CPU.
 
     Args:
@@ -171,7 +171,7 @@ def learn(
         device: ``cpu`` or ``cuda``.
         workers: Threads that play.
         tell: Called with what was reached, and the part that is done.
-        checkpoint: For worlds that remember nothing between workloads (`World.join`); None: there is none.
+        checkpoint: For worlds that remember nothing between workloads (`Dl2World.join`); None: there is none.
 
     Raises:
         GpuschedError: Torch is not installed, or there is no such device.
@@ -211,13 +211,13 @@ def learn(
                 f"{of}.{n}": a for of, actor in (("warm", warm), ("best", best)) for n, a in actor._asdict().items()
             }
             checkpoint.save(arrays | kept, {**state, "done": number + 1, "least": least})
-    return Learned(untrained, warm, best, -least)
+    return Dl2Result(untrained, warm, best, -least)
 
 
 class _School:
     """What goes on while an agent learns."""
 
-    def __init__(self, recipe: Recipe, world: World, seed: int, workers: int, device: Any) -> None:
+    def __init__(self, recipe: Dl2Recipe, world: Dl2World, seed: int, workers: int, device: Any) -> None:
         import torch
 
         self.torch, self._recipe, self._world, self._workers, self._device = torch, recipe, world, workers, device
@@ -225,7 +225,7 @@ class _School:
         self._rng = np.random.default_rng(seed)
         critic = {"params": self.networks.critic.parameters(), "lr": 1e-3}
         self._optimiser = torch.optim.Adam([{"params": self.networks.actor, "lr": recipe.rate}, critic])
-        self._memory: deque[tuple[_Batch, Reals, Reals]] = deque(maxlen=recipe.replayed)
+        self._memory: deque[tuple[_StepBatch, Reals, Reals]] = deque(maxlen=recipe.replayed)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Everything, for a checkpoint."""
@@ -246,8 +246,8 @@ class _School:
         self.networks.critic.load_state_dict(critic)
         restore_optimizer(self._optimiser, arrays)
         for k in range(state["memory"]):
-            parts: list[Any] = [arrays[f"memory.{k}.{i}"] for i in range(len(_Batch._fields) + 2)]
-            self._memory.append((_Batch(*parts[:-2]), parts[-2], parts[-1]))
+            parts: list[Any] = [arrays[f"memory.{k}.{i}"] for i in range(len(_StepBatch._fields) + 2)]
+            self._memory.append((_StepBatch(*parts[:-2]), parts[-2], parts[-1]))
         self._rng.bit_generator.state = state["rng"]
         return int(state["done"])
 
@@ -294,7 +294,7 @@ class _School:
                 for at in range(0, len(order), 512):
                     self._step(batch, order[at : at + 512], state, target, bonus)
 
-    def _step(self, batch: _Batch, i: Ints, state: Reals, target: Reals, bonus: float) -> None:
+    def _step(self, batch: _StepBatch, i: Ints, state: Reals, target: Reals, bonus: float) -> None:
         torch, clip = self.torch, self._recipe.clip
         chances = self._scores(batch, i).log_softmax(-1)
         chosen = chances.gather(1, self._there(batch.chosen[i])[:, None]).squeeze(1)
@@ -325,7 +325,7 @@ class _School:
         world.join()
         return found
 
-    def _scores(self, data: _Batch, i: Ints) -> torch.Tensor:
+    def _scores(self, data: _StepBatch, i: Ints) -> torch.Tensor:
         return self.networks.scores(*(self._there(a[i]) for a in (data.rows, data.shared, data.there)))
 
     def _there(self, array: Any) -> torch.Tensor:
@@ -366,7 +366,7 @@ def _actor_of(arrays: Mapping[str, Any], prefix: str) -> Actor:
     return Actor(*(arrays[prefix + name] for name in Actor._fields))
 
 
-def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _Batch:
+def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _StepBatch:
     counts = [int(one.tape.number[1]) for one in played]
     kept = sum(counts)
     most = max(int(one.tape.kept[:n, 2].max()) for one, n in zip(played, counts, strict=True))
@@ -382,7 +382,7 @@ def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _Batch:
         for parts in ([one.tape.shared for one in played], [one.tape.chance for one in played])
     )
     chosen = np.concatenate([one.tape.kept[:n, 3] for one, n in zip(played, counts, strict=True)])
-    return _Batch(rows, there, shared, chosen, chance, advantage)
+    return _StepBatch(rows, there, shared, chosen, chance, advantage)
 
 
 @jit

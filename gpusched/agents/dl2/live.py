@@ -13,7 +13,7 @@ from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, no_tape
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Unusable
 from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
 from gpusched.sched.state import Flags, Floats, Ints, Records
@@ -23,7 +23,7 @@ _NEVER = 1 << 40  # GPUs that a size takes which there is not
 _KEPT = 0.05  # of the steps, for learning
 
 
-class Prepared(NamedTuple):
+class LiveActor(NamedTuple):
     """The weights, and the seconds that they take for a slot."""
 
     actor: Actor
@@ -50,7 +50,7 @@ class Learning(NamedTuple):
 _NOT_LEARNING = Learning(no_tape(), 0.0, NO_TEACHER, 0.0, 0.0)
 
 
-def prepare(model: Model) -> Prepared:
+def prepare(model: TrainedModel) -> LiveActor:
     """The model's arrays, checked.
 
     Raises:
@@ -59,10 +59,10 @@ def prepare(model: Model) -> Prepared:
     slot_s = float(model.about.get("slot_s", "nan"))
     if not slot_s > 0.0:
         raise ValueError("these are weights of DL2's own setting; train some for this cluster: gpusched train")
-    return Prepared(actor_of(model), slot_s)
+    return LiveActor(actor_of(model), slot_s)
 
 
-def choose_sizes(prepared: Prepared, question: Question) -> Ints:
+def choose_sizes(prepared: LiveActor, question: Question) -> Ints:
     """GPUs of each job.
 
     Raises:
@@ -74,7 +74,7 @@ def choose_sizes(prepared: Prepared, question: Question) -> Ints:
     return chosen
 
 
-def choose(prepared: Prepared, claims: Claims, learning: Learning | None) -> Ints | None:
+def choose(prepared: LiveActor, claims: Claims, learning: Learning | None) -> Ints | None:
     """GPUs of each job, ``int64[jobs]``; None: a score is no number."""
     count, whole = int(claims.number[COUNT]), int(claims.number[CAPACITY])
     known = claims.jobs[:count], claims.sizes[:count], claims.allowed[:count], claims.pace[:count]

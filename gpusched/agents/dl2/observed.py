@@ -17,7 +17,7 @@ _LEVEL, _FAR = 10.0, 4.0  # deviation of a kind's level, of logarithms; how far 
 _LATEST = 0.5  # of what was told last
 
 
-class Kinds(NamedTuple):
+class ObservedClasses(NamedTuple):
     """Kinds of jobs as the agent sees them; a size is (servers, workers), or an index of sizes where there is one axis.
 
     Attributes:
@@ -61,7 +61,7 @@ def all_told(names: Sequence[str], speeds: Floats) -> SpeedLearner:
 
 
 @jit
-def kinds_of(speeds: Floats, need: Ints) -> Kinds:
+def kinds_of(speeds: Floats, need: Ints) -> ObservedClasses:
     """From expected speeds ``float64[kinds, ...sizes]`` (work a slot) and needs ``int64[kinds, ...sizes, 2]``."""
     kinds, rows, columns = speeds.shape
     best, dominant = np.full(kinds, 1e-300), np.zeros((kinds, rows, columns), np.int64)
@@ -74,7 +74,7 @@ def kinds_of(speeds: Floats, need: Ints) -> Kinds:
         relative[k] = speeds[k] / best[k]
     front, points = np.zeros((kinds, rows * columns, 2), np.int64), np.zeros(kinds, np.int64)
     _frontier(speeds, dominant, front, points)
-    return Kinds(relative, best, need, front, points)
+    return ObservedClasses(relative, best, need, front, points)
 
 
 @jit

@@ -10,23 +10,23 @@ import numpy as np
 
 from gpusched.agents.dl2.agent import Player, looked_around, prepare
 from gpusched.agents.dl2.decide import Actor
-from gpusched.agents.dl2.learn import Public, Recipe, learn
+from gpusched.agents.dl2.learn import Dl2Recipe, Public, learn
 from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import Change, fastest_alone, play
+from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, play
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
-from gpusched.agents.dl2.workloads import MOST_TASKS, Workload, dl2, draw, read_workloads
+from gpusched.agents.dl2.workloads import MOST_TASKS, Dl2Workload, dl2, draw, read_workloads
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
-from gpusched.study.paper import Advance, Made, Options, played
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
 
-QUICK = Recipe(taught=4, teaching=200, rounds=4, batch=4, kept=128)
+QUICK = Dl2Recipe(taught=4, teaching=200, rounds=4, batch=4, kept=128)
 _LOOKED = 3  # seed of what the agent saw before it is judged
 _MOST_FASTER = 100.0
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Dl2Row(msgspec.Struct, frozen=True, kw_only=True):
     """One workload under one policy; times in slots.
 
     ``bound_slots``: the mean JCT of jobs that are each alone on all nodes, at their best size.
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bound_slots: float
 
 
-def reproduce(options: Options, advance: Advance) -> Made:
+def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     """Every workload under every policy.
 
     Raises:
@@ -58,10 +58,12 @@ def reproduce(options: Options, advance: Advance) -> Made:
         actors = _actors(options, file, advance)
         seen = {most: looked_around(table, most, _LOOKED) for most, table in tables.items()}
 
-    def rows(workload: Workload) -> list[Row]:
+    def rows(workload: Dl2Workload) -> list[Dl2Row]:
         one = prepare(workload, tables[workload.max_tasks])
         bound = float(fastest_alone(one.jobs).mean())
-        slower = [Change(slot, k, by) for model, slot, by in changes for k, n in enumerate(one.names) if n == model]
+        slower = [
+            SpeedChange(slot, k, by) for model, slot, by in changes for k, n in enumerate(one.names) if n == model
+        ]
         found = []
         for name, rival in rivals.items():
             policy = (
@@ -71,21 +73,21 @@ def reproduce(options: Options, advance: Advance) -> Made:
             )
             result = play(one.jobs, policy, restart_s / workload.slot_s, slower)
             found.append(
-                Row(
+                Dl2Row(
                     setting=workload.setting, nodes=workload.nodes, seed=workload.seed, policy=name,
                     mean_jct_slots=float(result.jct.mean()), makespan_slots=result.makespan, bound_slots=bound,
                 )
             )  # fmt: skip
         return found
 
-    return Made(dl2(), played(chosen, rows, options, advance))
+    return PaperFigures(dl2(), played(chosen, rows, options, advance))
 
 
-def _actors(options: Options, file: Path | None, advance: Advance) -> dict[str, Actor]:
+def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[str, Actor]:
     """The agent's weights, by stage."""
     if options.weights is not None or options.workloads is not None:
         return read_actors(Path(options.weights) if options.weights is not None else None)
-    recipe = QUICK if options.quick else Recipe()
+    recipe = QUICK if options.quick else Dl2Recipe()
     table = read_speeds(file, MOST_TASKS)
     learned = learn(
         recipe, Public(recipe, table), 0, options.device, options.jobs or os.cpu_count() or 1,
@@ -115,7 +117,7 @@ def _restart_s(text: str) -> float:
         raise UsageError(f"--restart {text!r} is not a duration", "for example 120s") from None
 
 
-def _workloads(options: Options) -> list[Workload]:
+def _workloads(options: PaperOptions) -> list[Dl2Workload]:
     if options.workloads is None:
         return [draw(name, seed) for name in dl2().clusters for seed in dl2().drawn_with(options)]
     found = read_workloads(Path(options.workloads))

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.dl2.agent import Player, Prepared
+from gpusched.agents.dl2.agent import PlayableWorkload, Player
 from gpusched.agents.dl2.decide import STEP, nobody
 from gpusched.agents.dl2.observed import all_told
-from gpusched.agents.dl2.slots import Course, Jobs, Policy
-from gpusched.agents.dl2.workloads import SLOTS, Rival
+from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress
+from gpusched.agents.dl2.workloads import SLOTS, Dl2Rival
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
 
 
-class Cluster(NamedTuple):
+class SlotCluster(NamedTuple):
     """Slots in use, ``int64[nodes, 2]`` (CPU, GPU); nodes by their sum, then number."""
 
     used: Ints
@@ -28,13 +28,13 @@ _new_heap = jit(new_heap)
 
 
 @jit
-def _new_cluster(nodes: int) -> Cluster:
+def _new_cluster(nodes: int) -> SlotCluster:
     least = Heap(np.zeros(nodes), np.arange(nodes), np.full(1, nodes))
-    return Cluster(np.zeros((nodes, 2), np.int64), least)
+    return SlotCluster(np.zeros((nodes, 2), np.int64), least)
 
 
 @jit
-def _place(cluster: Cluster, cpus: int, gpus: int) -> bool:
+def _place(cluster: SlotCluster, cpus: int, gpus: int) -> bool:
     """One task on the node with the least in use; False if that one has no room, whatever others have."""
     node = cluster.least.item[0]
     used = cluster.used[node]
@@ -48,7 +48,7 @@ def _place(cluster: Cluster, cpus: int, gpus: int) -> bool:
 
 
 @jit
-def drf(jobs: Jobs, course: Course, there: Ints) -> None:
+def drf(jobs: SlotJobs, course: SlotProgress, there: Ints) -> None:
     """Dominant resource fairness: a server and a worker, as one, to the job with the smallest dominant share.
 
     The first that does not fit ends the slot.
@@ -83,7 +83,7 @@ def _marginal(rate: Floats, size: Ints, left: float) -> tuple[float, int]:
 
 
 @jit
-def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
+def optimus(jobs: SlotJobs, course: SlotProgress, there: Ints) -> None:
     """Optimus (Peng et al., EuroSys 2018): the task that saves the most time next, until none saves any.
 
     Jobs begin with one of each, by arrival.
@@ -108,7 +108,7 @@ def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
 
 
 @jit
-def _rank(jobs: Jobs, course: Course, job: int, i: int, which: Ints, waiting: Heap) -> None:
+def _rank(jobs: SlotJobs, course: SlotProgress, job: int, i: int, which: Ints, waiting: Heap) -> None:
     left = jobs.epochs[job] - course.progress.done[job]
     saved, which[i] = _marginal(jobs.rate[jobs.kind[job]], course.sizes[job], left)
     if which[i] >= 0:
@@ -118,7 +118,7 @@ def _rank(jobs: Jobs, course: Course, job: int, i: int, which: Ints, waiting: He
 RULES: dict[str, Policy] = {"drf": drf, "optimus": optimus}
 
 
-def policy_of(rival: Rival, jobs: Jobs, rng: np.random.Generator) -> Policy:
+def policy_of(rival: Dl2Rival, jobs: SlotJobs, rng: np.random.Generator) -> Policy:
     """The policy of the scenario for a workload; one that is no stage of the agent's training."""
     if rival.score:
         return _by_score(rival.score, jobs)
@@ -127,7 +127,7 @@ def policy_of(rival: Rival, jobs: Jobs, rng: np.random.Generator) -> Policy:
     return lambda jobs, course, there: rule(judged if rival.wrong else jobs, course, there)
 
 
-def _by_score(score: Mapping[str, float], jobs: Jobs) -> Policy:
+def _by_score(score: Mapping[str, float], jobs: SlotJobs) -> Policy:
     """The agent with these weights, where every speed is known.
 
     Sizes are counted against all slots of the cluster. Every task needs two CPU slots and at most four GPU slots, so
@@ -136,4 +136,4 @@ def _by_score(score: Mapping[str, float], jobs: Jobs) -> Policy:
     actor, names = nobody(), tuple(str(kind) for kind in range(len(jobs.rate)))
     for name, weight in score.items():
         actor.linear[STEP.index(name)] = weight
-    return Player(actor, all_told(names, jobs.rate), Prepared(jobs, names, np.ones(len(names))))
+    return Player(actor, all_told(names, jobs.rate), PlayableWorkload(jobs, names, np.ones(len(names))))

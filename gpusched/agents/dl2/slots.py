@@ -12,16 +12,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.workloads import SLOTS, Job, Workload
+from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, Played, Progress, Run, give
+from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, Played, RoundProgress, give
 
 _PATIENCE = 20  # slots in which nothing is trained
 
 
-class Jobs(NamedTuple):
+class SlotJobs(NamedTuple):
     """A workload as arrays, jobs by arrival and then number.
 
     Attributes:
@@ -40,7 +40,7 @@ class Jobs(NamedTuple):
     epochs: Floats
 
 
-class Course(NamedTuple):
+class SlotProgress(NamedTuple):
     """What became of the jobs so far.
 
     Attributes:
@@ -50,30 +50,30 @@ class Course(NamedTuple):
         speed: ``float64[jobs]``: what it told of its speed in the last slot, in epochs a slot; NaN: it did not run.
     """
 
-    progress: Progress
+    progress: RoundProgress
     sizes: Ints
     before: Ints
     speed: Floats
 
 
-Policy = Callable[[Jobs, Course, Ints], None]
+Policy = Callable[[SlotJobs, SlotProgress, Ints], None]
 """Writes ``course.sizes`` for the jobs that are there (``int64[...]``, by arrival); those of all others are 0."""
 
 
-def kinds_in(workload: Workload) -> list[Job]:
+def kinds_in(workload: Dl2Workload) -> list[Dl2Job]:
     """Its kinds of jobs, in the order in which they arrive: jobs that differ in no more than arrival and epochs."""
     return list(dict.fromkeys(_kind(job) for job in _by_arrival(workload)))
 
 
-def _by_arrival(workload: Workload) -> list[Job]:
+def _by_arrival(workload: Dl2Workload) -> list[Dl2Job]:
     return sorted(workload.jobs, key=lambda job: job.arrival_slot)
 
 
-def _kind(job: Job) -> Job:
+def _kind(job: Dl2Job) -> Dl2Job:
     return msgspec.structs.replace(job, arrival_slot=0, epochs=1.0)
 
 
-def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
+def jobs_of(workload: Dl2Workload, speeds: Mapping[str, Floats]) -> SlotJobs:
     """The arrays of a workload; ``speeds``: as `sim.profiles.dl2.read_speeds` gives them for ``workload.max_tasks``.
 
     Raises:
@@ -83,7 +83,7 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     if unknown := {kind.model for kind in kinds} - set(speeds):
         raise UsageError(f"nothing measured says how fast {', '.join(sorted(unknown))} is", "see --speeds")
     number = {kind: row for row, kind in enumerate(kinds)}
-    return Jobs(
+    return SlotJobs(
         nodes=workload.nodes,
         kind=np.array([number[_kind(job)] for job in ordered], np.int64),
         rate=np.array([speeds[kind.model] * (workload.slot_s / kind.steps_per_epoch) for kind in kinds]),
@@ -93,7 +93,7 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     )
 
 
-class Change(NamedTuple):
+class SpeedChange(NamedTuple):
     """From a slot on, a kind of job goes at another speed."""
 
     slot: int
@@ -101,7 +101,7 @@ class Change(NamedTuple):
     factor: float
 
 
-def play(jobs: Jobs, policy: Policy, restart: float = 0.0, changes: Sequence[Change] = ()) -> Played:
+def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> Played:
     """All slots until the last job has ended.
 
     Args:
@@ -113,9 +113,9 @@ def play(jobs: Jobs, policy: Policy, restart: float = 0.0, changes: Sequence[Cha
     Raises:
         UsageError: The policy leaves jobs that never end.
     """
-    run, count, idle = Run(jobs.arrival, jobs.epochs, SLOT_BY_SLOT), len(jobs.kind), 0
+    run, count, idle = EngineRun(jobs.arrival, jobs.epochs, SLOT_BY_SLOT), len(jobs.kind), 0
     sizes, before = np.zeros((2, count, 2), np.int64)
-    course = Course(run.progress, sizes, before, np.full(count, np.nan))
+    course = SlotProgress(run.progress, sizes, before, np.full(count, np.nan))
     if changes:
         jobs = jobs._replace(rate=jobs.rate.copy())
     while run.next_round():
@@ -133,7 +133,7 @@ def play(jobs: Jobs, policy: Policy, restart: float = 0.0, changes: Sequence[Cha
 
 
 @jit
-def _resize(jobs: Jobs, course: Course, there: Ints, restart: float) -> bool:
+def _resize(jobs: SlotJobs, course: SlotProgress, there: Ints, restart: float) -> bool:
     """Let jobs go on at their sizes for a slot; whether anything is trained."""
     any_trained = False
     for job in there:
@@ -147,7 +147,7 @@ def _resize(jobs: Jobs, course: Course, there: Ints, restart: float) -> bool:
     return any_trained
 
 
-def fastest_alone(jobs: Jobs) -> Floats:
+def fastest_alone(jobs: SlotJobs) -> Floats:
     """A bound on every job's JCT, ``float64[jobs]`` in slots: alone from its arrival on, at its best size."""
     fits = (jobs.need <= SLOTS * jobs.nodes).all(-1)
     best = np.where(fits, jobs.rate, 0.0).max((1, 2))[jobs.kind]

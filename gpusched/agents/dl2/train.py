@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
-from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
+from gpusched.agents.common.resized import Range, ResizableWorkload, WorkloadLog, by_drf, log_of, run
 from gpusched.agents.dl2.decide import Actor, Tape
-from gpusched.agents.dl2.learn import Recipe, learn
-from gpusched.agents.dl2.live import NO_TEACHER, Learning, Prepared, choose
+from gpusched.agents.dl2.learn import Dl2Recipe, learn
+from gpusched.agents.dl2.live import NO_TEACHER, Learning, LiveActor, choose
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.errors import UsageError
 from gpusched.sched.sizing.question import Claims
@@ -19,7 +19,7 @@ from gpusched.sched.state import Ints
 
 
 @dataclass(frozen=True)
-class Hyper(Range):
+class Dl2TrainSettings(Range):
     """The ``train`` section of its policy's file; the rest of the recipe is DL2's own setting's.
 
     Attributes:
@@ -31,16 +31,16 @@ class Hyper(Range):
     batch: int = 10
 
 
-class Partition:
+class PartitionWorld:
     """A `learn.World` of the jobs of a log: a partition of our own."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: WorkloadLog) -> None:
         self._log, self.draw, self.choice = log, log.draw, log.choice
 
-    def take(self, actor: Actor, one: Workload, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
+    def take(self, actor: Actor, one: ResizableWorkload, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
         """See `learn.World`."""
         slots: list[int] = []
-        prepared = Prepared(actor, 1.0)
+        prepared = LiveActor(actor, 1.0)
 
         def policy(claims: Claims, coming: int) -> Ints:
             slots.append(int(tape.number[0]))
@@ -55,9 +55,9 @@ class Partition:
     def join(self) -> None:
         """See `learn.World`: what jobs told ends with them."""
 
-    def jct(self, actor: Actor | None, one: Workload) -> float:
+    def jct(self, actor: Actor | None, one: ResizableWorkload) -> float:
         """See `learn.World`; in slots."""
-        prepared = Prepared(actor, 1.0) if actor is not None else None
+        prepared = LiveActor(actor, 1.0) if actor is not None else None
 
         def policy(claims: Claims, coming: int) -> Ints:
             chosen = choose(prepared, claims, None) if prepared is not None else by_drf(claims)
@@ -67,19 +67,19 @@ class Partition:
         return float((run(one, policy, self._log.restart) - one.submit).mean())
 
 
-def train_agent(job: TrainJob, report: Report) -> Trained:
+def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     """One partition's agent; goes on after a kill.
 
     Raises:
         UsageError: A hyper-parameter that cannot be, or too few jobs.
     """
-    hyper = settings_of(Hyper(), job.spec.settings)
+    hyper = settings_of(Dl2TrainSettings(), job.spec.settings)
     if not (hyper.rounds > 0 and hyper.batch > 0 and hyper.hidden > 0):
         raise UsageError(f"train: {asdict(hyper)} is no recipe", "rounds, batch and hidden are at least 1")
     log, about = log_of(job, hyper)
-    recipe = Recipe(hidden=hyper.hidden, rounds=hyper.rounds, batch=hyper.batch, taught=hyper.batch * 2)
+    recipe = Dl2Recipe(hidden=hyper.hidden, rounds=hyper.rounds, batch=hyper.batch, taught=hyper.batch * 2)
     learned = learn(
-        recipe, Partition(log), job.seed, job.device, os.cpu_count() or 1,
+        recipe, PartitionWorld(log), job.seed, job.device, os.cpu_count() or 1,
         lambda text, done: report.step(round(done * hyper.rounds), hyper.rounds), job.checkpoint,
     )  # fmt: skip
     stages = {"trained": learned.best}
@@ -87,7 +87,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
         f"mean JCT on {len(log.choice())} workloads drawn for the choice of weights, against DRF: "
         f"{-learned.score - 1:+.1%}; how speed goes with GPUs was drawn there, for the log does not tell"
     )
-    return Trained(
+    return TrainerResult(
         arrays=arrays_of(stages), about=about, score=learned.score, hyper_parameters=asdict(hyper), notes=(note,),
         untrained=arrays_of({"trained": learned.untrained}),
     )  # fmt: skip

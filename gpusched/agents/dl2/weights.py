@@ -8,7 +8,7 @@ import numpy as np
 
 from gpusched.agents.common.nets import check_shapes
 from gpusched.agents.dl2.decide import INPUTS, SHARED, Actor
-from gpusched.config.weights import Arrays, Model, load_file
+from gpusched.config.weights import Arrays, TrainedModel, load_file
 from gpusched.errors import UsageError
 
 AGENT = "dl2"
@@ -21,7 +21,7 @@ def arrays_of(stages: dict[str, Actor]) -> Arrays:
     return {f"{stage}.{part}": array for stage, actor in stages.items() for part, array in actor._asdict().items()}
 
 
-def actor_of(model: Model, stage: str = STAGES[-1]) -> Actor:
+def actor_of(model: TrainedModel, stage: str = STAGES[-1]) -> Actor:
     """One stage's weights, checked.
 
     Raises:

@@ -23,7 +23,7 @@ _Slots = Annotated[int, Meta(ge=0, le=SLOTS)]
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ModelClass(msgspec.Struct, frozen=True, kw_only=True):
     """What all jobs of a model need. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
 
     model: str
@@ -33,13 +33,13 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     server: tuple[_Slots, _Slots]
 
 
-class Job(Kind, frozen=True, kw_only=True):
+class Dl2Job(ModelClass, frozen=True, kw_only=True):
     """What arrives."""
 
     arrival_slot: Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+class Dl2Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs, in the order of their numbers, and the nodes they share.
 
     Attributes:
@@ -54,10 +54,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     max_tasks: Annotated[int, Meta(ge=1, le=64)] = MOST_TASKS
     slot_s: _Positive = 1200.0
-    jobs: Annotated[tuple[Job, ...], Meta(min_length=1, max_length=100_000)]
+    jobs: Annotated[tuple[Dl2Job, ...], Meta(min_length=1, max_length=100_000)]
 
 
-def read_workloads(path: Path) -> list[Workload]:
+def read_workloads(path: Path) -> list[Dl2Workload]:
     """The workloads of a JSON file, unpacked where it is packed.
 
     Raises:
@@ -66,12 +66,12 @@ def read_workloads(path: Path) -> list[Workload]:
     with open_text(path) as text:
         content = text.read()
     try:
-        return msgspec.json.decode(content, type=list[Workload])
+        return msgspec.json.decode(content, type=list[Dl2Workload])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise FileError(str(path), None, "", str(error), "a list of workloads of DL2's setting") from None
 
 
-class Setting(msgspec.Struct, frozen=True):
+class Dl2Setting(msgspec.Struct, frozen=True):
     """Nodes, jobs, and the most that arrive in one slot."""
 
     nodes: int
@@ -79,7 +79,7 @@ class Setting(msgspec.Struct, frozen=True):
     arrivals: int = 3
 
 
-class Rival(msgspec.Struct, frozen=True, kw_only=True):
+class Dl2Rival(msgspec.Struct, frozen=True, kw_only=True):
     """A policy here: a rule, perhaps by speeds that are up to a part ``wrong``; or the agent.
 
     Of the agent either the weights of its ``score`` where every speed is known, or the ``stage`` of its training.
@@ -94,9 +94,9 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 class Dl2(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/dl2.yaml``."""
 
-    policies: dict[str, Rival]
-    clusters: dict[str, Setting]
-    models: tuple[Kind, ...]
+    policies: dict[str, Dl2Rival]
+    clusters: dict[str, Dl2Setting]
+    models: tuple[ModelClass, ...]
 
 
 @cache
@@ -105,19 +105,19 @@ def dl2() -> Dl2:
     return read_paper("dl2", Dl2)
 
 
-def draw(name: str | Setting, seed: int) -> Workload:
+def draw(name: str | Dl2Setting, seed: int) -> Dl2Workload:
     """One workload of a setting: models at random, and in each slot between half and all of the most that may arrive.
 
     The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
     """
     setting, models = dl2().clusters[name] if isinstance(name, str) else name, dl2().models
     rng = np.random.default_rng(seed)
-    jobs: list[Job] = []
+    jobs: list[Dl2Job] = []
     slot = 0
     while len(jobs) < setting.jobs:
         coming = int(rng.integers(-(-setting.arrivals // 2), setting.arrivals + 1))
         for kind in rng.integers(len(models), size=min(coming, setting.jobs - len(jobs))).tolist():
-            jobs.append(Job(arrival_slot=slot, **msgspec.structs.asdict(models[kind])))
+            jobs.append(Dl2Job(arrival_slot=slot, **msgspec.structs.asdict(models[kind])))
         slot += 1
     label = name if isinstance(name, str) else f"{name.nodes} nodes"
-    return Workload(setting=label, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))
+    return Dl2Workload(setting=label, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.batch import Batch, Kinds, Rules, begin, inputs_of, step
-from gpusched.agents.gist.setting import Setting
+from gpusched.agents.common.batch import Batch, EpisodeRules, JobDistribution, begin, inputs_of, step
+from gpusched.agents.gist.setting import EpisodeSetting
 from gpusched.config.weights import Arrays
 from gpusched.sched.heaps import Heap
 from gpusched.sched.state import Ints, Resources, seed_words
-from gpusched.sim.engine.build import Options, world_of
-from gpusched.sim.engine.state import CUT, EVENT, Log, Sim
+from gpusched.sim.engine.build import ReplayOptions, world_of
+from gpusched.sim.engine.state import CUT, EVENT, EventLog, Sim
 from gpusched.sim.policies import ReplayPolicy
 
 VARIANTS = ("masked", "paper", "wait")
@@ -27,12 +27,14 @@ class Clusters:
         actions: How many there are: kinds x servers, and one queue per kind.
     """
 
-    def __init__(self, setting: Setting, variant: str, clusters: int, seed: int, sequences: Ints | None = None) -> None:
+    def __init__(
+        self, setting: EpisodeSetting, variant: str, clusters: int, seed: int, sequences: Ints | None = None
+    ) -> None:
         """With ``sequences`` cluster i plays ``sequences[i]`` once; without, episodes are drawn and go on for ever."""
         assert variant in VARIANTS
         smallest = min(k.gpus for k in setting.kinds)
         slots = min(setting.jobs, max(s.gpus for s in setting.servers) // smallest)
-        self.rules = Rules(
+        self.rules = EpisodeRules(
             waits=variant == "wait",
             masked=variant != "paper",
             again=sequences is None,
@@ -53,11 +55,13 @@ class Clusters:
         return self.batch
 
 
-def _batch(setting: Setting, rules: Rules, clusters: int, seed: int, actions: int, sequences: Ints | None) -> Batch:
+def _batch(
+    setting: EpisodeSetting, rules: EpisodeRules, clusters: int, seed: int, actions: int, sequences: Ints | None
+) -> Batch:
     kinds, jobs, servers = len(setting.kinds), setting.jobs, len(setting.servers)
     every = [i % kinds for i in range(max(kinds, jobs))]  # a trace with every kind, for the requests
     policy = ReplayPolicy(name="", order="fifo", knows="nothing", source="")
-    world = world_of(setting.trace(every), setting.pool, policy, Options(generic=True))
+    world = world_of(setting.trace(every), setting.pool, policy, ReplayOptions(generic=True))
     if (world.demand.shape < 0).any() or (world.demand.parts != 1).any():
         raise ValueError("a flavor does not fit one server")
     sequences = np.zeros((0, jobs), np.int64) if sequences is None else sequences
@@ -66,10 +70,12 @@ def _batch(setting: Setting, rules: Rules, clusters: int, seed: int, actions: in
     return Batch(
         sim=_stacked(world.sim, clusters, jobs),
         # room for an episode's events and for the cuts that `advance` makes sure of, though nothing is ever cut
-        log=Log(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
+        log=EventLog(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
         masks=world.demand.masks,
         whole=Resources(*(column.copy() for column in world.demand.resources)),
-        kinds=Kinds(world.demand.shape[:kinds].copy(), np.array([k.run_s for k in setting.kinds]), setting.shares),
+        kinds=JobDistribution(
+            world.demand.shape[:kinds].copy(), np.array([k.run_s for k in setting.kinds]), setting.shares
+        ),
         kind=np.zeros((clusters, jobs), np.int64),
         asked=np.zeros((clusters, jobs), np.int64),
         job=np.full(clusters, -1, np.int64),

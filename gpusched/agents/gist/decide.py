@@ -15,9 +15,9 @@ from gpusched.agents.gist.networks import (
     HOLD_INPUTS,
     JOB_INPUTS,
     SERVER_INPUTS,
-    Agent,
+    GistWeights,
     Head,
-    Observation,
+    PartitionObservation,
     observation_of,
     score,
     see_hold,
@@ -45,8 +45,8 @@ from gpusched.sched.state import (
     Flags,
     Floats,
     Ints,
-    Jobs,
-    Request,
+    PlacementRequest,
+    QueueJobs,
     Requests,
     Resources,
     Scratch,
@@ -57,7 +57,8 @@ _JOB, _SERVER, _HOLD = len(JOB_INPUTS), len(SERVER_INPUTS), len(HOLD_INPUTS)
 
 @jit
 def agent_pass(
-    state: ClusterState, usable: Resources, queue: Ints, submit: Floats, priority: Ints, agent: Agent, wanted: bool,
+    state: ClusterState, usable: Resources, queue: Ints, submit: Floats, priority: Ints, agent: GistWeights,
+    wanted: bool,
 ) -> tuple[Ints, int, float, bool]:  # fmt: skip
     """Decides for one partition's jobs, and does to ``state`` what any pass does to it (`kernel.queue_pass`).
 
@@ -88,7 +89,7 @@ def agent_pass(
 
 
 @jit
-def fitting(resources: Resources, requests: Requests, jobs: Jobs, queue: Ints, scratch: Scratch) -> Flags:
+def fitting(resources: Resources, requests: Requests, jobs: QueueJobs, queue: Ints, scratch: Scratch) -> Flags:
     """``uint8[shapes]``: which of the queue's shapes could start now."""
     fits = np.zeros(jobs.feasibility.size, np.uint8)
     seen = np.zeros(jobs.feasibility.size, np.uint8)
@@ -103,7 +104,8 @@ def fitting(resources: Resources, requests: Requests, jobs: Jobs, queue: Ints, s
 
 @jit
 def see_queue(
-    inputs: Reals, obs: Observation, usable: Resources, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
+    inputs: Reals, obs: PartitionObservation, usable: Resources, requests: Requests, jobs: QueueJobs, queue: Ints,
+    submit: Floats,
     now: float, fits: Flags,
 ) -> None:  # fmt: skip
     """Fills ``inputs: float32[waiting, JOB_INPUTS]``; what is of a shape alone is looked at once for each."""
@@ -121,7 +123,7 @@ def see_queue(
 
 
 @jit
-def score_queue(inputs: Reals, agent: Agent) -> tuple[Floats, bool]:
+def score_queue(inputs: Reals, agent: GistWeights) -> tuple[Floats, bool]:
     """``float64[waiting]``, larger goes first; and whether all are numbers."""
     scores = np.empty(inputs.shape[0])
     output, work = np.zeros(1, np.float32), work_for(agent.job.net)
@@ -145,8 +147,9 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
 
 @jit
 def _seat(
-    resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float, age: float, now: float,
-    agent: Agent, obs: Observation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
+    resources: Resources, usable: Resources, masks: Flags, request: PlacementRequest, limit: float, age: float,
+    now: float,
+    agent: GistWeights, obs: PartitionObservation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
 ) -> tuple[int, bool]:  # fmt: skip
     """STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL or POLICY (waits all the same).
 
@@ -181,8 +184,8 @@ def _seat(
 
 @jit
 def best_servers(
-    within: Resources, resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float,
-    now: float, agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
+    within: Resources, resources: Resources, usable: Resources, masks: Flags, request: PlacementRequest, limit: float,
+    now: float, agent: GistWeights, obs: PartitionObservation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
 
@@ -226,16 +229,18 @@ class Judge(NamedTuple):
 
     usable: Resources
     submit: Floats
-    agent: Agent
-    obs: Observation
+    agent: GistWeights
+    obs: PartitionObservation
     fits: Flags
     head: Floats
     busy: Ints
 
 
 @jit
-def walk(state: ClusterState, usable: Resources, ordered: Ints, submit: Floats, agent: Agent, obs: Observation,
-         fits: Flags) -> tuple[int, float, bool]:  # fmt: skip
+def walk(
+    state: ClusterState, usable: Resources, ordered: Ints, submit: Floats, agent: GistWeights,
+    obs: PartitionObservation, fits: Flags
+) -> tuple[int, float, bool]:  # fmt: skip
     """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
 
     With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
@@ -263,7 +268,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge)
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, judge: Judge) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Judge) -> None:
     """Its nodes are busy, and known to be so until its limit."""
     judge.busy[0] += request.parts
     for part in range(request.parts):

@@ -1,6 +1,6 @@
 """DQN for the paper's setting (Algorithm 1): replay memory, target network; one file, to be read from top to bottom.
 
-Details, each a field of `Hyper`:
+Details, each a field of `DQNSettings`:
 
 - Q-learning (Watkins, Dayan, 1992) with a network, a replay memory and a target network (Mnih et al., Nature 518,
   2015); double: the online network chooses, the target network values (van Hasselt, Guez, Silver, AAAI 2016); dueling:
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.request import Report
+from gpusched.agents.common.request import TrainingReport
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
-from gpusched.agents.gist.setting import Setting
+from gpusched.agents.gist.setting import EpisodeSetting
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Hyper:
+class DQNSettings:
     """Hyper-parameters.
 
     Attributes:
@@ -72,7 +72,7 @@ class Hyper:
     patience: int = 1000
 
 
-WAIT = Hyper(
+WAIT = DQNSettings(
     episodes=30_000, clusters=64, hidden=128, gamma=1.0, rate=5e-4, batch=512, updates=4, memory=200_000, begin=4096,
     blend=0.01, explore=0.6, epsilon_end=0.03, scale=10.0, offset=0.7, every=1000, patience=12,
 )  # fmt: skip
@@ -88,7 +88,7 @@ class Point(NamedTuple):
     hours: float
 
 
-class Learned(NamedTuple):
+class DQNResult(NamedTuple):
     """A trained agent.
 
     Attributes:
@@ -107,7 +107,7 @@ class Learned(NamedTuple):
     seconds: float
 
 
-class Memory:
+class ReplayBuffer:
     """The last so many decisions, in arrays made once; ``[size, ...]``."""
 
     def __init__(self, size: int, inputs: int, actions: int) -> None:
@@ -133,7 +133,7 @@ class Memory:
         return rng.integers(0, min(self.count, len(self.action)), count)
 
 
-def network(inputs: int, actions: int, hyper: Hyper) -> Any:
+def network(inputs: int, actions: int, hyper: DQNSettings) -> Any:
     """ReLU layers, and on top Q; with ``dueling`` one output more, the value."""
     torch = torch_.need("torch")
     widths = [inputs, *[hyper.hidden] * hyper.layers]
@@ -146,7 +146,7 @@ def network(inputs: int, actions: int, hyper: Hyper) -> Any:
     return net
 
 
-def q_of(net: Any, seen: torch.Tensor, hyper: Hyper) -> torch.Tensor:
+def q_of(net: Any, seen: torch.Tensor, hyper: DQNSettings) -> torch.Tensor:
     """``float32[rows, actions]``."""
     out: torch.Tensor = net(seen)
     if not hyper.dueling:
@@ -155,7 +155,7 @@ def q_of(net: Any, seen: torch.Tensor, hyper: Hyper) -> torch.Tensor:
     return value + advantage - advantage.mean(1, keepdim=True)
 
 
-def arrays_of(net: Any, hyper: Hyper) -> Arrays:
+def arrays_of(net: Any, hyper: DQNSettings) -> Arrays:
     """The layers as `gpusched.agents.common.nets.net_of` reads them; the dueling heads folded into one layer."""
     found: Arrays = {}
     linear = [layer for layer in net if hasattr(layer, "weight")]
@@ -168,10 +168,10 @@ def arrays_of(net: Any, hyper: Hyper) -> Arrays:
     return found
 
 
-class Agent:
+class DQNAgent:
     """One agent in training."""
 
-    def __init__(self, setting: Setting, variant: str, hyper: Hyper, seed: int, device: str) -> None:
+    def __init__(self, setting: EpisodeSetting, variant: str, hyper: DQNSettings, seed: int, device: str) -> None:
         self.device = torch_.begin(seed, device)
         self.torch = torch_.need("torch")
         self.hyper = hyper
@@ -182,7 +182,7 @@ class Agent:
         self.online = network(inputs, actions, hyper).to(self.device)
         self.target = copy.deepcopy(self.online)
         self.optimizer = self.torch.optim.Adam(self.online.parameters(), lr=hyper.rate, eps=1e-5)
-        self.memory = Memory(hyper.memory, inputs, actions)
+        self.memory = ReplayBuffer(hyper.memory, inputs, actions)
         self.played: list[float] = []
         self.best_arrays: Arrays = {}
         self.by_sequence = np.zeros(len(self.judge.batch.job))
@@ -296,16 +296,17 @@ class Agent:
 
 
 def train(
-    setting: Setting, variant: str, hyper: Hyper, seed: int, *, device: str = "cpu", report: Report | None = None,
+    setting: EpisodeSetting, variant: str, hyper: DQNSettings, seed: int, *, device: str = "cpu",
+    report: TrainingReport | None = None,
     checkpoint: Checkpoint | None = None, until: Callable[[Point], bool] = lambda point: False,
-) -> Learned:  # fmt: skip
+) -> DQNResult:  # fmt: skip
     """Trains one agent, from where ``checkpoint`` left it. Same seed, same weights, bit for bit on a CPU.
 
     Variants: ``masked``, ``paper`` (what is impossible can be chosen and is punished), ``wait`` (rewarded with the
     episode's utilization, free to keep a job waiting). Ends early where ``until`` is true of an evaluation.
     """
-    report = report or Report()
-    agent = Agent(setting, variant, hyper, seed, device)
+    report = report or TrainingReport()
+    agent = DQNAgent(setting, variant, hyper, seed, device)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         agent.restore(*saved)
         report.note(f"goes on from episode {len(agent.played)} of {hyper.episodes}")
@@ -328,7 +329,7 @@ def train(
             if checkpoint is not None and checkpoint.due():
                 checkpoint.save(*agent.state())
     course, played = tuple(agent.course), np.array(agent.played)
-    return Learned(agent.best_arrays, agent.best, course, agent.by_sequence, played, agent.seconds)
+    return DQNResult(agent.best_arrays, agent.best, course, agent.by_sequence, played, agent.seconds)
 
 
 def _settled(course: list[Point], patience: int) -> bool:
@@ -340,7 +341,7 @@ def _settled(course: list[Point], patience: int) -> bool:
 
 
 def decisions_per_s(
-    setting: Setting, variant: str = "masked", clusters: int = 4096, seconds: float = 2.0
+    setting: EpisodeSetting, variant: str = "masked", clusters: int = 4096, seconds: float = 2.0
 ) -> tuple[float, float]:  # fmt: skip
     """Decisions per second of wall time, and per second of CPU time of all threads, by an untrained network.
 
@@ -349,7 +350,7 @@ def decisions_per_s(
     """
     torch_.begin(0)
     torch = torch_.need("torch")
-    hyper = Hyper()
+    hyper = DQNSettings()
     many = Clusters(setting, variant, clusters, 0)
     batch = many.begin()
     net = network(batch.observation.shape[1], many.actions, hyper)

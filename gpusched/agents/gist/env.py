@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gpusched.agents.common import torch_
 from gpusched.agents.gist.clusters import Clusters
-from gpusched.agents.gist.setting import Setting
+from gpusched.agents.gist.setting import EpisodeSetting
 from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ClusterEnv(gymnasium.Env[Seen, np.int64]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
 
-    def __init__(self, setting: Setting, variant: str = "masked") -> None:
+    def __init__(self, setting: EpisodeSetting, variant: str = "masked") -> None:
         """See `Clusters`: what is impossible cannot be chosen (masked, wait) or is punished (paper)."""
         self.setting = setting
         self._clusters = Clusters(setting, variant, 1, 0, setting.sequences()[:1])

@@ -14,17 +14,17 @@ import itertools
 from collections.abc import Sequence
 from functools import cache
 
-from gpusched.agents.gist.setting import HOUR_S, Setting
+from gpusched.agents.gist.setting import HOUR_S, EpisodeSetting
 
 Server = tuple[tuple[float, int], ...]  # (end, kind) of what runs there, sorted
 Servers = tuple[Server, ...]  # sorted: servers are alike
 Kinds = tuple[int, ...]
 
 
-class _Search:
+class _Expectimax:
     """Expectimax over one setting."""
 
-    def __init__(self, setting: Setting, may_wait: bool, worst: bool = False) -> None:
+    def __init__(self, setting: EpisodeSetting, may_wait: bool, worst: bool = False) -> None:
         self.gpus = [k.gpus for k in setting.kinds]
         self.hours = [k.run_s / HOUR_S for k in setting.kinds]
         self.size = setting.servers[0].gpus
@@ -75,25 +75,25 @@ class _Search:
 
 
 @cache
-def best_online(setting: Setting) -> float:
+def best_online(setting: EpisodeSetting) -> float:
     """Mean U of the best online policy, which may keep a job waiting though it fits."""
-    return _Search(setting, may_wait=True).value()
+    return _Expectimax(setting, may_wait=True).value()
 
 
 @cache
-def never_waits(setting: Setting) -> float:
+def never_waits(setting: EpisodeSetting) -> float:
     """Mean U of the best online policy that starts whatever fits."""
-    return _Search(setting, may_wait=False).value()
+    return _Expectimax(setting, may_wait=False).value()
 
 
 @cache
-def never_waits_at_worst(setting: Setting) -> float:
+def never_waits_at_worst(setting: EpisodeSetting) -> float:
     """Mean U of starting whatever fits, largest first, always on the worst server: whatever is chosen, no less."""
-    return _Search(setting, may_wait=False, worst=True).value()
+    return _Expectimax(setting, may_wait=False, worst=True).value()
 
 
 @cache
-def clairvoyant(setting: Setting, since: str = "start") -> float:
+def clairvoyant(setting: EpisodeSetting, since: str = "start") -> float:
     """Mean over all sequences of the best U: every order of placing the jobs, each on every server, as early as fits.
 
     Time counts ``since`` the first ``start`` (Eq. 3 as printed), which a schedule may put off to its advantage, or the
@@ -103,7 +103,7 @@ def clairvoyant(setting: Setting, since: str = "start") -> float:
     return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)
 
 
-def _best(setting: Setting, sequence: Sequence[int], from_start: bool) -> float:
+def _best(setting: EpisodeSetting, sequence: Sequence[int], from_start: bool) -> float:
     total = sum(s.gpus for s in setting.servers)
     jobs = [(setting.kinds[k].gpus, setting.kinds[k].run_s / HOUR_S) for k in sequence]
     work = sum(gpus * hours for gpus, hours in jobs) / total

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpusched.agents.gist.decide import agent_pass
-from gpusched.agents.gist.networks import PATIENCE_S, Agent, agent_of
-from gpusched.config.weights import Model
+from gpusched.agents.gist.networks import PATIENCE_S, GistWeights, agent_of
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
-from gpusched.sched.reasons import Block
+from gpusched.sched.reasons import QueueBlock
 
 
-def prepare(model: Model) -> Agent:
+def prepare(model: TrainedModel) -> GistWeights:
     """The model's networks.
 
     Raises:
@@ -22,7 +22,7 @@ def prepare(model: Model) -> Agent:
     return agent_of(model.arrays, float(model.about.get("patience_s", PATIENCE_S)))
 
 
-def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: GistWeights, context: Context) -> tuple[list[int], QueueBlock]:
     """One partition's decision; see `gpusched.sched.agent`.
 
     Raises:
@@ -35,4 +35,4 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     )
     if not sound:
         raise Unusable(NO_NUMBER)
-    return ordered.tolist(), Block(context.policy, int(head), float(shadow))
+    return ordered.tolist(), QueueBlock(context.policy, int(head), float(shadow))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.gist.setting import HOUR_S, Episodes, Setting
+from gpusched.agents.gist.setting import HOUR_S, Episodes, EpisodeSetting
 from gpusched.sched.state import Ints
 
 Running = tuple[tuple[float, int, int], ...]  # (end, server, job), sorted
@@ -30,7 +30,7 @@ class Exact(NamedTuple):
 
 
 @cache
-def exact(setting: Setting, *, one_pass: bool = False) -> Exact:
+def exact(setting: EpisodeSetting, *, one_pass: bool = False) -> Exact:
     """The mean, by recursion over what the draws can give; servers are alike.
 
     ``one_pass``: the other reading: what waits goes before what comes, and is not tried again after a start.
@@ -40,7 +40,7 @@ def exact(setting: Setting, *, one_pass: bool = False) -> Exact:
 
 
 @cache
-def lowest(setting: Setting) -> float:
+def lowest(setting: EpisodeSetting) -> float:
     """The worst U of any sequence under the worst draws there can be."""
     return min(_Draws(setting, s, worst=True).mean()[0] for s in setting.sequences().tolist())
 
@@ -49,7 +49,8 @@ class _Draws:
     """One sequence."""
 
     def __init__(
-        self, setting: Setting, sequence: list[int], *, one_pass: bool = False, rng: np.random.Generator | None = None,
+        self, setting: EpisodeSetting, sequence: list[int], *, one_pass: bool = False,
+        rng: np.random.Generator | None = None,
         worst: bool = False,
     ) -> None:  # fmt: skip
         """With ``rng`` one course of things is drawn, without it all are gone through: their mean, or the worst."""
@@ -94,7 +95,7 @@ class _Draws:
         return self.go(now, running, queue, come + len(new), 0)
 
 
-def play(setting: Setting, sequences: Ints, seed: int) -> Episodes:
+def play(setting: EpisodeSetting, sequences: Ints, seed: int) -> Episodes:
     """Episodes under the naive scheme, in order."""
     rng = np.random.default_rng([seed, 2])
     found = [_Draws(setting, s, rng=rng).mean() for s in sequences.tolist()]

@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.agents.common.nets import Net, Reals, arrays_of, forward, net_of
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
-from gpusched.sched.state import Floats, Ints, Jobs, Releases, Request, Requests, Resources
+from gpusched.sched.state import Floats, Ints, PlacementRequest, QueueJobs, Releases, Requests, Resources
 
 JOB_INPUTS = (
     "log_age", "log_limit", "log_gpus", "log_nodes", "share", "share_of_node", "cores_and_memory", "fits_now",
@@ -33,14 +33,14 @@ PATIENCE_S = 7 * 86400.0
 _HOUR, _FEW, _LOGS, _FAR = 3600.0, 1e-3, 4.0, 8.0
 
 
-class Scorer(NamedTuple):
+class QuestionScorer(NamedTuple):
     """Weights of one question: ``base: float32[inputs]`` and a network of one output; a score is their sum."""
 
     base: Reals
     net: Net
 
 
-class Agent(NamedTuple):
+class GistWeights(NamedTuple):
     """The three questions, and how long a job waits at most for the agent's own reasons.
 
     Attributes:
@@ -50,13 +50,13 @@ class Agent(NamedTuple):
         patience_s: A job that has waited longer is held back only where EASY would hold it.
     """
 
-    job: Scorer
-    server: Scorer
-    hold: Scorer
+    job: QuestionScorer
+    server: QuestionScorer
+    hold: QuestionScorer
     patience_s: float
 
 
-def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> Agent:
+def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> GistWeights:
     """The agent that a weights file holds: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
 
     Raises:
@@ -68,8 +68,8 @@ def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> Agent:
         if base is None or base.shape != (len(inputs),):
             found = "is missing" if base is None else f"has shape {base.shape}"
             raise ValueError(f"{name}.base {found}, and {len(inputs)} inputs are known here")
-        scorers[name] = Scorer(np.ascontiguousarray(base, np.float32), net_of(arrays, name, len(inputs), 1))
-    return Agent(**scorers, patience_s=patience_s)
+        scorers[name] = QuestionScorer(np.ascontiguousarray(base, np.float32), net_of(arrays, name, len(inputs), 1))
+    return GistWeights(**scorers, patience_s=patience_s)
 
 
 def heuristic(
@@ -131,7 +131,7 @@ def start(name: str, width: int, seed: int = 0) -> Arrays:
 
 
 @jit
-def score(scorer: Scorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
+def score(scorer: QuestionScorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
     """One answer: ``inputs: float32[inputs]``; ``outputs: float32[1]`` and ``work`` are room to work in."""
     forward(scorer.net, inputs, outputs, work)
     total = outputs[0]
@@ -140,7 +140,7 @@ def score(scorer: Scorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
     return float(total)
 
 
-class Observation(NamedTuple):
+class PartitionObservation(NamedTuple):
     """One partition at one moment.
 
     Attributes:
@@ -162,8 +162,8 @@ class Observation(NamedTuple):
 
 @jit
 def observation_of(
-    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints
-) -> Observation:
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: QueueJobs, queue: Ints
+) -> PartitionObservation:
     """The observation of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
     lo, hi = requests.lo[jobs.shape[queue[0]]], requests.hi[jobs.shape[queue[0]]]
     gpus = free = busy = waiting = demand = 0
@@ -183,7 +183,7 @@ def observation_of(
             waiting += 1
             demand += requests.parts[shape] * requests.gpus[shape]
     whole = max(float(gpus), 1.0)
-    return Observation(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
+    return PartitionObservation(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
 
 
 @jit
@@ -194,7 +194,13 @@ def logarithm(seconds: float) -> float:
 
 @jit
 def see_job(
-    inputs: Reals, obs: Observation, usable: Resources, request: Request, limit: float, age: float, fits: bool
+    inputs: Reals,
+    obs: PartitionObservation,
+    usable: Resources,
+    request: PlacementRequest,
+    limit: float,
+    age: float,
+    fits: bool,
 ) -> None:
     """Fills ``inputs`` (`JOB_INPUTS`)."""
     gpus = float(request.parts * request.gpus)
@@ -227,8 +233,9 @@ def see_times(inputs: Reals, limit: float, age: float) -> None:
 
 @jit
 def see_server(
-    inputs: Reals, obs: Observation, within: Resources, resources: Resources, usable: Resources, reserved: bool,
-    request: Request, limit: float, now: float, node: int,
+    inputs: Reals, obs: PartitionObservation, within: Resources, resources: Resources, usable: Resources,
+    reserved: bool,
+    request: PlacementRequest, limit: float, now: float, node: int,
 ) -> None:  # fmt: skip
     """Fills ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job on it.
 
@@ -260,7 +267,7 @@ class Head(NamedTuple):
 
 @jit
 def see_hold(
-    inputs: Reals, obs: Observation, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
+    inputs: Reals, obs: PartitionObservation, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
     in_the_way: bool, breaks: bool,
 ) -> None:  # fmt: skip
     """Fills ``inputs`` (`HOLD_INPUTS`): the job, what it would do to the head, and the partition."""

@@ -9,12 +9,12 @@ import numpy as np
 
 from gpusched.agents.common.queued import queued, run_of
 from gpusched.agents.gist.decide import agent_pass
-from gpusched.agents.gist.networks import Agent
+from gpusched.agents.gist.networks import GistWeights
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.state import ClusterState, Floats, Ints
-from gpusched.sim.engine.build import World
-from gpusched.sim.engine.state import Log, Passes, Sim
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.state import EventLog, Passes, Sim
 
 
 class Judging(NamedTuple):
@@ -27,20 +27,20 @@ class Judging(NamedTuple):
 
     submit: Floats
     priority: Ints
-    agent: Agent
+    agent: GistWeights
 
 
-def judging(sim: Sim, agent: Agent) -> Judging:
+def judging(sim: Sim, agent: GistWeights) -> Judging:
     """Return that of a replay's jobs."""
     return Judging(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
 
 
-def maps(model: Model) -> bool:
+def maps(model: TrainedModel) -> bool:
     """It chooses servers itself."""
     return False
 
 
-def runner(world: World, prepared: Agent) -> tuple[World, Callable[[Log], int]]:
+def runner(world: SimWorld, prepared: GistWeights) -> tuple[SimWorld, Callable[[EventLog], int]]:
     """The run of one replay: to its end, or to where the log needs more room."""
     return run_of(world, run_agent, judging(world.sim, prepared))
 

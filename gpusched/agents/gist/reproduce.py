@@ -15,7 +15,7 @@ from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.section6 import Case, cases, replayed
 from gpusched.agents.gist.setting import Figure, gist, paper
 from gpusched.agents.gist.train import first_fit
-from gpusched.study.paper import Advance, Options
+from gpusched.study.paper import Advance, PaperOptions
 
 MARK = 0.99
 """Of the optimum: where training counts as done."""
@@ -26,7 +26,7 @@ class Effort(NamedTuple):
 
     seeds: tuple[int, ...]
     workers: int
-    episodes: int = dqn.Hyper().episodes
+    episodes: int = dqn.DQNSettings().episodes
     wait_episodes: int = dqn.WAIT.episodes
     tests: int = 100
     speed_s: float = 2.0
@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {"workers": 1, "episodes": 120, "wait_episodes": 600, "t
 """Shows that everything works, in seconds; the waiting agent has learned next to nothing by then."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ArrivalSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One way of arriving. ``u_...``: mean U over all 81 sequences; lists: one per seed.
 
     Attributes:
@@ -84,9 +84,9 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
 
     sequences: int
     mark: float
-    once: Setting
-    hour_apart: Setting
-    day_apart: Setting
+    once: ArrivalSetting
+    hour_apart: ArrivalSetting
+    day_apart: ArrivalSetting
     inefficient_energy_mwh: dict[str, dict[str, float]]
     train_seconds: list[float]
     decisions_per_s: float
@@ -105,7 +105,7 @@ class Task(NamedTuple):
     seed: int
 
 
-def reproduce(asked: Options, advance: Advance) -> Reproduction:
+def reproduce(asked: PaperOptions, advance: Advance) -> Reproduction:
     """Trains every agent, plays every test and brings the figures together."""
     of = gist()
     options = Effort(of.drawn_with(asked), asked.jobs)._replace(**(QUICK if asked.quick else {}))
@@ -116,7 +116,7 @@ def reproduce(asked: Options, advance: Advance) -> Reproduction:
         tasks += [Task("A100", gap, variant, seed) for gap in of.gaps_h.values() for variant in ("masked", "paper")]
     tasks.sort(key=lambda task: task.variant != "wait")  # the long ones first
     speed, _ = dqn.decisions_per_s(paper("A100"), seconds=options.speed_s)  # first: it compiles what workers only load
-    learned: dict[Task, dqn.Learned] = {}
+    learned: dict[Task, dqn.DQNResult] = {}
     advance(0, len(tasks))
     for task, result in _trained(tasks, options):
         learned[task] = result
@@ -142,7 +142,7 @@ def reproduce(asked: Options, advance: Advance) -> Reproduction:
     return msgspec.structs.replace(made, figures=list(_figures(made, done)))
 
 
-def _trained(tasks: Sequence[Task], options: Effort) -> Iterator[tuple[Task, dqn.Learned]]:
+def _trained(tasks: Sequence[Task], options: Effort) -> Iterator[tuple[Task, dqn.DQNResult]]:
     """Every task, as they get done."""
     workers = options.workers or len(os.sched_getaffinity(0))
     if workers == 1:
@@ -155,22 +155,22 @@ def _trained(tasks: Sequence[Task], options: Effort) -> Iterator[tuple[Task, dqn
     yield from zip(tasks, many(joblib.delayed(_train)(task, options) for task in tasks), strict=True)
 
 
-def _train(task: Task, options: Effort) -> dqn.Learned:
-    base = dqn.WAIT if task.variant == "wait" else dqn.Hyper()
+def _train(task: Task, options: Effort) -> dqn.DQNResult:
+    base = dqn.WAIT if task.variant == "wait" else dqn.DQNSettings()
     episodes = options.wait_episodes if task.variant == "wait" else options.episodes
     hyper = replace(base, episodes=episodes, every=min(base.every, max(1, episodes // 4)))
     return dqn.train(paper(task.partition, task.gap_h), task.variant, hyper, task.seed)
 
 
-def _setting(gap_h: float, learned: dict[Task, dqn.Learned], options: Effort) -> Setting:
+def _setting(gap_h: float, learned: dict[Task, dqn.DQNResult], options: Effort) -> ArrivalSetting:
     of = paper("A100", gap_h)
 
-    def agents(variant: str) -> list[dqn.Learned]:
+    def agents(variant: str) -> list[dqn.DQNResult]:
         return [learned[Task("A100", gap_h, variant, seed)] for seed in options.seeds]
 
     agent = agents("masked" if gap_h == 0 else "wait")
     fitted = replayed("largest-skip", "first-fit", gap_h)
-    return Setting(
+    return ArrivalSetting(
         gap_h=gap_h,
         u_naive=naive.exact(of).utilization,
         u_naive_one_pass=naive.exact(of, one_pass=True).utilization,
@@ -191,7 +191,7 @@ def _setting(gap_h: float, learned: dict[Task, dqn.Learned], options: Effort) ->
     )
 
 
-def _tests(partition: str, learned: dqn.Learned, tests: int) -> dict[str, list[float]]:
+def _tests(partition: str, learned: dqn.DQNResult, tests: int) -> dict[str, list[float]]:
     """Fig. 6: random episodes under the trained agent and the naive scheme, the same ones."""
     of = paper(partition)
     rng = np.random.default_rng([list(gist().partitions).index(partition), 6])
@@ -200,7 +200,7 @@ def _tests(partition: str, learned: dqn.Learned, tests: int) -> dict[str, list[f
     return {"agent": learned.by_sequence[drawn].tolist(), "naive": played.utilization.tolist()}
 
 
-def _course(partition: str, learned: dqn.Learned) -> dict[str, list[float]]:
+def _course(partition: str, learned: dqn.DQNResult) -> dict[str, list[float]]:
     """Fig. 5: U by episode, in training (exploration included) and under the naive scheme."""
     of = paper(partition)
     rng = np.random.default_rng([list(gist().partitions).index(partition), 5])
@@ -208,14 +208,14 @@ def _course(partition: str, learned: dqn.Learned) -> dict[str, list[float]]:
     return {"agent": learned.played.tolist(), "naive": naive.play(of, drawn, seed=5).utilization.tolist()}
 
 
-def _energy(partition: str, once: Setting) -> dict[str, float]:
+def _energy(partition: str, once: ArrivalSetting) -> dict[str, float]:
     """MWh of two servers in the paper's time that are not used."""
     kw = gist().servers * gist().partitions[partition].rated_kw
     means = {"naive": once.u_naive, "agent": float(np.mean(once.u_agent)), "optimum": once.u_optimum}
     return {name: kw * gist().published.energy_h * (1 - u) / 1000 for name, u in means.items()}
 
 
-def _at_mark(learned: dqn.Learned, optimum: float) -> dqn.Point | None:
+def _at_mark(learned: dqn.DQNResult, optimum: float) -> dqn.Point | None:
     """The evaluation at which training counts as done, if it ever did."""
     return next((point for point in learned.course if point.utilization >= MARK * optimum), None)
 
@@ -258,7 +258,7 @@ def _figures(made: Reproduction, done: Sequence[dqn.Point | None]) -> Iterator[F
             yield row.filled({"at": at})
 
 
-def _formatted(of: Setting) -> SimpleNamespace:
+def _formatted(of: ArrivalSetting) -> SimpleNamespace:
     values = msgspec.structs.asdict(of)
     return SimpleNamespace(**{k: _Each(value) if isinstance(value, list) else value for k, value in values.items()})
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
-from gpusched.config.weights import Arrays, Model
+from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints
@@ -40,7 +40,7 @@ _STEP_OF_NETS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ScaleSettings:
     """Hyper-parameters of the agent at scale: the ``train`` section of its policy file.
 
     Attributes:
@@ -71,7 +71,7 @@ class Settings:
     patience_days: float = PATIENCE_S / 86400
 
 
-class Workload(NamedTuple):
+class ReferenceWorkload(NamedTuple):
     """A trace on its nodes, and what `REFERENCE` does there: mean JCT (seconds) and utilization."""
 
     trace: Trace
@@ -80,7 +80,7 @@ class Workload(NamedTuple):
     utilization: float
 
 
-class Figures(NamedTuple):
+class ReplayFigures(NamedTuple):
     """Of one replay: mean JCT in seconds; GPU seconds used over those there were from first start to last end."""
 
     mean_jct_s: float
@@ -89,28 +89,28 @@ class Figures(NamedTuple):
 
 def policy_of(arrays: Arrays, name: str = "agent", patience_s: float = PATIENCE_S) -> ReplayPolicy:
     """Weights in memory as the engine runs them."""
-    model = Model("gist", arrays, {"patience_s": str(patience_s)}, "", f"(weights in memory: {name})")
+    model = TrainedModel("gist", arrays, {"patience_s": str(patience_s)}, "", f"(weights in memory: {name})")
     return ReplayPolicy(name=name, order="gist", knows="limit", source="in training", backfill="easy", model=model)
 
 
-def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str | None = None) -> Figures:
+def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str | None = None) -> ReplayFigures:
     """One replay's."""
     done = replay(trace, pool, policy, placement=placement)
     ran = done.ran
     used = float(np.sum(trace.gpus[ran] * trace.duration[ran]))
     there = pool.total_gpus * float(done.end[ran].max() - done.start[ran].min())
-    return Figures(float(np.mean(done.end[ran] - trace.submit[ran])), used / there if there > 0 else 0.0)
+    return ReplayFigures(float(np.mean(done.end[ran] - trace.submit[ran])), used / there if there > 0 else 0.0)
 
 
-class Search:
+class ScaleTraining:
     """One training: where it stands, and what it has found.
 
     Raises:
         UsageError: A hyper-parameter that cannot be, or a workload of no jobs.
     """
 
-    def __init__(self, job: TrainJob, report: Report) -> None:
-        settings = settings_of(Settings(), job.spec.settings)
+    def __init__(self, job: TrainJob, report: TrainingReport) -> None:
+        settings = settings_of(ScaleSettings(), job.spec.settings)
         self._job, self._settings, self._report = job, settings, report
         self._patience_s = settings.patience_days * 86400
         self._pools = _pools(job, settings)
@@ -124,7 +124,7 @@ class Search:
             for k, pool in enumerate(self._pools)
         ]
 
-    def run(self) -> Trained:
+    def run(self) -> TrainerResult:
         """The search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
@@ -149,7 +149,7 @@ class Search:
             "less lost utilization)"
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
-        return Trained(
+        return TrainerResult(
             arrays=template.arrays(best), about=about, score=-cost, hyper_parameters=asdict(settings), notes=(note,),
             untrained=first,
         )  # fmt: skip
@@ -167,7 +167,7 @@ class Search:
         search.tell(costs)
         return float(np.median(costs))
 
-    def _cost(self, arrays: Arrays, workloads: list[Workload]) -> float:
+    def _cost(self, arrays: Arrays, workloads: list[ReferenceWorkload]) -> float:
         """Mean over workloads of log(mean JCT / the reference's) and of what utilization was lost against it."""
         policy, total = policy_of(arrays, patience_s=self._patience_s), 0.0
         for trace, pool, jct, use in workloads:
@@ -200,12 +200,12 @@ class Search:
         return select(trace, np.arange(first, first + jobs))
 
 
-def _workload(trace: Trace, pool: Pool) -> Workload:
+def _workload(trace: Trace, pool: Pool) -> ReferenceWorkload:
     """With the reference's figures."""
-    return Workload(trace, pool, *figures(REFERENCE, trace, pool))
+    return ReferenceWorkload(trace, pool, *figures(REFERENCE, trace, pool))
 
 
-def _pools(job: TrainJob, settings: Settings) -> list[Pool]:
+def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
     """The partition's own nodes, and the other sizes asked for."""
     own = job.scenario.pool
     try:

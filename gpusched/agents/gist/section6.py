@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from gpusched.agents.gist.setting import HOUR_S, Episodes, Kind, gist, paper
+from gpusched.agents.gist.setting import HOUR_S, Episodes, ServerFlavor, gist, paper
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.stepper import Stepper
@@ -80,7 +80,7 @@ def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: flo
     """All five there at once; the first jobs go where ``servers`` says, others to the first server with room."""
     setting = paper("A100")
     pool = setting.pool
-    whole = Kind("f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S)
+    whole = ServerFlavor("f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S)
     kinds = (*setting.kinds, whole)
     trace = replace(setting, kinds=kinds).trace(["smlf".index(x) for x in _JOBS])
 

@@ -34,7 +34,7 @@ class Episodes(NamedTuple):
     hours: Floats
 
 
-class Kind(NamedTuple):
+class ServerFlavor(NamedTuple):
     """A flavor that fits one server; totals of the job, seconds."""
 
     name: str
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setting:
+class EpisodeSetting:
     """What episodes are made of.
 
     Attributes:
@@ -58,7 +58,7 @@ class Setting:
 
     name: str
     servers: tuple[NodeSpec, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ServerFlavor, ...]
     gap_s: float = 0.0
     jobs: int = 4
 
@@ -103,7 +103,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     ends_d: tuple[float, float]
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One of a partition. ``rated_kw``: Section 6.2."""
 
     cores: int
@@ -111,7 +111,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     rated_kw: float
 
 
-class Flavor(msgspec.Struct, frozen=True, kw_only=True):
+class FlavorShare(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of job takes a server's ``part``-th part for so many hours."""
 
     part: int
@@ -138,8 +138,8 @@ class Gist(Paper, frozen=True, kw_only=True):
     published: Published
     servers: int
     gpus: int
-    partitions: dict[str, Server]
-    kinds: dict[str, Flavor]
+    partitions: dict[str, ServerSpec]
+    kinds: dict[str, FlavorShare]
     jobs: int
     f_hours: float
     f_printed_days: float
@@ -154,21 +154,21 @@ def gist() -> Gist:
     return read_paper("gist", Gist)
 
 
-def paper(partition: str, gap_h: float = 0.0) -> Setting:
+def paper(partition: str, gap_h: float = 0.0) -> EpisodeSetting:
     """``A100`` or ``V100`` of the paper: Table 2 and Section 6.2."""
     of = gist()
     server = of.partitions[partition]
     node = NodeSpec(of.gpus, server.cores, server.memory_gib << 10, partition)
     kinds = tuple(
-        Kind(f"{name}-{partition}", of.gpus // kind.part, node.cores // kind.part, node.memory_mib // kind.part,
+        ServerFlavor(f"{name}-{partition}", of.gpus // kind.part, node.cores // kind.part, node.memory_mib // kind.part,
              kind.hours * HOUR_S)
         for name, kind in of.kinds.items()
     )  # fmt: skip
     servers = tuple(node._replace(name=f"{i + 1}") for i in range(of.servers))
-    return Setting(partition, servers, kinds, gap_h * HOUR_S, of.jobs)
+    return EpisodeSetting(partition, servers, kinds, gap_h * HOUR_S, of.jobs)
 
 
-def of_partition(partition: Partition, gap_h: float, jobs: int) -> Setting:
+def of_partition(partition: Partition, gap_h: float, jobs: int) -> EpisodeSetting:
     """A partition of an inventory with those of its flavors that fit one server.
 
     Raises:
@@ -176,10 +176,10 @@ def of_partition(partition: Partition, gap_h: float, jobs: int) -> Setting:
     """
     nodes = tuple(NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, "", n.name) for n in partition.nodes)
     kinds = tuple(
-        Kind(f.name, f.gpus, f.cores, f.memory_mib, float(f.time_limit_s))
+        ServerFlavor(f.name, f.gpus, f.cores, f.memory_mib, float(f.time_limit_s))
         for f in sorted(partition.flavors, key=lambda f: (f.gpus, f.cores))
         if f.gpus > 0 and any(n.gpus >= f.gpus and n.cores >= f.cores and n.memory_mib >= f.memory_mib for n in nodes)
     )
     if not kinds:
         raise UsageError(f"{partition.name}: no flavor fits one server", "the paper's setting needs one; see variant")
-    return Setting(partition.name, nodes, kinds, gap_h * HOUR_S, jobs)
+    return EpisodeSetting(partition.name, nodes, kinds, gap_h * HOUR_S, jobs)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from gpusched.agents.common.request import UNTRAINED, Report, Row, Trained, TrainJob, settings_of
+from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.clusters import VARIANTS, Clusters
-from gpusched.agents.gist.scale import Search
-from gpusched.agents.gist.setting import HOUR_S, Setting, of_partition
+from gpusched.agents.gist.scale import ScaleTraining
+from gpusched.agents.gist.setting import HOUR_S, EpisodeSetting, of_partition
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 
@@ -23,14 +23,14 @@ MOST_LEAVES = 20_000
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeSettings:
     """What episodes are like. gap_h: hours between submissions. jobs: Of an episode, the last one not counted."""
 
     gap_h: float = 0.0
     jobs: int = 4
 
 
-def train_agent(job: TrainJob, report: Report) -> Trained:
+def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     """One partition's agent.
 
     Raises:
@@ -40,20 +40,20 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     settings = job.spec.settings
     variant = settings.get("variant", "scale")
     if variant == "scale":
-        return Search(job, report).run()
+        return ScaleTraining(job, report).run()
     variant = str(variant)
     if variant not in VARIANTS:
         raise UsageError(f"train: variant {variant!r}{did_you_mean(variant, ['scale', *VARIANTS])}")
     if job.declared is None:
         raise UsageError(f"the {variant} variant needs flavors", "name an inventory: --inventory F")
     mine = ("gap_h", "jobs")
-    hyper = settings_of(dqn.WAIT if variant == "wait" else dqn.Hyper(), settings, ("variant", *mine))
-    episode = settings_of(Episode(), {k: v for k, v in settings.items() if k in mine})
+    hyper = settings_of(dqn.WAIT if variant == "wait" else dqn.DQNSettings(), settings, ("variant", *mine))
+    episode = settings_of(EpisodeSettings(), {k: v for k, v in settings.items() if k in mine})
     setting = of_partition(job.declared, episode.gap_h, episode.jobs)
     learned = dqn.train(
         setting, variant, hyper, job.seed, device=job.device, report=report, checkpoint=job.checkpoint
     )  # fmt: skip
-    return Trained(
+    return TrainerResult(
         arrays=learned.arrays,
         about={"variant": variant, "knows": "limit", "gap_h": f"{episode.gap_h:g}"},
         score=learned.best.utilization,
@@ -67,7 +67,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     )
 
 
-def _rows(setting: Setting, name: str, learned: dqn.Learned) -> tuple[Row, ...]:
+def _rows(setting: EpisodeSetting, name: str, learned: dqn.DQNResult) -> tuple[ResultRow, ...]:
     """The agent beside first fit, and beside the exact figures where these can be had in seconds."""
     found = [
         (name, "limit", learned.best.utilization),
@@ -83,10 +83,10 @@ def _rows(setting: Setting, name: str, learned: dqn.Learned) -> tuple[Row, ...]:
             ("best online", "limit", expectimax.best_online(setting)),
             ("optimum (all jobs known beforehand)", "oracle", expectimax.clairvoyant(setting)),
         ]
-    return tuple(Row(policy=p, knows=k, figure="utilization", value=v) for p, k, v in found)
+    return tuple(ResultRow(policy=p, knows=k, figure="utilization", value=v) for p, k, v in found)
 
 
-def first_fit(setting: Setting) -> float:
+def first_fit(setting: EpisodeSetting) -> float:
     """Mean U over all sequences of starting whatever fits, largest first, on the first server that has room."""
     clusters = Clusters(setting, "masked", len(setting.sequences()), 0, setting.sequences())
     batch = clusters.begin()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, parts
-from gpusched.agents.maifs.world import Course, Known, World, choose, told
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, choose, told
 from gpusched.compiled import jit
 from gpusched.estimation.speeds import SpeedPrior, SpeedStore, believed, learn, new_speeds
 from gpusched.sched.state import Floats, Ints
@@ -36,7 +36,7 @@ class Beliefs(NamedTuple):
 
     speeds: SpeedStore
     may: Floats
-    known: Known
+    known: SpeedEstimates
 
 
 def new_beliefs(truth: Floats, bold: float) -> Beliefs:
@@ -91,7 +91,7 @@ def _walk(at: Floats, deviation: float) -> Floats:
 
 
 @jit
-def watch(world: World, course: Course, beliefs: Beliefs, job: Ints, bold: float) -> None:
+def watch(world: MaifsWorld, course: JobStates, beliefs: Beliefs, job: Ints, bold: float) -> None:
     """Running jobs tell their speed, once for what they have, after they have run for a moment."""
     for j in job:
         point = course.point[j]

@@ -7,18 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.maifs.beliefs import Beliefs, new_beliefs, watch
-from gpusched.agents.maifs.joint import GRAPH, Plan, fill, new_plan, same_nodes
-from gpusched.agents.maifs.network import Agent, agent_of, judge
-from gpusched.agents.maifs.rules import GREEDY, Rule, decide
-from gpusched.agents.maifs.world import Course, Known, World, new_run
+from gpusched.agents.maifs.joint import GRAPH, JointDecision, fill, new_plan, same_nodes
+from gpusched.agents.maifs.network import MaifsWeights, agent_of, judge
+from gpusched.agents.maifs.rules import GREEDY, SizingRule, decide
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, new_run
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.state import DECIDE, OVER, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, OVER, EventLog, Passes, Sim
 from gpusched.sim.rounds import BEFORE, DECISIONS, NOW, Played, carry_out, give, is_due, present
 
 
-class Play(NamedTuple):
+class MaifsRun(NamedTuple):
     """A run, and who decides.
 
     Attributes:
@@ -26,26 +26,26 @@ class Play(NamedTuple):
         mode, attends: See `play_agent`.
     """
 
-    world: World
-    course: Course
-    known: Known
-    rule: Rule
+    world: MaifsWorld
+    course: JobStates
+    known: SpeedEstimates
+    rule: SizingRule
     beliefs: Beliefs | None = None
-    agent: Agent | None = None
+    agent: MaifsWeights | None = None
     mode: int = GRAPH
     attends: bool = True
     most: int = 1 << 40
 
 
-def play(world: World, known: Known, rule: Rule) -> Played:
+def play(world: MaifsWorld, known: SpeedEstimates, rule: SizingRule) -> Played:
     """All jobs to their end, by a rule that is told what is ``known``."""
     run, course = new_run(world.jobs)
-    run.to_end(_run, Play(world, course, known, rule))
+    run.to_end(_run, MaifsRun(world, course, known, rule))
     return run.played
 
 
 def play_agent(
-    world: World, numbers: Floats, mode: int = GRAPH, attends: bool = True, most: int = 1 << 40
+    world: MaifsWorld, numbers: Floats, mode: int = GRAPH, attends: bool = True, most: int = 1 << 40
 ) -> Played:  # fmt: skip
     """All jobs to their end, by the agents, who know no speed that no job has told.
 
@@ -58,12 +58,12 @@ def play_agent(
     """
     (run, course), agent = new_run(world.jobs), agent_of(numbers)
     beliefs = new_beliefs(world.truth, float(agent.bold[0]))
-    run.to_end(_run, Play(world, course, beliefs.known, Rule(GREEDY), beliefs, agent, mode, attends, most))
+    run.to_end(_run, MaifsRun(world, course, beliefs.known, SizingRule(GREEDY), beliefs, agent, mode, attends, most))
     return run.played
 
 
 @jit
-def decide_round(sim: Sim, log: Log, passes: Passes, of: Play) -> int:
+def decide_round(sim: Sim, log: EventLog, passes: Passes, of: MaifsRun) -> int:
     """What every job gets, when that is to be decided."""
     progress = of.course.progress
     if progress.counts[DECISIONS] == of.most:
@@ -79,7 +79,7 @@ _run = looped(decide_round)
 
 
 @jit
-def plan_of(beliefs: Beliefs | None, agent: Agent | None, of: Play) -> Plan:
+def plan_of(beliefs: Beliefs | None, agent: MaifsWeights | None, of: MaifsRun) -> JointDecision:
     """What is decided; by the agents by what running jobs tell."""
     world, course, there = of.world, of.course, present(of.course.progress)
     if beliefs is None or agent is None:
@@ -92,7 +92,7 @@ def plan_of(beliefs: Beliefs | None, agent: Agent | None, of: Play) -> Plan:
 
 
 @jit
-def serve(world: World, course: Course) -> None:
+def serve(world: MaifsWorld, course: JobStates) -> None:
     """Count what jobs have had since the last decision."""
     time = course.progress.time
     for job in present(course.progress):
@@ -101,7 +101,7 @@ def serve(world: World, course: Course) -> None:
 
 
 @jit
-def apply(world: World, course: Course, plan: Plan) -> None:
+def apply(world: MaifsWorld, course: JobStates, plan: JointDecision) -> None:
     """Jobs whose place or size has changed stop and start anew, which takes the time of a restart."""
     for i in range(len(plan.job)):
         job, point = plan.job[i], plan.point[i]
@@ -115,7 +115,7 @@ def apply(world: World, course: Course, plan: Plan) -> None:
         course.told[job] = False
 
 
-def alone(world: World) -> Floats:
+def alone(world: MaifsWorld) -> Floats:
     """A bound on every job's JCT, ``float64[jobs]``: at its best size within its bounds, from its arrival on."""
     shape_of = world.gpus[None, :]
     may = (shape_of >= world.jobs.least[:, None]) & (shape_of <= world.jobs.most[:, None])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.world import Bools, Course, Known, World
+from gpusched.agents.maifs.world import Bools, JobStates, MaifsWorld, SpeedEstimates
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
@@ -29,7 +29,7 @@ _EPS = 1e-6
 _new_heap = jit(new_heap)
 
 
-class Plan(NamedTuple):
+class JointDecision(NamedTuple):
     """What is decided, of the ``n`` jobs that are there.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 @jit
-def new_plan(world: World, course: Course, known: Known, job: Ints) -> Plan:
+def new_plan(world: MaifsWorld, course: JobStates, known: SpeedEstimates, job: Ints) -> JointDecision:
     """Nothing is decided; all weights and prices are 1."""
     n, groups = len(job), len(world.jobs.group) - 1
     best = np.zeros(n)
@@ -70,14 +70,14 @@ def new_plan(world: World, course: Course, known: Known, job: Ints) -> Plan:
     held = np.zeros_like(world.jobs.node)
     for i in range(n):
         _hold(world, course, held, job[i], 1.0)
-    return Plan(
+    return JointDecision(
         job, np.full(n, -1), np.full((n, 2), -1), np.full(n, -1), np.zeros(n), np.ones((n, groups)), np.ones(n), best,
         np.ones((groups, 3)), world.jobs.node.copy(), held,
     )  # fmt: skip
 
 
 @jit
-def _hold(world: World, course: Course, held: Floats, job: int, sign: float) -> None:
+def _hold(world: MaifsWorld, course: JobStates, held: Floats, job: int, sign: float) -> None:
     point = course.point[job]
     if point >= 0:
         for s in range(world.spread[point]):
@@ -85,7 +85,7 @@ def _hold(world: World, course: Course, held: Floats, job: int, sign: float) -> 
 
 
 @jit
-def _rank(world: World, course: Course, plan: Plan, i: int, node: int, point: int) -> float:
+def _rank(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, node: int, point: int) -> float:
     """How well a node suits a job, small is good, infinite: it does not fit."""
     have = plan.point[i]
     mine = have >= 0 and (plan.node[i, 0] == node or plan.node[i, 1] == node)
@@ -105,7 +105,7 @@ def _rank(world: World, course: Course, plan: Plan, i: int, node: int, point: in
 
 
 @jit
-def find(world: World, course: Course, plan: Plan, i: int, group: int, point: int) -> tuple[int, int]:
+def find(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, group: int, point: int) -> tuple[int, int]:
     """The nodes of a group that suit a point best; -1: there are none."""
     first, second = -1, -1
     low, next_low = np.inf, np.inf
@@ -122,7 +122,7 @@ def find(world: World, course: Course, plan: Plan, i: int, group: int, point: in
 
 
 @jit
-def may_stay(world: World, course: Course, plan: Plan, i: int) -> bool:
+def may_stay(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int) -> bool:
     """Whether what a job has is still free for it."""
     point = course.point[plan.job[i]]
     if point < 0:
@@ -136,7 +136,7 @@ def may_stay(world: World, course: Course, plan: Plan, i: int) -> bool:
 
 
 @jit
-def put(world: World, course: Course, plan: Plan, i: int, point: int, first: int, second: int) -> None:
+def put(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, point: int, first: int, second: int) -> None:
     """Decides for a job, instead of what was decided before."""
     have = plan.point[i]
     if have >= 0:
@@ -162,7 +162,9 @@ class Bid(NamedTuple):
 
 
 @jit
-def bid(world: World, course: Course, known: Known, plan: Plan, i: int, group: int, dominant: bool) -> Bid:
+def bid(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, group: int, dominant: bool
+) -> Bid:
     """The step with the largest weighed gain in relative speed for its price; ``dominant``: by dominant share."""
     job = plan.job[i]
     if plan.weight[i, group] <= 0.0:
@@ -202,7 +204,7 @@ def same_nodes(node: Ints, first: int, second: int) -> bool:
 
 
 @jit
-def _cost(world: World, price: Floats, point: int, have: int, dominant: bool) -> float:
+def _cost(world: MaifsWorld, price: Floats, point: int, have: int, dominant: bool) -> float:
     """What a point takes more than another."""
     cost, top, before = 0.0, 0.0, 0.0
     for r in range(3):
@@ -217,7 +219,9 @@ def _cost(world: World, price: Floats, point: int, have: int, dominant: bool) ->
 
 
 @jit
-def fill(world: World, course: Course, known: Known, plan: Plan, mode: int, dominant: bool) -> None:
+def fill(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, mode: int, dominant: bool
+) -> None:
     """Decides for all jobs."""
     if mode == ALONE:
         _one_for_all(world, course, known, plan, dominant)
@@ -226,7 +230,9 @@ def fill(world: World, course: Course, known: Known, plan: Plan, mode: int, domi
 
 
 @jit
-def _one_for_all(world: World, course: Course, known: Known, plan: Plan, dominant: bool) -> None:
+def _one_for_all(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, dominant: bool
+) -> None:
     groups, n = len(world.jobs.group) - 1, len(plan.job)
     heap = _new_heap(n * groups)
     for i in range(n):
@@ -253,7 +259,9 @@ def _one_for_all(world: World, course: Course, known: Known, plan: Plan, dominan
 
 
 @jit
-def _agents(world: World, course: Course, known: Known, plan: Plan, mode: int, dominant: bool) -> None:
+def _agents(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, mode: int, dominant: bool
+) -> None:
     groups, n = len(world.jobs.group) - 1, len(plan.job)
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
     for group in range(groups):
@@ -306,7 +314,14 @@ def _agents(world: World, course: Course, known: Known, plan: Plan, mode: int, d
 
 @jit
 def _commit(
-    world: World, course: Course, known: Known, plan: Plan, dominant: bool, score: Floats, who: Ints, chosen: Ints
+    world: MaifsWorld,
+    course: JobStates,
+    known: SpeedEstimates,
+    plan: JointDecision,
+    dominant: bool,
+    score: Floats,
+    who: Ints,
+    chosen: Ints,
 ) -> bool:
     """Every agent's chosen bid, the best first; whether any came about."""
     groups = len(chosen)

@@ -49,7 +49,7 @@ class Weeks(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 1
 
 
-class Rival(msgspec.Struct, frozen=True, kw_only=True):
+class MaifsRival(msgspec.Struct, frozen=True, kw_only=True):
     """A policy here.
 
     Attributes:
@@ -68,8 +68,8 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 class Maifs(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/maifs.yaml``."""
 
-    policies: dict[str, Rival]
-    ablations: dict[str, Rival]
+    policies: dict[str, MaifsRival]
+    ablations: dict[str, MaifsRival]
     loads: tuple[float, ...]
     traces: dict[str, Weeks]
     models: dict[str, str]
@@ -82,7 +82,7 @@ def maifs() -> Maifs:
     return read_paper("maifs", Maifs)
 
 
-class Kinds(NamedTuple):
+class MaifsJobClasses(NamedTuple):
     """Kinds of jobs. A point is a shape, cores and memory: ``(shape * len(CORES) + cores) * len(MEMORY_GB) + memory``.
 
     Attributes:
@@ -125,7 +125,7 @@ class Measurements(NamedTuple):
     source: str
 
 
-def read_kinds(folder: Path | None = None) -> Kinds:
+def read_kinds(folder: Path | None = None) -> MaifsJobClasses:
     """Return all kinds, by the measurements that come along, or those of a folder.
 
     ``folder``: with Synergy's sensitivities, ``placement/`` and restart_seconds.csv, as their authors publish them.
@@ -144,7 +144,7 @@ def read_kinds(folder: Path | None = None) -> Kinds:
         by_rest = np.stack([_sensitivity(given.source, given.sensitivity, name, gpus) for gpus, _ in SHAPES])
         whole = by_shape[:, None, None] * by_rest / _iter_time(given.source, given.sensitivity, name)
         speed[row] = np.where(fits, whole.reshape(-1), 0.0)
-    return Kinds(tuple(models), speed, np.array([given.restart_s[scale] for scale in models.values()]))
+    return MaifsJobClasses(tuple(models), speed, np.array([given.restart_s[scale] for scale in models.values()]))
 
 
 def _shipped() -> Measurements:

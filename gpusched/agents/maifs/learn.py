@@ -13,11 +13,11 @@ import numpy as np
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import rounded
 from gpusched.agents.maifs.engine import play, play_agent
-from gpusched.agents.maifs.kinds import Kinds, maifs
+from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
-from gpusched.agents.maifs.rules import GREEDY, Rule
-from gpusched.agents.maifs.workloads import Arrivals, draw
-from gpusched.agents.maifs.world import World, told, world_of
+from gpusched.agents.maifs.rules import GREEDY, SizingRule
+from gpusched.agents.maifs.workloads import ArrivingJobs, draw
+from gpusched.agents.maifs.world import MaifsWorld, told, world_of
 from gpusched.sched.state import Floats
 
 _PARTS = (0.6, 1.0)
@@ -27,7 +27,7 @@ _STEP = {"job.skip": 0.3, "bold": 0.2}  # how far first steps go; 0.1 of all oth
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MaifsSearchSettings:
     """Hyper-parameters.
 
     Attributes:
@@ -47,15 +47,15 @@ class Settings:
     choose: int = 1
 
 
-class Try(NamedTuple):
+class MaifsTrainingCase(NamedTuple):
     """A workload and what greedy-true makes of it: its mean JCT in seconds, and how many decisions it takes."""
 
-    world: World
+    world: MaifsWorld
     greedy_s: float
     decisions: int
 
 
-class Learned(NamedTuple):
+class MaifsResult(NamedTuple):
     """What came of it.
 
     Attributes:
@@ -68,9 +68,9 @@ class Learned(NamedTuple):
 
 
 def learn(
-    arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings, seed: int, jobs: int,
+    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
-) -> Learned:  # fmt: skip
+) -> MaifsResult:  # fmt: skip
     """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
     start = untrained(seed)
     scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
@@ -92,11 +92,12 @@ def learn(
                 course.append((generation + 1, cost))
             advance(generation + 1, settings.generations)
         best = _pruned(pool, best, start, arrivals, kinds, settings)
-    return Learned(best, tuple(course))
+    return MaifsResult(best, tuple(course))
 
 
 def _pruned(
-    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Arrivals], kinds: Kinds, settings: Settings
+    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses,
+    settings: MaifsSearchSettings
 ) -> Floats:  # fmt: skip
     """The whole way from the start or a part of it, with the jobs' hidden layer or without.
 
@@ -115,8 +116,9 @@ def _pruned(
 
 
 def _try(
-    arrivals: dict[str, Arrivals], kinds: Kinds, purpose: str, turn: int, seed: int, settings: Settings
-) -> Try:  # fmt: skip
+    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, purpose: str, turn: int, seed: int,
+    settings: MaifsSearchSettings
+) -> MaifsTrainingCase:  # fmt: skip
     """Traces, loads and weeks in turn."""
     trace, loads = list(arrivals)[turn % len(arrivals)], maifs().loads
     turn, load = turn // len(arrivals) // len(loads), loads[turn // len(arrivals) % len(loads)]
@@ -126,11 +128,11 @@ def _try(
         arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
     )  # fmt: skip
     world = world_of(jobs, kinds)
-    played = play(world, told(kinds.speed), Rule(GREEDY))
-    return Try(world, float(played.jct.mean()), played.decisions)
+    played = play(world, told(kinds.speed), SizingRule(GREEDY))
+    return MaifsTrainingCase(world, float(played.jct.mean()), played.decisions)
 
 
-def _cost(numbers: Floats, one: Try) -> float:
+def _cost(numbers: Floats, one: MaifsTrainingCase) -> float:
     """Return the log of the mean JCT by that of greedy-true."""
     jct = play_agent(one.world, numbers, most=one.decisions * 5 // 4).jct
     return float(np.log(jct.mean() / one.greedy_s)) if np.isfinite(jct).all() else _NEVER

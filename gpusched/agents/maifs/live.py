@@ -9,21 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.agents.common.vector import joined
-from gpusched.agents.maifs.network import HIDDEN, JOB, SHAPES, Agent, agent_of, kept, look
+from gpusched.agents.maifs.network import HIDDEN, JOB, SHAPES, MaifsWeights, agent_of, kept, look
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.sizing.question import Question
 from gpusched.sched.state import Flags, Floats, Ints
 
 _UNSURE = 0.3  # of a job that told nothing of its speed
 
 
-def prepare(model: Model) -> Agent:
+def prepare(model: TrainedModel) -> MaifsWeights:
     """The weights. ValueError: they are of another shape."""
     return agent_of(joined(model.arrays, SHAPES))
 
 
-def choose_sizes(prepared: Agent, question: Question) -> Ints:
+def choose_sizes(prepared: MaifsWeights, question: Question) -> Ints:
     """GPUs by job: everybody the least, then whoever gains the most weighed speed for its share, as long as any do."""
     claims, jobs = question.claims, question.claims.jobs
     told = np.column_stack(
@@ -38,7 +38,7 @@ def choose_sizes(prepared: Agent, question: Question) -> Ints:
 
 @jit
 def _choose(
-    agent: Agent, jobs: Floats, sizes: Ints, allowed: Flags, pace: Floats, told: Flags, capacity: int, total: int
+    agent: MaifsWeights, jobs: Floats, sizes: Ints, allowed: Flags, pace: Floats, told: Flags, capacity: int, total: int
 ) -> Ints:
     """Which of its sizes each job gets, ``int64[n]``; ``jobs: float64[n, 6]``: as `choose_sizes` has them."""
     n, most = sizes.shape

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.vector import parts_of
-from gpusched.agents.maifs.joint import Plan
-from gpusched.agents.maifs.world import Course, Known, World
+from gpusched.agents.maifs.joint import JointDecision
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import NOW
@@ -32,7 +32,7 @@ WINDOW = 128
 _TINY = 1e-9
 
 
-class Agent(NamedTuple):
+class MaifsWeights(NamedTuple):
     """The weights, by the names of `SHAPES`; float64."""
 
     job_skip: Floats
@@ -45,9 +45,9 @@ class Agent(NamedTuple):
     bold: Floats
 
 
-def agent_of(numbers: Floats) -> Agent:
+def agent_of(numbers: Floats) -> MaifsWeights:
     """``float64[numbers]`` as weights."""
-    return Agent(*parts_of(numbers, SHAPES))
+    return MaifsWeights(*parts_of(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:
@@ -65,7 +65,9 @@ def untrained(seed: int) -> Floats:
 
 
 @jit
-def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, attends: bool) -> None:
+def judge(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, agent: MaifsWeights, attends: bool
+) -> None:
     """Writes the weights, prices and the cost of restarts of a plan in which nothing is decided yet."""
     n, groups, now = len(plan.job), len(world.jobs.group) - 1, course.progress.time[NOW]
     asked = 0.0
@@ -109,7 +111,7 @@ def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, 
 
 
 @jit
-def look(agent: Agent, inputs: Floats, hidden: Floats) -> tuple[float, float]:
+def look(agent: MaifsWeights, inputs: Floats, hidden: Floats) -> tuple[float, float]:
     """Logs of a job's weight and horizon (by `HORIZON_S`), before what each agent thinks of it; fills ``hidden``."""
     weight, horizon = 0.0, 0.0
     for d in range(JOB):
@@ -133,7 +135,9 @@ def kept(left: float, horizon: float, restart_s: float) -> float:
 
 
 @jit
-def _groups(world: World, course: Course, plan: Plan, agent: Agent, pressure: float, attends: bool) -> Floats:
+def _groups(
+    world: MaifsWorld, course: JobStates, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool
+) -> Floats:
     """What each agent hears, ``float64[groups, WIDTH]``; writes the prices."""
     groups = len(world.jobs.group) - 1
     inputs, context = np.zeros((groups, GROUP)), np.zeros((groups, WIDTH))

@@ -12,23 +12,23 @@ import numpy as np
 from gpusched.agents.common.vector import named, read_vector
 from gpusched.agents.maifs.engine import alone, play, play_agent
 from gpusched.agents.maifs.joint import MODES
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, Kinds, Rival, maifs, read_kinds
-from gpusched.agents.maifs.learn import Settings, learn
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, MaifsJobClasses, MaifsRival, maifs, read_kinds
+from gpusched.agents.maifs.learn import MaifsSearchSettings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
-from gpusched.agents.maifs.rules import RULES, Rule
-from gpusched.agents.maifs.workloads import Arrivals, Jobs, draw, drawn_arrivals, read_arrivals
-from gpusched.agents.maifs.world import World, told, world_of
+from gpusched.agents.maifs.rules import RULES, SizingRule
+from gpusched.agents.maifs.workloads import ArrivingJobs, MaifsJobs, draw, drawn_arrivals, read_arrivals
+from gpusched.agents.maifs.world import MaifsWorld, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import Played
-from gpusched.study.paper import Advance, Made, Options, played
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
 
-QUICK = Settings(generations=1, population=4, tries=2, density=0.1, choose=1)
+QUICK = MaifsSearchSettings(generations=1, population=4, tries=2, density=0.1, choose=1)
 weights_of = partial(read_vector, "maifs", SHAPES)
 """What agents have learned, from a file; None: that which comes along."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class MaifsRow(msgspec.Struct, frozen=True, kw_only=True):
     """One drawn week under one policy.
 
     ``bound_s``: the mean JCT of jobs that are each alone on all nodes, at their best size within their bounds;
@@ -50,16 +50,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bound_makespan_s: float
 
 
-def result_of(rival: Rival, world: World, kinds: Kinds, learned: Floats) -> Played:
+def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, learned: Floats) -> Played:
     """A workload under a policy; ``learned``: the trained agents' weights."""
     if not rival.rule:
         return play_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
     may = np.arange(kinds.speed.shape[1]) % (len(CORES) * len(MEMORY_GB)) == PROPORTIONAL
     speed = kinds.speed if rival.told == "all" else np.where(may, kinds.speed, 0.0)
-    return play(world, told(speed), Rule(RULES[rival.rule]))
+    return play(world, told(speed), SizingRule(RULES[rival.rule]))
 
 
-def reproduce(options: Options, advance: Advance) -> Made:
+def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     """Every week that is kept for tests, at every load and seed, under every policy.
 
     Raises:
@@ -83,18 +83,20 @@ def reproduce(options: Options, advance: Advance) -> Made:
     size = {"density": 0.1, "days": 2.0} if options.quick else {}
     learned = _trained(arrivals, kinds, options, advance) if options.out else weights_of(options.weights)
 
-    def rows(at: tuple[str, int, float, int]) -> list[Row]:
+    def rows(at: tuple[str, int, float, int]) -> list[MaifsRow]:
         trace, week, load, seed = at
         workload = draw(arrivals[trace], trace, kinds, kinds.names, week, load, seed, **size)
         bound = alone(world_of(workload, kinds))
         results = {name: result_of(every[name], world_of(workload, kinds), kinds, learned) for name in chosen}
         return [_row(*at, workload, name, result, bound) for name, result in results.items()]
 
-    return Made(maifs(), played(drawn, rows, options, advance))
+    return PaperFigures(maifs(), played(drawn, rows, options, advance))
 
 
-def _trained(arrivals: dict[str, Arrivals], kinds: Kinds, options: Options, advance: Advance) -> Floats:
-    settings, seed = QUICK if options.quick else Settings(), maifs().drawn_with(options)[0]
+def _trained(
+    arrivals: dict[str, ArrivingJobs], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance
+) -> Floats:
+    settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
     about = {
@@ -106,10 +108,10 @@ def _trained(arrivals: dict[str, Arrivals], kinds: Kinds, options: Options, adva
 
 
 def _row(
-    trace: str, week: int, load: float, seed: int, workload: Jobs, name: str, result: Played, bound: Floats
-) -> Row:  # fmt: skip
+    trace: str, week: int, load: float, seed: int, workload: MaifsJobs, name: str, result: Played, bound: Floats
+) -> MaifsRow:  # fmt: skip
     ends = workload.arrival + bound
-    return Row(
+    return MaifsRow(
         trace=trace, week=week, load=load, seed=seed, nodes=len(workload.node), groups=len(workload.group) - 1,
         jobs=len(bound), policy=name, mean_jct_s=float(result.jct.mean()), makespan_s=result.makespan,
         restarts=result.restarts, bound_s=float(bound.mean()),

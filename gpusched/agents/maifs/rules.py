@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.joint import ALONE, Plan, fill, find, may_stay, new_plan, put
+from gpusched.agents.maifs.joint import ALONE, JointDecision, fill, find, may_stay, new_plan, put
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL
-from gpusched.agents.maifs.world import Course, Known, World
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates
 from gpusched.compiled import jit
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Ints
@@ -20,7 +20,7 @@ _QUEUE_S = 3600.0
 _TINY = 1e-9
 
 
-class Rule(NamedTuple):
+class SizingRule(NamedTuple):
     """A rule and its numbers.
 
     Attributes:
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 
 
 @jit
-def decide(world: World, course: Course, known: Known, job: Ints, rule: Rule) -> Plan:
+def decide(world: MaifsWorld, course: JobStates, known: SpeedEstimates, job: Ints, rule: SizingRule) -> JointDecision:
     """What all jobs that are there get; ``job: int64[n]``, by arrival."""
     plan = new_plan(world, course, known, job)
     if rule.rule == GREEDY or rule.rule == OPTIMUS:
@@ -60,7 +60,7 @@ def decide(world: World, course: Course, known: Known, job: Ints, rule: Rule) ->
 
 
 @jit
-def _order(world: World, course: Course, job: Ints, rule: int) -> Ints:
+def _order(world: MaifsWorld, course: JobStates, job: Ints, rule: int) -> Ints:
     """Running jobs first, and by arrival; LAS: by the GPU time that they have had, in three classes (Tiresias)."""
     key = np.zeros(len(job))
     for i in range(len(job)):
@@ -74,7 +74,9 @@ def _order(world: World, course: Course, job: Ints, rule: int) -> Ints:
 
 
 @jit
-def _at_asked(world: World, course: Course, known: Known, plan: Plan, i: int, tuned: bool) -> bool:
+def _at_asked(
+    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, tuned: bool
+) -> bool:
     """Places a job at the shape it asked for, with its part of cores and memory; ``tuned``: with what it can use."""
     job = plan.job[i]
     kind, shape = world.jobs.kind[job], world.jobs.asked[job]
@@ -100,7 +102,7 @@ def _at_asked(world: World, course: Course, known: Known, plan: Plan, i: int, tu
 
 
 @jit
-def _anywhere(world: World, course: Course, plan: Plan, i: int, point: int) -> int:
+def _anywhere(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, point: int) -> int:
     """The group whose nodes have the fewest GPUs left with it; -1: none."""
     low, best = np.inf, -1
     for group in range(len(world.jobs.group) - 1):
@@ -113,7 +115,7 @@ def _anywhere(world: World, course: Course, plan: Plan, i: int, point: int) -> i
 
 
 @jit
-def _at_least(world: World, course: Course, known: Known, plan: Plan) -> None:
+def _at_least(world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision) -> None:
     """Optimus: every job begins with the fewest GPUs, by arrival, before any gets more."""
     for i in range(len(plan.job)):
         job = plan.job[i]

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
-from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
+from gpusched.agents.common.resized import Range, ResizableWorkload, WorkloadLog, by_drf, log_of, run
 from gpusched.agents.common.vector import named, rounded
 from gpusched.agents.maifs.live import choose_sizes
-from gpusched.agents.maifs.network import JOB, SHAPES, Agent, agent_of, untrained
+from gpusched.agents.maifs.network import JOB, SHAPES, MaifsWeights, agent_of, untrained
 from gpusched.errors import UsageError
 from gpusched.sched.sizing.question import Claims, question_of
 from gpusched.sched.state import Floats, Ints
@@ -26,7 +26,7 @@ _STEP = 0.3
 
 
 @dataclass(frozen=True)
-class Hyper(Range):
+class MaifsTrainSettings(Range):
     """The ``train`` section of its policy's file.
 
     Attributes:
@@ -40,13 +40,13 @@ class Hyper(Range):
     choose_every: int = 5
 
 
-def train_agent(job: TrainJob, report: Report) -> Trained:
+def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     """One partition's agent; goes on after a kill.
 
     Raises:
         UsageError: A hyper-parameter that cannot be, or too few jobs.
     """
-    hyper = settings_of(Hyper(), job.spec.settings)
+    hyper = settings_of(MaifsTrainSettings(), job.spec.settings)
     if min(hyper.generations, hyper.population - 3, hyper.tries, hyper.choose_every) < 1:
         raise UsageError(f"train: {asdict(hyper)} is no recipe", "a population of 4, all else at least 1")
     log, about = log_of(job, hyper)
@@ -75,7 +75,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
         f"mean JCT on {len(choice)} workloads drawn for the choice of weights, against DRF: {begun - 1:+.1%} at the "
         f"start, {least - 1:+.1%} at the end; how speed goes with GPUs was drawn there, for the log does not tell"
     )
-    return Trained(
+    return TrainerResult(
         arrays=named(_with_rule(start, best), SHAPES), about=about, score=-least, hyper_parameters=asdict(hyper),
         notes=(note,), untrained=named(start, SHAPES),
     )  # fmt: skip
@@ -88,17 +88,17 @@ def _with_rule(start: Floats, rule: Floats) -> Floats:
     return rounded(numbers)
 
 
-def _with_drf(log: Log, workloads: list[Workload]) -> list[tuple[Workload, float]]:
+def _with_drf(log: WorkloadLog, workloads: list[ResizableWorkload]) -> list[tuple[ResizableWorkload, float]]:
     return [(one, _jct(one, run(one, by_drf, log.restart))) for one in workloads]
 
 
-def _jct(one: Workload, end: Floats) -> float:
+def _jct(one: ResizableWorkload, end: Floats) -> float:
     return float((end - one.submit).mean())
 
 
-def _cost(numbers: Floats, tries: list[tuple[Workload, float]], restart: float) -> float:
+def _cost(numbers: Floats, tries: list[tuple[ResizableWorkload, float]], restart: float) -> float:
     """Mean over workloads of mean JCT by DRF's."""
-    agent: Agent = agent_of(numbers)
+    agent: MaifsWeights = agent_of(numbers)
 
     def policy(claims: Claims, coming: int) -> Ints:
         return choose_sizes(agent, question_of(claims, "", 0.0, ()))

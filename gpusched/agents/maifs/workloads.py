@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, Kinds, maifs
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, MaifsJobClasses, maifs
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.traces.generate import generate
@@ -24,7 +24,7 @@ PER_GROUP = 4
 _ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
 
 
-class Arrivals(NamedTuple):
+class ArrivingJobs(NamedTuple):
     """Jobs with GPUs: ``float64[jobs]`` submit and duration in seconds, ``int64[jobs]`` GPUs."""
 
     submit: Floats
@@ -32,7 +32,7 @@ class Arrivals(NamedTuple):
     gpus: Ints
 
 
-class Jobs(NamedTuple):
+class MaifsJobs(NamedTuple):
     """A workload, jobs by arrival.
 
     Attributes:
@@ -54,7 +54,7 @@ class Jobs(NamedTuple):
     group: Ints
 
 
-def read_arrivals(folder: Path, trace: str) -> Arrivals:
+def read_arrivals(folder: Path, trace: str) -> ArrivingJobs:
     """The jobs with GPUs of a trace; a part of a GPU counts as one, other numbers as the next lower of 1, 2, 4, 8, 16.
 
     Raises:
@@ -67,21 +67,22 @@ def read_arrivals(folder: Path, trace: str) -> Arrivals:
     return _arrivals(load(path, None))
 
 
-def drawn_arrivals() -> Arrivals:
+def drawn_arrivals() -> ArrivingJobs:
     """Return jobs like those of Philly, where the traces are not at hand."""
     return _arrivals(generate(replace(load_workload(PHILLY_LIKE), jobs=27_000, load=None, per_hour=32.0)))
 
 
-def _arrivals(read: Trace) -> Arrivals:
+def _arrivals(read: Trace) -> ArrivingJobs:
     some = read.gpus > 0
     gpus = np.minimum(2 ** np.floor(np.log2(np.maximum(read.gpus, 1))).astype(np.int64), 16)
-    return Arrivals(read.submit[some], np.minimum(read.duration[some], LONGEST_S), gpus[some])
+    return ArrivingJobs(read.submit[some], np.minimum(read.duration[some], LONGEST_S), gpus[some])
 
 
 def draw(
-    arrivals: Arrivals, trace: str, kinds: Kinds, models: tuple[str, ...], week: int, load: float, seed: int,
+    arrivals: ArrivingJobs, trace: str, kinds: MaifsJobClasses, models: tuple[str, ...], week: int, load: float,
+    seed: int,
     density: float = 1.0, days: float = 7.0,
-) -> Jobs:  # fmt: skip
+) -> MaifsJobs:  # fmt: skip
     """A week's jobs, or those of some days of it, drawn with a seed.
 
     Args:
@@ -118,7 +119,7 @@ def draw(
     steps = duration * usual[kind, np.arange(len(kind))]
     nodes = max(2, round(float((gpus * duration).sum()) / (SERVER[0] * days * 86_400.0 * load)))
     groups = -(-nodes // PER_GROUP)
-    return Jobs(
+    return MaifsJobs(
         arrival=at, kind=kind, steps=steps, asked=asked,
         least=np.maximum(gpus // 4, 1), most=np.minimum(gpus * 4, 16),
         noise=np.exp(rng.normal(0, 0.03, len(kind))),

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, Kinds, needs, parts
-from gpusched.agents.maifs.workloads import Jobs
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, MaifsJobClasses, needs, parts
+from gpusched.agents.maifs.workloads import MaifsJobs
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.rounds import Progress, Rounds, Run
+from gpusched.sim.rounds import EngineRun, RoundProgress, Rounds
 
 Bools = npt.NDArray[np.bool_]
 ROUNDS = Rounds(60.0, 300.0)
@@ -20,7 +20,7 @@ GAIN = 1.02
 """A point that is not this much faster than one with fewer cores or less memory is none to choose."""
 
 
-class World(NamedTuple):
+class MaifsWorld(NamedTuple):
     """What does not change in a run.
 
     Attributes:
@@ -31,7 +31,7 @@ class World(NamedTuple):
         group_of: ``int64[nodes]``.
     """
 
-    jobs: Jobs
+    jobs: MaifsJobs
     need: Floats
     spread: Ints
     whole: Floats
@@ -41,7 +41,7 @@ class World(NamedTuple):
     group_of: Ints
 
 
-class Course(NamedTuple):
+class JobStates(NamedTuple):
     """What became of the jobs so far, ``[jobs]``.
 
     Attributes:
@@ -50,7 +50,7 @@ class Course(NamedTuple):
         since: When it began with what it has. served: GPU-seconds. told: Whether it has told its speed with that.
     """
 
-    progress: Progress
+    progress: RoundProgress
     point: Ints
     node: Ints
     since: Floats
@@ -58,7 +58,7 @@ class Course(NamedTuple):
     told: Bools
 
 
-class Known(NamedTuple):
+class SpeedEstimates(NamedTuple):
     """What a policy goes by.
 
     Attributes:
@@ -73,30 +73,34 @@ class Known(NamedTuple):
     choices: Ints
 
 
-def world_of(jobs: Jobs, kinds: Kinds) -> World:
+def world_of(jobs: MaifsJobs, kinds: MaifsJobClasses) -> MaifsWorld:
     """The arrays of a workload."""
     need = needs()
     spread: Ints = np.array([n for _, n in SHAPES])[parts()[0]]
     starts, ends = jobs.group[:-1], jobs.group[1:]
-    return World(
+    return MaifsWorld(
         jobs=jobs, need=need, spread=spread, whole=need * spread[:, None] / jobs.node.sum(0),
         gpus=np.round(need[:, 0] * spread).astype(np.int64), truth=kinds.speed, restart_s=kinds.restart_s,
         group_of=np.repeat(np.arange(len(starts)), ends - starts),
     )  # fmt: skip
 
 
-def new_run(jobs: Jobs) -> tuple[Run, Course]:
+def new_run(jobs: MaifsJobs) -> tuple[EngineRun, JobStates]:
     """Nothing has happened."""
-    run, count = Run(jobs.arrival, jobs.steps, ROUNDS), len(jobs.arrival)
+    run, count = EngineRun(jobs.arrival, jobs.steps, ROUNDS), len(jobs.arrival)
     since, served = np.zeros((2, count))
-    course = Course(run.progress, np.full(count, -1), np.full((count, 2), -1), since, served, np.zeros(count, np.bool_))
+    course = JobStates(
+        run.progress, np.full(count, -1), np.full((count, 2), -1), since, served, np.zeros(count, np.bool_)
+    )
     return run, course
 
 
-def told(truth: Floats) -> Known:
+def told(truth: Floats) -> SpeedEstimates:
     """What a policy goes by that is told every speed."""
     kinds, points = truth.shape
-    known = Known(truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64))
+    known = SpeedEstimates(
+        truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64)
+    )
     for kind in range(kinds):
         choose(known, kind)
     return known
@@ -106,7 +110,7 @@ _CORES, _MEMORY, _SHAPES = len(CORES), len(MEMORY_GB), len(SHAPES)
 
 
 @jit
-def choose(known: Known, kind: int) -> None:
+def choose(known: SpeedEstimates, kind: int) -> None:
     """Finds the points of a kind that are faster than all those of the same shape with fewer cores and less memory."""
     speed, count = known.speed[kind], 0
     best = np.zeros((_CORES, _MEMORY))

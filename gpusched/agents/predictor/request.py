@@ -17,11 +17,11 @@ from gpusched.model.units import count_of
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from gpusched.agents.predictor.train import Evaluation, Trained
-    from gpusched.model.jobs import Job
+    from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
+    from gpusched.model.jobs import JobRecord
 
 
-class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``gpusched predict --train``, as given."""
 
     trace: str | None = None
@@ -34,7 +34,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: str | None = None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job's run time as predicted, in seconds; ``run_s``: as it was, None: not known yet."""
 
     id: str
@@ -49,8 +49,8 @@ class TraceTold(msgspec.Struct, frozen=True, kw_only=True):
     """A trace's jobs as predicted, and how good that was on those later than all that was learned."""
 
     model: str
-    jobs: tuple[Told, ...]
-    evaluation: Evaluation | None
+    jobs: tuple[PredictedJob, ...]
+    evaluation: EstimateEvaluation | None
     notes: tuple[str, ...]
 
 
@@ -64,7 +64,7 @@ def usual_file() -> Path:
     return state_folder() / USUAL_NAME
 
 
-def train_predictor(request: TrainRequest) -> Trained:
+def train_predictor(request: PredictorRequest) -> TrainedPredictor:
     """Trains and saves a predictor, and judges one on the held-out end of the time that was trained on the rest.
 
     The saved one has learned from all of it: the newest jobs say most about the next ones.
@@ -95,13 +95,13 @@ def train_predictor(request: TrainRequest) -> Trained:
         )
     path = Path(request.out) if request.out is not None else usual_file()
     predictor.save(path)
-    return predict.Trained(
+    return predict.TrainedPredictor(
         path=str(path), jobs=int(predictor.about["jobs"]), seconds=time.perf_counter() - begin, evaluation=evaluation,
         notes=tuple(notes),
     )  # fmt: skip
 
 
-def _workload(request: TrainRequest) -> tuple[Trace, float]:
+def _workload(request: PredictorRequest) -> tuple[Trace, float]:
     """The jobs, and when on their clock nothing later may be learned from: ``--until``, else the end of all."""
     from gpusched.study.own import history
     from gpusched.traces.load import load
@@ -148,15 +148,15 @@ def tell_trace(model: str | None, file: str, format: str | None, vc: str | None)
     return TraceTold(model=predictor.digest, jobs=jobs, evaluation=evaluation, notes=tuple(notes))
 
 
-def _told(trace: Trace, job: int, row: list[float]) -> Told:
+def _told(trace: Trace, job: int, row: list[float]) -> PredictedJob:
     limit = float(trace.limit[job])
-    return Told(
+    return PredictedJob(
         id=trace.ids[job], p10_s=row[0], p50_s=row[1], p90_s=row[-1], limit_s=limit if limit > 0 else None,
         run_s=float(trace.duration[job]),
     )  # fmt: skip
 
 
-def tell_jobs(predictor: Predictor, past: Iterable[Job], jobs: Sequence[Job]) -> list[Told]:
+def tell_jobs(predictor: Predictor, past: Iterable[JobRecord], jobs: Sequence[JobRecord]) -> list[PredictedJob]:
     """What it says of jobs of this cluster, as of their submission; ``past``: those that ended before."""
     from gpusched.traces.readers.history import as_submitted
 

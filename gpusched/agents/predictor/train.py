@@ -30,7 +30,7 @@ RESAMPLES = 1000
 MIN_DAYS = 5
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BoostingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Hyper-parameters of the boosting, the same for every quantile."""
 
     trees: int = 150
@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     jobs_per_leaf: int = 20
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class EstimateScore(msgspec.Struct, frozen=True, kw_only=True):
     """One way to estimate run times, on the held-out jobs.
 
     Attributes:
@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     within_2: float
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+class EstimateEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """All estimates on the same held-out jobs.
 
     Attributes:
@@ -75,27 +75,27 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     days: int
     covered: float | None
     uncalibrated_covered: float | None
-    rows: tuple[Judged, ...]
+    rows: tuple[EstimateScore, ...]
 
 
-class Trained(msgspec.Struct, frozen=True, kw_only=True):
+class TrainedPredictor(msgspec.Struct, frozen=True, kw_only=True):
     """What was made, and how good it is on what was held out (None: nothing was)."""
 
     path: str
     jobs: int
     seconds: float
-    evaluation: Evaluation | None
+    evaluation: EstimateEvaluation | None
     notes: tuple[str, ...]
 
 
-def train(trace: Trace, *, until: float, seed: int = 0, settings: Settings | None = None) -> Predictor:
+def train(trace: Trace, *, until: float, seed: int = 0, settings: BoostingSettings | None = None) -> Predictor:
     """A predictor that has seen only jobs that had ended at ``until`` (seconds on the trace's clock).
 
     Raises:
         GpuschedError: scikit-learn is not installed, or there are too few such jobs.
     """
     need("sklearn.ensemble")
-    settings = settings or Settings()
+    settings = settings or BoostingSettings()
     ended = int((ends_of(trace) <= until).sum())
     if ended < MIN_JOBS:
         raise GpuschedError(
@@ -118,7 +118,7 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: Settings | Non
     )  # fmt: skip
 
 
-def fit(trace: Trace, until: float, seed: int, settings: Settings) -> Forest:
+def fit(trace: Trace, until: float, seed: int, settings: BoostingSettings) -> Forest:
     """The trees of all quantiles, learned from the jobs that had ended at ``until``.
 
     Raises:
@@ -175,7 +175,7 @@ def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
     )
 
 
-def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float | None = None) -> Evaluation:
+def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float | None = None) -> EstimateEvaluation:
     """How good it is on jobs ``chosen: int64[n]`` that it has not seen, besides the usual estimates.
 
     The trace holds all that was submitted before them, too: their past counts. ``typical_s``: the median run time of
@@ -192,7 +192,7 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
         estimates["median of all"] = np.full(len(chosen), typical_s)
     rows = [judged(name, values, run, day) for name, values in estimates.items()]
     plain = replace(predictor, shifts=(0.0,) * len(predictor.quantiles)).predict(features)
-    return Evaluation(
+    return EstimateEvaluation(
         jobs=len(chosen), days=len(np.unique(day)), covered=_covered(seconds, run),
         uncalibrated_covered=_covered(plain, run), rows=tuple(row for row in rows if row is not None),
     )  # fmt: skip
@@ -203,14 +203,14 @@ def _covered(seconds: Floats, run: Floats) -> float | None:
     return float(((seconds[:, 0] <= run) & (run <= seconds[:, -1])).mean()) if len(run) else None
 
 
-def judged(name: str, estimate: Floats, run: Floats, day: Ints) -> Judged | None:
+def judged(name: str, estimate: Floats, run: Floats, day: Ints) -> EstimateScore | None:
     """One estimate's figures; None where it says nothing of any job."""
     known = np.isfinite(estimate) & (estimate > 0)
     if not known.any():
         return None
     log = np.log(np.maximum(estimate[known], 1.0) / np.maximum(run[known], 1.0))
     low, high = _interval(np.abs(log), day[known])
-    return Judged(
+    return EstimateScore(
         estimate=name, jobs=int(known.sum()), log_error=float(np.abs(log).mean()), low=low, high=high,
         bias=float(log.mean()), under=float((log < 0).mean()), over=float((log > np.log(2)).mean()),
         within_2=float((np.abs(log) <= np.log(2)).mean()),

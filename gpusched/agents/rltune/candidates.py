@@ -12,12 +12,12 @@ from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.data import Bools, known_by
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
-from gpusched.agents.rltune.decide import Prepared, Scorer
+from gpusched.agents.rltune.decide import JobScorer, PreparedScorer
 from gpusched.agents.rltune.history import FEATURES, Reals
 from gpusched.agents.rltune.live import OUTPUTS
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import Arrays
-from gpusched.estimation.odds import CLASSES, LEVELS, Odds, class_of, reached
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, reached
 from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 
@@ -26,7 +26,7 @@ INPUTS = len(FEATURES)
 Weights = dict[str, float]
 
 
-class Rule(NamedTuple):
+class CandidateRule(NamedTuple):
     """An order and a hold by linear weights of the features (``one``: a constant)."""
 
     name: str
@@ -67,7 +67,7 @@ _NEED_NO_HISTORY = ("fifo", "smallest", *_BY_LIMIT)
 _FEW = (20.0, 60.0, 2.0)  # chosen on Philly's clusters together, see the docs
 
 
-def rules(settings: Settings, limits: bool = False) -> list[Rule]:
+def rules(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]:
     """All combinations that need to know no more than ``settings.knows``; without backfill only the orders.
 
     ``limits``: whether there are jobs with limits.
@@ -80,14 +80,14 @@ def rules(settings: Settings, limits: bool = False) -> list[Rule]:
         mine = {"": HOLDS[""]} if order in _HOLD_NOTHING else holds
         known = _told(weights) if settings.knows == "oracle" else weights
         found += [
-            Rule(", ".join(x for x in (order, hold) if x), known, held)
+            CandidateRule(", ".join(x for x in (order, hold) if x), known, held)
             for hold, held in mine.items()
             if not blind or "work" not in held
         ]
     return found
 
 
-def heuristics(settings: Settings, limits: bool = False) -> list[Rule]:
+def heuristics(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]:
     """Those of the rules that are known heuristics, which the agent must not be worse than."""
     names = ("fifo", "smallest", "sjf", "by limit", "wfp3")
     return [rule for rule in rules(settings, limits) if rule.name in names]
@@ -100,8 +100,8 @@ def _told(weights: Weights) -> Weights:
     return others | {"truth": estimate + work - worth}
 
 
-def linear_of(rule: Rule) -> Reals:
-    """``float32[2, FEATURES + 1]``, as in `Scorer`."""
+def linear_of(rule: CandidateRule) -> Reals:
+    """``float32[2, FEATURES + 1]``, as in `JobScorer`."""
     linear = np.zeros((OUTPUTS, INPUTS + 1), np.float32)
     for output, weights in enumerate((rule.order, rule.hold)):
         for name, weight in weights.items():
@@ -109,7 +109,7 @@ def linear_of(rule: Rule) -> Reals:
     return linear
 
 
-def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> Odds:
+def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> HazardRates:
     """What jobs' run times say of other jobs', by class of sizes: few count little.
 
     ``over``: whether each has ended (None: all have). One that has not counts for the levels that it has outrun.
@@ -121,14 +121,14 @@ def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> Odds:
         ended[size, level] += is_over
         outran[size, :level] += 1
     of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
-    return Odds((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
+    return HazardRates((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
 
 
 NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
 """What is taken for likely where nothing has been seen."""
 
 
-def learned_odds(job: TrainJob) -> tuple[Odds, Odds]:
+def learned_odds(job: TrainJob) -> tuple[HazardRates, HazardRates]:
     """The odds to choose by, and those that the weights end up with: each of what had ended by its own cut.
 
     The first are of what was known when the later part began, by which is chosen; the others of all that is learned
@@ -144,23 +144,25 @@ def first_of_later(trace: Trace) -> int:
     return max(int(LEARNED * len(trace)), 1)
 
 
-def without_net(rule: Rule, settings: Settings, odds: Odds, window: int | None = None) -> Prepared:
+def without_net(
+    rule: CandidateRule, settings: RltuneSettings, odds: HazardRates, window: int | None = None
+) -> PreparedScorer:
     """The rule alone, as the passes take it."""
     nothing = np.zeros(INPUTS, np.float32)
     net = Net(np.zeros((INPUTS + 1) * OUTPUTS, np.float32), np.array([INPUTS, OUTPUTS], np.int64))
     size = np.array([window or settings.window], np.int64)
-    scorer = Scorer(net, linear_of(rule), nothing, nothing, np.zeros(OUTPUTS, np.float32), size, odds)
-    return with_odds(Prepared(scorer, settings.knows, SKIP if settings.backfill else NONE), odds)
+    scorer = JobScorer(net, linear_of(rule), nothing, nothing, np.zeros(OUTPUTS, np.float32), size, odds)
+    return with_odds(PreparedScorer(scorer, settings.knows, SKIP if settings.backfill else NONE), odds)
 
 
-def with_odds(prepared: Prepared, odds: Odds) -> Prepared:
+def with_odds(prepared: PreparedScorer, odds: HazardRates) -> PreparedScorer:
     """The same with other odds; one that knows nothing of run times has none."""
     if prepared.knows == "nothing":
         odds = odds._replace(prior=np.zeros_like(odds.prior))
     return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
 
 
-def with_net(rule: Prepared, arrays: Arrays, mean: Reals, scale: Reals, strength: float) -> Prepared:
+def with_net(rule: PreparedScorer, arrays: Arrays, mean: Reals, scale: Reals, strength: float) -> PreparedScorer:
     """The rule with a network's answer, times ``strength``, added to its order."""
     net = net_of(arrays, "net", INPUTS, OUTPUTS)
     strengths = np.array([strength, 0.0], np.float32)
@@ -170,7 +172,7 @@ def with_net(rule: Prepared, arrays: Arrays, mean: Reals, scale: Reals, strength
     )
 
 
-def arrays_of(prepared: Prepared) -> Arrays:
+def arrays_of(prepared: PreparedScorer) -> Arrays:
     """What the weights file holds; see `gpusched.agents.rltune.live.prepare`."""
     scorer = prepared.scorer
     found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}

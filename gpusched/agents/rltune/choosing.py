@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
-from gpusched.agents.rltune.decide import Prepared
-from gpusched.agents.rltune.evaluation import Evaluation, Figures, mean_cost
-from gpusched.agents.rltune.settings import Settings
-from gpusched.estimation.odds import Odds
+from gpusched.agents.rltune.candidates import NO_ODDS, CandidateRule, heuristics, rules, without_net
+from gpusched.agents.rltune.decide import PreparedScorer
+from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, mean_cost
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.estimation.odds import HazardRates
 
 DEFAULT = "index, by work, hold four times as long as waited"
 _PRIOR = 0.05  # of the cost: by how much another rule must be better than the usual one
@@ -20,7 +20,7 @@ _SLACK = 0.005  # of the logarithm of mean JCT: what the choice may be above the
 _MARGIN = 0.01  # by which a network must be better before it is believed
 
 
-def untrained(settings: Settings) -> Prepared | None:
+def untrained(settings: RltuneSettings) -> PreparedScorer | None:
     """The agent before it learned anything: the usual rule, without a network, with the odds of no jobs at all.
 
     None where the agent may not know enough for that rule: it begins from a heuristic then, which the table has anyway.
@@ -29,10 +29,10 @@ def untrained(settings: Settings) -> Prepared | None:
     return None if usual is None else without_net(usual, settings, NO_ODDS)
 
 
-class Choice(NamedTuple):
+class BaseChoice(NamedTuple):
     """The base: its rule, its mean cost, the best heuristic's, and that one's name."""
 
-    rule: Rule
+    rule: CandidateRule
     cost: float
     best: float
     heuristic: str
@@ -43,12 +43,15 @@ class Option(NamedTuple):
 
     name: str
     strength: float
-    prepared: Prepared
+    prepared: PreparedScorer
 
 
 def choose_base(
-    evaluations: Sequence[Evaluation], settings: Settings, odds: Odds, advance: Callable[[int, int], None]
-) -> Choice:
+    evaluations: Sequence[TraceEvaluation],
+    settings: RltuneSettings,
+    odds: HazardRates,
+    advance: Callable[[int, int], None],
+) -> BaseChoice:
     """The rule with the least mean cost that is in mean JCT no worse than the best heuristic.
 
     All rules are tried by some evaluations, the best of them and the heuristics by all. The usual rule, which was the
@@ -56,7 +59,7 @@ def choose_base(
     limits there is none.
     """
 
-    def played(rule: Rule, some: Sequence[Evaluation]) -> list[Figures]:
+    def played(rule: CandidateRule, some: Sequence[TraceEvaluation]) -> list[MeanFigures]:
         return [one.play(without_net(rule, settings, odds)) for one in some]
 
     limits = any(bool((np.isfinite(one.trace.limit) & (one.trace.limit > 0)).any()) for one in evaluations)
@@ -77,12 +80,13 @@ def choose_base(
     found = min(allowed, key=lambda rule: cost[rule.name])
     found = next((rule for rule in usual if cost[rule.name] <= cost[found.name] + _PRIOR), found)
     heuristic = min(known, key=lambda rule: cost[rule.name])
-    return Choice(found, cost[found.name], cost[heuristic.name], heuristic.name)
+    return BaseChoice(found, cost[found.name], cost[heuristic.name], heuristic.name)
 
 
 def choose_strength(
-    options: Sequence[Option], base: Prepared, learned: Sequence[Evaluation], later: Sequence[Evaluation],
-    settings: Settings,
+    options: Sequence[Option], base: PreparedScorer, learned: Sequence[TraceEvaluation],
+    later: Sequence[TraceEvaluation],
+    settings: RltuneSettings,
 ) -> tuple[Option, list[str]]:  # fmt: skip
     """The network that is best on the later part, if it is surely no worse than none at all, there and before.
 
@@ -90,7 +94,7 @@ def choose_strength(
     the figures as sentences.
     """
 
-    def costs(prepared: Prepared) -> tuple[float, float, float]:
+    def costs(prepared: PreparedScorer) -> tuple[float, float, float]:
         after = [one.play(prepared) for one in later]
         before = mean_cost([one.play(prepared) for one in learned], settings.objective)
         return before, mean_cost(after, settings.objective), mean_cost(after, "jct")

@@ -9,9 +9,18 @@ import numpy as np
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
 from gpusched.agents.common.attention import attended
 from gpusched.agents.common.nets import Net, forward, work_for
-from gpusched.agents.rltune.history import FEATURES, Known, Observation, Reals, Shape, features, left_s, note_running
+from gpusched.agents.rltune.history import (
+    FEATURES,
+    JobHistory,
+    QueueObservation,
+    Reals,
+    RequestShape,
+    features,
+    left_s,
+    note_running,
+)
 from gpusched.compiled import inlined, jit
-from gpusched.estimation.odds import Odds, expected
+from gpusched.estimation.odds import HazardRates, expected
 from gpusched.sched.backfill import earliest, take
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
@@ -29,9 +38,9 @@ from gpusched.sched.state import (
     Flags,
     Floats,
     Ints,
-    Jobs,
+    PlacementRequest,
+    QueueJobs,
     Releases,
-    Request,
     Resources,
 )
 
@@ -40,7 +49,7 @@ _CLIP = np.float32(5.0)
 _SURELY = 2.0  # times its expected run time a job without a limit is expected to be over
 
 
-class Scorer(NamedTuple):
+class JobScorer(NamedTuple):
     """What scores a job: ``linear . (features, 1) + strength * tanh(net(scaled features))``.
 
     The network is bounded so that on a workload unlike the one it learned from it cannot do much harm: by one, a
@@ -63,14 +72,14 @@ class Scorer(NamedTuple):
     scale: Reals
     strength: Reals
     window: Ints
-    odds: Odds
+    odds: HazardRates
     attention: Reals = NO_ATTENTION
 
 
-class Prepared(NamedTuple):
+class PreparedScorer(NamedTuple):
     """The weights, and what they were trained for."""
 
-    scorer: Scorer
+    scorer: JobScorer
     knows: str
     backfill: int
 
@@ -84,8 +93,8 @@ class Scored(NamedTuple):
         hold: ``uint8[jobs]``: for which of the queue nodes are held.
     """
 
-    known: Known
-    scorer: Scorer
+    known: JobHistory
+    scorer: JobScorer
     rule: int
     backfill: int
     ahead: Ints
@@ -93,7 +102,7 @@ class Scored(NamedTuple):
     hold: Flags
 
 
-def scored_by(prepared: Prepared, known: Known, rule: int) -> Scored:
+def scored_by(prepared: PreparedScorer, known: JobHistory, rule: int) -> Scored:
     """Return who decides about the jobs that are known."""
     jobs, seen = len(known.facts), np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead, hold = np.zeros(jobs + 1, np.int64), np.zeros(jobs, np.uint8)
@@ -101,7 +110,7 @@ def scored_by(prepared: Prepared, known: Known, rule: int) -> Scored:
 
 
 @jit
-def score(scorer: Scorer, row: Reals, scaled: Reals, out: Reals, work: Reals) -> None:
+def score(scorer: JobScorer, row: Reals, scaled: Reals, out: Reals, work: Reals) -> None:
     """One job's two scores into ``out: float32[2]``; ``scaled: float32[FEATURES]`` gets what the network saw.
 
     With attention without the network, whose part `_attend` adds for the whole window.
@@ -119,7 +128,7 @@ def score(scorer: Scorer, row: Reals, scaled: Reals, out: Reals, work: Reals) ->
 
 
 @jit
-def window_of(known: Known, queue: Ints, size: int, ahead: Ints) -> Ints:
+def window_of(known: JobHistory, queue: Ints, size: int, ahead: Ints) -> Ints:
     """Which jobs are scored, at most ``size``: the first of each burst, then the second of each, and so on.
 
     Args:
@@ -154,7 +163,7 @@ def window_of(known: Known, queue: Ints, size: int, ahead: Ints) -> Ints:
 
 
 @jit
-def observation_of(state: ClusterState, total: Resources, queue: Ints) -> Observation:
+def observation_of(state: ClusterState, total: Resources, queue: Ints) -> QueueObservation:
     """What the jobs of a partition's queue have in common."""
     shape, resources = state.jobs.shape[queue[0]], state.resources
     lo, hi = state.requests.lo[shape], state.requests.hi[shape]
@@ -164,13 +173,13 @@ def observation_of(state: ClusterState, total: Resources, queue: Ints) -> Observ
         if resources.gpus[node] > 0:
             free += resources.gpus[node]
             idle += resources.gpus[node] == total.gpus[node]
-    return Observation(
+    return QueueObservation(
         state.now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queue.size), float(max(gpus, 1))
     )  # fmt: skip
 
 
 @jit
-def nobody_fits(state: ClusterState, obs: Observation, queue: Ints) -> bool:
+def nobody_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool:
     """Whether no GPU is free and no job asks for CPU cores only."""
     if obs.free > 0.0:
         return False
@@ -183,7 +192,7 @@ def nobody_fits(state: ClusterState, obs: Observation, queue: Ints) -> bool:
 
 @inlined
 @jit
-def look(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> tuple[Ints, Reals]:
+def look(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) -> tuple[Ints, Reals]:
     """Score the jobs of the window, and set for whom of the queue nodes are held.
 
     Returns:
@@ -200,7 +209,7 @@ def look(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> tupl
 
 
 @jit
-def in_order(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> tuple[Ints, bool]:
+def in_order(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) -> tuple[Ints, bool]:
     """The jobs from first to last, ``int64[waiting]``; whether all scores are numbers.
 
     Jobs beyond the window come after it, in the window's order.
@@ -212,9 +221,9 @@ def in_order(state: ClusterState, obs: Observation, queue: Ints, by: Scored) -> 
 
 @jit
 def scores_of(
-    known: Known,
-    scorer: Scorer,
-    obs: Observation,
+    known: JobHistory,
+    scorer: JobScorer,
+    obs: QueueObservation,
     state: ClusterState,
     queue: Ints,
     window: Ints,
@@ -240,7 +249,7 @@ def scores_of(
                 if due.size == 0:
                     slots, due = due_slots(known, state)
                 drain[shape] = await_room(state, state.resources, slots, due, request) - obs.now
-        of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
+        of = RequestShape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
         features(known, scorer.odds, obs, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
     if scorer.attention.size > 0:
@@ -249,7 +258,7 @@ def scores_of(
 
 
 @jit
-def _attend(scorer: Scorer, seen: Reals, scores: Reals) -> None:
+def _attend(scorer: JobScorer, seen: Reals, scores: Reals) -> None:
     """The network's part of a window's scores, where it sees the jobs together."""
     answers = np.empty(scores.shape, np.float32)
     attended(scorer.net, scorer.attention, seen, answers)
@@ -259,7 +268,7 @@ def _attend(scorer: Scorer, seen: Reals, scores: Reals) -> None:
 
 
 @jit
-def _allowed_free(state: ClusterState, request: Request) -> float:
+def _allowed_free(state: ClusterState, request: PlacementRequest) -> float:
     """The share of nodes with a free GPU among those that a request may use."""
     free = nodes = 0
     for node in range(request.lo, request.hi):
@@ -270,14 +279,14 @@ def _allowed_free(state: ClusterState, request: Request) -> float:
 
 
 @jit
-def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
-    """The job of a slot, as `Known` counts: an owner below 0 is a running job of a snapshot, after all waiting ones."""
+def _owner(releases: Releases, jobs: QueueJobs, slot: int) -> int:
+    """Return the job of a slot as `JobHistory` counts; owners below 0 are running jobs, after all pending ones."""
     owner = releases.owner[slot]
     return int(owner if owner >= 0 else jobs.shape.size - 1 - owner)
 
 
 @jit
-def due_slots(known: Known, state: ClusterState) -> tuple[Ints, Floats]:
+def due_slots(known: JobHistory, state: ClusterState) -> tuple[Ints, Floats]:
     """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
     releases, jobs, now = state.releases, state.jobs, state.now  # in the loop their arrays would be counted each time
     used = releases.used[0]
@@ -290,7 +299,7 @@ def due_slots(known: Known, state: ClusterState) -> tuple[Ints, Floats]:
 
 
 @jit
-def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floats, request: Request) -> float:
+def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floats, request: PlacementRequest) -> float:
     """When ``request`` is expected to fit, in seconds; ``scratch.chosen``: on which nodes. Infinite: not in sight.
 
     A node of ``resources`` with less than 0 GPUs is nobody's, whatever comes back there.
@@ -300,7 +309,7 @@ def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floa
     return earliest(None, resources, back, state.jobs.masks, request, FIRST_FIT, state.now, 0.0, state.scratch)
 
 
-class Holding(NamedTuple):
+class HoldInputs(NamedTuple):
     """What a pass goes by.
 
     Attributes:
@@ -309,8 +318,8 @@ class Holding(NamedTuple):
         until: ``float64[1]``: when those nodes are expected to be free, seconds.
     """
 
-    known: Known
-    odds: Odds
+    known: JobHistory
+    odds: HazardRates
     wanted: Flags
     rule: int
     most: int
@@ -333,12 +342,12 @@ def arrange(state: ClusterState, queue: Ints, by: Scored) -> int:
         column[:] = of
     most = MOST_HELD if by.backfill != NONE and by.hold[queue].any() else 0
     until, held = np.full(1, np.inf), np.zeros(1, np.int64)
-    holding = Holding(by.known, by.scorer.odds, by.hold, by.rule, most, until, held)
+    holding = HoldInputs(by.known, by.scorer.odds, by.hold, by.rule, most, until, held)
     return _pass(state, queue, by.backfill, holding)[0]
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, of: Holding) -> tuple[int, int]:
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: HoldInputs) -> tuple[int, int]:
     """Where nothing is held, which ``scratch.late`` has; else where something is, if it is gone in time."""
     shape, scratch, masks = state.jobs.shape[job], state.scratch, state.jobs.masks
     request, stamp = request_of(state.requests, shape), scratch.stamp[0]
@@ -356,14 +365,14 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Holding) 
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, of: Holding) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, of: HoldInputs) -> None:
     """Its nodes have less for those who must not use what is held."""
     for part in range(request.parts):
         take(state.scratch.late, request, state.scratch.chosen[part])
 
 
 @jit
-def _hold(state: ClusterState, job: int, code: int, of: Holding) -> float:
+def _hold(state: ClusterState, job: int, code: int, of: HoldInputs) -> float:
     """For a job that does not start, if it is one of those; until when, in seconds."""
     if of.wanted[job] and of.held[0] < of.most:
         of.held[0] += 1
@@ -372,7 +381,7 @@ def _hold(state: ClusterState, job: int, code: int, of: Holding) -> float:
 
 
 @jit
-def _keep_nodes(state: ClusterState, known: Known, job: int) -> float:
+def _keep_nodes(state: ClusterState, known: JobHistory, job: int) -> float:
     """Keeps the nodes on which the job is expected to fit first from those behind; until when, in seconds."""
     late = state.scratch.late
     until, nodes = nodes_for(state, late, known, job)
@@ -382,7 +391,7 @@ def _keep_nodes(state: ClusterState, known: Known, job: int) -> float:
 
 
 @jit
-def nodes_for(state: ClusterState, resources: Resources, known: Known, job: int) -> tuple[float, Ints]:
+def nodes_for(state: ClusterState, resources: Resources, known: JobHistory, job: int) -> tuple[float, Ints]:
     """When the job is expected to fit, in seconds, and on which nodes, ``int64[parts]``; none: not in sight."""
     request = request_of(state.requests, state.jobs.shape[job])
     slots, due = due_slots(known, state)
@@ -413,7 +422,7 @@ def keep_of(state: ClusterState, order: Ints, by: Scored) -> Keep | None:
 
 
 @jit
-def gone_by_s(known: Known, odds: Odds, job: int) -> float:
+def gone_by_s(known: JobHistory, odds: HazardRates, job: int) -> float:
     """Seconds within which a job is expected to be over: its limit, else some times its expected run time."""
     limit = known.facts[job]["limit"]
     if not np.isnan(limit):

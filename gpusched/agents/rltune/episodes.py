@@ -14,24 +14,24 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.queued import queue_for, queued
-from gpusched.agents.rltune.decide import Prepared, Scored, arrange, look, nobody_fits, observation_of, scored_by
-from gpusched.agents.rltune.evaluation import Figures, figures, world_for
-from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
+from gpusched.agents.rltune.decide import PreparedScorer, Scored, arrange, look, nobody_fits, observation_of, scored_by
+from gpusched.agents.rltune.evaluation import MeanFigures, figures, world_for
+from gpusched.agents.rltune.history import FEATURES, JobHistory, Reals, note_ended
 from gpusched.agents.rltune.known import known_of_world
 from gpusched.agents.rltune.replay import ended, started
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.compiled import jit
 from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import SHORTEST_S, History
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, Outcome, Words, seed_words
-from gpusched.sim.engine.build import World, log_of
+from gpusched.sched.state import FIRST_FIT, OK, ClusterState, Flags, Floats, Ints, PassOutcome, Words, seed_words
+from gpusched.sim.engine.build import SimWorld, log_of
 from gpusched.sim.engine.state import GROW, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
@@ -132,7 +132,7 @@ def _fitting(state: ClusterState, window: Ints) -> Flags:
 
 @jit
 def _write(
-    trajectory: Trajectory, outcome: Outcome, seen: Reals, window: Ints, fits: Flags, scores: Reals
+    trajectory: Trajectory, outcome: PassOutcome, seen: Reals, window: Ints, fits: Flags, scores: Reals
 ) -> None:  # fmt: skip
     """The window, and every start out of it; who has started cannot be picked again."""
     first, size = trajectory.used[0], window.size
@@ -166,19 +166,19 @@ class Episode(NamedTuple):
 
     trace: Trace
     pool: Pool
-    world: World
-    known: Known
+    world: SimWorld
+    known: JobHistory
     truth: Floats
 
 
-class Play(NamedTuple):
+class EpisodePlay(NamedTuple):
     """What one play of a sequence gave."""
 
-    figures: Figures
+    figures: MeanFigures
     trajectory: Trajectory
 
 
-def cut(before: Result, settings: Settings, count: int, rng: np.random.Generator) -> list[Episode]:
+def cut(before: ReplayResult, settings: RltuneSettings, count: int, rng: np.random.Generator) -> list[Episode]:
     """``count`` sequences of the base policy's replay, begun at random jobs."""
     jobs = len(before.trace)
     last = max(jobs - settings.sequence, 0)
@@ -186,7 +186,7 @@ def cut(before: Result, settings: Settings, count: int, rng: np.random.Generator
     return [_episode(before, int(start), settings) for start in starts]
 
 
-def _episode(before: Result, first: int, settings: Settings) -> Episode:
+def _episode(before: ReplayResult, first: int, settings: RltuneSettings) -> Episode:
     trace, time = before.trace, float(before.trace.submit[first])
     past = np.flatnonzero(trace.submit < time)
     there = past[~(before.end[past] <= time)]
@@ -202,7 +202,7 @@ def _episode(before: Result, first: int, settings: Settings) -> Episode:
 
 
 def _begun(
-    part: Trace, pool: Pool, settings: Settings, time: float, had: Floats, gone: Ints, end: Floats
+    part: Trace, pool: Pool, settings: RltuneSettings, time: float, had: Floats, gone: Ints, end: Floats
 ) -> Episode:  # fmt: skip
     """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
     whole = known_of_world(world_for(part, pool, settings), settings.knows)
@@ -232,7 +232,9 @@ def _reordered(trace: Trace, order: Ints) -> Trace:
     return select(free, order)
 
 
-def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, picks: int, window: int) -> Play:
+def play(
+    episode: Episode, prepared: PreparedScorer, temperature: float, seed: int, picks: int, window: int
+) -> EpisodePlay:
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
     sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
@@ -241,4 +243,4 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     queue, log = queue_for(sim, drawn), log_of(world)
     while play_sequence(sim, log, passes, queue) == GROW:
         log = grown(log, sim)
-    return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)
+    return EpisodePlay(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

@@ -12,16 +12,16 @@ import numpy.typing as npt
 from gpusched.agents.common.data import known_by
 from gpusched.agents.common.queued import UNSOUND, queue_for
 from gpusched.agents.rltune.candidates import first_of_later
-from gpusched.agents.rltune.decide import Prepared, scored_by
+from gpusched.agents.rltune.decide import PreparedScorer, scored_by
 from gpusched.agents.rltune.known import known_of_world
 from gpusched.agents.rltune.replay import run_scored
-from gpusched.agents.rltune.settings import Settings
-from gpusched.config.weights import Model
-from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.config.weights import TrainedModel
+from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
 from gpusched.study.study import Scenario
 from gpusched.traces.slicing import nodes_for_load, offered_load, select, span_s
@@ -31,7 +31,7 @@ LOAD_FACTORS = (1.0, 1.2)
 _FEWEST = 30
 
 
-class Figures(NamedTuple):
+class MeanFigures(NamedTuple):
     """What came out, means over the jobs that ended; utilization: of the GPUs until the last end."""
 
     wait_s: float
@@ -48,32 +48,32 @@ class Figures(NamedTuple):
         return float(np.log(max(self.wait_s, 1.0) if objective == "wait" else self.jct_s))
 
 
-def world_for(trace: Trace, pool: Pool, settings: Settings) -> World:
+def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
     """A replay's world for the agent, before anything has happened."""
-    model = Model("rltune", {}, {}, "", "")
+    model = TrainedModel("rltune", {}, {}, "", "")
     backfill = "skip" if settings.backfill else "none"
     policy = ReplayPolicy(
         name="rltune", order="rltune", knows="oracle", source="", backfill=backfill, placement="best-fit", model=model
     )  # fmt: skip
-    return world_of(trace, pool, policy, Options())
+    return world_of(trace, pool, policy, ReplayOptions())
 
 
-class Evaluation:
+class TraceEvaluation:
     """One trace on its nodes."""
 
-    def __init__(self, trace: Trace, pool: Pool, settings: Settings) -> None:
+    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings) -> None:
         self.trace, self.pool = trace, pool
         self._world = world_for(trace, pool, settings)
         self._known = known_of_world(self._world, settings.knows)
 
-    def play(self, prepared: Prepared) -> Figures:
+    def play(self, prepared: PreparedScorer) -> MeanFigures:
         """One replay's figures; no numbers: infinite."""
         result = self.result(prepared)
         if result is None:
-            return Figures(np.inf, np.inf, np.inf, 0.0)
+            return MeanFigures(np.inf, np.inf, np.inf, 0.0)
         return figures(self.trace, result.end, self.pool.total_gpus)
 
-    def result(self, prepared: Prepared) -> Result | None:
+    def result(self, prepared: PreparedScorer) -> ReplayResult | None:
         """One replay; None where a score is no number."""
         world = self._world
         sim, passes, known = deepcopy((world.sim, world.passes, self._known))  # what they share they share still
@@ -83,22 +83,22 @@ class Evaluation:
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 
 
-def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
+def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:
     """The figures of jobs that ended at ``end: float64[jobs]``, seconds."""
     ran = np.isfinite(end)
     jct, run = (end - trace.submit)[ran], trace.duration[ran]
     slowdown = np.maximum(jct / np.maximum(run, SLOWDOWN_THRESHOLD_S), 1.0)
     span = float(end[ran].max() - trace.submit[0]) if ran.any() else 1.0
     used = float((trace.gpus * trace.duration)[ran].sum()) / max(span * gpus, 1.0)
-    return Figures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
+    return MeanFigures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
 
 
-def mean_cost(figures: Sequence[Figures], objective: str) -> float:
+def mean_cost(figures: Sequence[MeanFigures], objective: str) -> float:
     """Over several replays."""
     return float(np.mean([f.cost(objective) for f in figures]))
 
 
-def windows(scenario: Scenario, settings: Settings) -> tuple[list[Trace], Trace]:
+def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], Trace]:
     """Two windows of the first part of the training trace to learn by, and its last part to choose by.
 
     The first part is as it was known when the last one began: it knows no run times that came to light later.
@@ -116,11 +116,11 @@ def windows(scenario: Scenario, settings: Settings) -> tuple[list[Trace], Trace]
     ], select(trace, later)
 
 
-def evaluations(trace: Trace, scenario: Scenario, settings: Settings, declared: bool) -> list[Evaluation]:
+def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, declared: bool) -> list[TraceEvaluation]:
     """The window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
     if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(scenario.pool.gpus.tolist())) > 1:
-        return [Evaluation(trace, scenario.pool, settings)]
+        return [TraceEvaluation(trace, scenario.pool, settings)]
     per_node = int(scenario.pool.gpus[0])
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)
     counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
-    return [Evaluation(trace, Pool.uniform(n, per_node), settings) for n in counts]
+    return [TraceEvaluation(trace, Pool.uniform(n, per_node), settings) for n in counts]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
-from gpusched.estimation.odds import SHORTEST_S, History, Odds, expected, level_of, new_history, note_passed
+from gpusched.estimation.odds import SHORTEST_S, HazardRates, History, expected, level_of, new_history, note_passed
 from gpusched.sched.state import Flags, Floats, Ints, Records
 
 Reals = npt.NDArray[np.float32]
@@ -50,7 +50,7 @@ FEATURES = (
 ) = range(len(FEATURES))  # fmt: skip
 
 
-class Known(NamedTuple):
+class JobHistory(NamedTuple):
     """What is remembered.
 
     Attributes:
@@ -70,7 +70,7 @@ class Known(NamedTuple):
     history: History
 
 
-class Observation(NamedTuple):
+class QueueObservation(NamedTuple):
     """What a decision's jobs have in common; shares are of all GPUs or nodes of the partition."""
 
     now: float
@@ -80,7 +80,7 @@ class Observation(NamedTuple):
     gpus: float
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """What jobs of one request have in common; ``drain_s``: seconds until it is expected to fit."""
 
     allowed_free: float
@@ -104,14 +104,14 @@ def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     return kind, burst
 
 
-def known_of(facts: Records, learns: bool) -> Known:
+def known_of(facts: Records, learns: bool) -> JobHistory:
     """What is known before anything has run; ``learns``: whether it may remember how long ended jobs ran."""
 
     def past(name: str) -> Records:
         return np.zeros(int(facts[name].max(initial=-1)) + 2, PAST)
 
     bursts = past("burst")
-    return Known(facts, bursts, past("kind"), past("queue"), past("user"), np.zeros(len(bursts), np.int64),
+    return JobHistory(facts, bursts, past("kind"), past("queue"), past("user"), np.zeros(len(bursts), np.int64),
                 np.array([learns], np.uint8), history_of(facts))  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def history_of(facts: Records) -> History:
 
 
 @jit
-def note_start(known: Known, job: int, now: float) -> None:
+def note_start(known: JobHistory, job: int, now: float) -> None:
     """The job runs from now on."""
     of = known.facts[job]
     of["started"] = now
@@ -132,7 +132,7 @@ def note_start(known: Known, job: int, now: float) -> None:
 
 
 @jit
-def note_stop(known: Known, job: int, now: float, over: bool) -> None:
+def note_stop(known: JobHistory, job: int, now: float, over: bool) -> None:
     """The job runs no longer; ``over``: it has ended, so that its run time is known, else it was preempted."""
     of = known.facts[job]
     ran = of["had"] + now - of["started"]
@@ -147,7 +147,7 @@ def note_stop(known: Known, job: int, now: float, over: bool) -> None:
 
 
 @jit
-def note_running(known: Known, job: int, now: float) -> None:
+def note_running(known: JobHistory, job: int, now: float) -> None:
     """The job has run until now: what it has outlived is remembered."""
     of = known.facts[job]
     if known.learns[0] and not np.isnan(of["started"]):
@@ -155,7 +155,7 @@ def note_running(known: Known, job: int, now: float) -> None:
 
 
 @jit
-def note_ended(known: Known, job: int, ran_s: float) -> None:
+def note_ended(known: JobHistory, job: int, ran_s: float) -> None:
     """The job has ended after ``ran_s`` seconds; the newest counts most, by a sixteenth at least."""
     note_passed(known.history, job, ran_s, True)
     log_s = np.log(max(ran_s, SHORTEST_S))
@@ -167,7 +167,7 @@ def note_ended(known: Known, job: int, ran_s: float) -> None:
 
 
 @jit
-def _pasts(known: Known, job: int) -> tuple[tuple[Records, int], ...]:
+def _pasts(known: JobHistory, job: int) -> tuple[tuple[Records, int], ...]:
     of = known.facts[job]
     return (
         (known.bursts, of["burst"]), (known.kinds, of["kind"]), (known.queues, of["queue"]), (known.users, of["user"])
@@ -180,7 +180,7 @@ def _spread(past: Records, at: int) -> float:
 
 
 @jit
-def estimate_log_s(known: Known, job: int) -> float:
+def estimate_log_s(known: JobHistory, job: int) -> float:
     """The logarithm of the run time to expect, from queue, kind and burst, each weighing what it has seen; capped.
 
     Where there is a limit it is the cap, and what is expected without history.
@@ -195,7 +195,7 @@ def estimate_log_s(known: Known, job: int) -> float:
 
 
 @jit
-def left_s(known: Known, job: int, now: float) -> float:
+def left_s(known: JobHistory, job: int, now: float) -> float:
     """Seconds that a running job will go on: what is expected of it, or, once it has outrun that, as long again."""
     of = known.facts[job]
     had = of["had"] + (0.0 if np.isnan(of["started"]) else now - of["started"])
@@ -204,7 +204,9 @@ def left_s(known: Known, job: int, now: float) -> float:
 
 
 @jit
-def features(known: Known, odds: Odds, obs: Observation, job: int, ahead: int, shape: Shape, out: Reals) -> None:
+def features(
+    known: JobHistory, odds: HazardRates, obs: QueueObservation, job: int, ahead: int, shape: RequestShape, out: Reals
+) -> None:
     """What the network sees of one job, ``float32[FEATURES]``, not yet scaled."""
     of = known.facts[job]
     burst, kind, queue = known.bursts[of["burst"]], known.kinds[of["kind"]], known.queues[of["queue"]]

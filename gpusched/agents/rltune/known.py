@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.history import DAY_S, FACTS, Known, grouped, known_of, note_ended, note_start
+from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, grouped, known_of, note_ended, note_start
 from gpusched.sched.agent import Context
 from gpusched.sched.state import Records, filled
 
 if TYPE_CHECKING:
-    from gpusched.sim.engine.build import World
+    from gpusched.sim.engine.build import SimWorld
 
 Column = npt.NDArray[Any]
 _KNOWS_LIMITS = ("limit", "estimate")
 _LEARNS = ("estimate", "oracle")
 
 
-def known_of_snapshot(context: Context, knows: str) -> Known:
+def known_of_snapshot(context: Context, knows: str) -> JobHistory:
     """What is known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
     snapshot = context.snapshot
     known = known_of(facts_of_snapshot(context, knows), knows in _LEARNS)
@@ -33,7 +33,7 @@ def known_of_snapshot(context: Context, knows: str) -> Known:
     return known
 
 
-def known_of_world(world: World, knows: str) -> Known:
+def known_of_world(world: SimWorld, knows: str) -> JobHistory:
     """What the agent is told of a replay's jobs; nothing has run yet."""
     trace, demand = world.trace, world.demand
     shape, runs = demand.shape, demand.shape >= 0

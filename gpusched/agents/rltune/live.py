@@ -15,9 +15,9 @@ from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import check_shapes, net_of
 from gpusched.agents.rltune import live_preempt
 from gpusched.agents.rltune.decide import (
-    Prepared,
+    JobScorer,
+    PreparedScorer,
     Scored,
-    Scorer,
     arrange,
     in_order,
     keep_of,
@@ -26,12 +26,12 @@ from gpusched.agents.rltune.decide import (
 )
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.known import known_of_snapshot
-from gpusched.agents.rltune.preempt import Preempting, prepare_ranks
-from gpusched.config.weights import Model
-from gpusched.estimation.odds import CLASSES, LEVELS, Odds
+from gpusched.agents.rltune.preempt import PreemptionModel, prepare_ranks
+from gpusched.config.weights import TrainedModel
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates
 from gpusched.model.policy import MAPPED
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
-from gpusched.sched.reasons import Block
+from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD, Ints
 
@@ -42,7 +42,7 @@ PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD}
 SHARE = 0.6
 
 
-def prepare(model: Model) -> Prepared | Preempting:
+def prepare(model: TrainedModel) -> PreparedScorer | PreemptionModel:
     """The arrays of the weights, checked.
 
     Raises:
@@ -56,7 +56,7 @@ def prepare(model: Model) -> Prepared | Preempting:
     check_shapes(model.arrays, wanted)
     if model.arrays["window"][0] < 1:
         raise ValueError(f"window is {model.arrays['window'][0]}, expected at least 1")
-    odds = Odds(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in Odds._fields))
+    odds = HazardRates(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in HazardRates._fields))
     if not np.all(odds.few > 0):
         raise ValueError(f"few is {odds.few}, expected more than 0")
     mean, scale, strength, linear = (
@@ -64,18 +64,18 @@ def prepare(model: Model) -> Prepared | Preempting:
     )
     net = net_of(model.arrays, "net", inputs, OUTPUTS)
     window, attention = model.arrays["window"].astype(np.int64), attention_of(model.arrays, net)
-    scorer = Scorer(net, linear, mean, scale, strength, window, odds, attention)
+    scorer = JobScorer(net, linear, mean, scale, strength, window, odds, attention)
     backfill = NONE if model.about.get("backfill") == "none" else SKIP
-    return Prepared(scorer, model.knows, backfill)
+    return PreparedScorer(scorer, model.knows, backfill)
 
 
-def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -> tuple[list[int], QueueBlock]:
     """One partition's decision: by operators' priority first, then by score, or by rank where running jobs are stopped.
 
     Raises:
         Unusable: A score is no number.
     """
-    if isinstance(prepared, Preempting):
+    if isinstance(prepared, PreemptionModel):
         return live_preempt.decide_queue(prepared, context)
     waiting, policy, state = context.waiting, context.policy, context.state
     queue = waiting.ordered(context.partition, "fifo")
@@ -86,10 +86,10 @@ def decide_queue(prepared: Prepared | Preempting, context: Context) -> tuple[lis
     order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
     if policy.place in MAPPED:
         return order.tolist(), _mapped(context, order, by)
-    return order.tolist(), Block(policy, int(arrange(state, order, by)), float("inf"))
+    return order.tolist(), QueueBlock(policy, int(arrange(state, order, by)), float("inf"))
 
 
-def _mapped(context: Context, order: Ints, by: Scored) -> Block:
+def _mapped(context: Context, order: Ints, by: Scored) -> QueueBlock:
     """Starts what may start of ``order: int64[waiting]``, the agent's, by the policy's mapping, within its budget."""
     policy = context.policy
     budget_s = min(policy.mapping.budget_s, SHARE * policy.budget_s)

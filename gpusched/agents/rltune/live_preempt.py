@@ -15,7 +15,7 @@ import numpy as np
 
 from gpusched.agents.rltune.history import history_of
 from gpusched.agents.rltune.known import facts_of_snapshot
-from gpusched.agents.rltune.preempt import Preempting, ranks_of
+from gpusched.agents.rltune.preempt import PreemptionModel, ranks_of
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.ids import id_key
@@ -23,14 +23,14 @@ from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
-from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
+from gpusched.sched.arrays import NodeArrays, PendingArrays, waiting_of
 from gpusched.sched.backfill import take
 from gpusched.sched.eligible import may_stop
 from gpusched.sched.fit import request_of, set_feasibility
-from gpusched.sched.kernel.preempting import GIVEN, Sharing, preempting_pass, steady_rule
+from gpusched.sched.kernel.preempting import GIVEN, PreemptiveAllocation, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.place import node_fits
-from gpusched.sched.reasons import Block
+from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.state import (
     BEST_FIT,
@@ -41,7 +41,7 @@ from gpusched.sched.state import (
     ClusterState,
     Floats,
     Ints,
-    Request,
+    PlacementRequest,
     Resources,
     copied,
     ints,
@@ -58,12 +58,12 @@ class Field(NamedTuple):
     """One partition's jobs as the pass takes them: those that wait, then those that may be stopped.
 
     Attributes:
-        jobs: As `Waiting` has them; ``waits`` of them wait.
+        jobs: As `PendingArrays` has them; ``waits`` of them wait.
         stoppable, leaving: What may be stopped; what is being ended and gives its nodes back.
         held: ``int64[parts]``: nodes of job j from ``first[j]`` on; -1: it waits.
     """
 
-    waiting: Waiting
+    waiting: PendingArrays
     waits: int
     stoppable: list[RunningView]
     leaving: list[RunningView]
@@ -71,7 +71,7 @@ class Field(NamedTuple):
     first: Ints
 
 
-def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int], QueueBlock]:
     """One partition's decision: by operators' priority first, then by rank. What is to be stopped: `Context.stops`."""
     world, policy = context.world, context.policy
     field = _field(context)
@@ -83,7 +83,7 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     holders, whole = _holders(world, field, order), _with_running(world, field)
     rule, at = steady_rule(PLACES.get(policy.place, BEST_FIT)), len(holders.first) - len(field.stoppable)
-    shares = Sharing(
+    shares = PreemptiveAllocation(
         whole, copied(world.resources), world.usable, runs, field.first, field.held, holders,
         ints([at, len(holders.first)]), rule, np.zeros(count, np.int64), np.zeros(parts, np.int64),
         np.full(count, -1, np.int64), np.zeros(2, np.int64), np.zeros(count, np.uint8),
@@ -99,7 +99,7 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     _say_who_clears(context, field, outcome.code, shares, {stop.job_id for stop in stops})
     queue = [own[j] for j in order.tolist() if j < field.waits]
     head = next((j for j in queue if context.outcome.code[j] != STARTED), -1)
-    return queue, Block(policy, head, float("inf"))
+    return queue, QueueBlock(policy, head, float("inf"))
 
 
 def had_s(view: PendingView | RunningView | FinishedView, restart_s: float, now: float) -> float:
@@ -164,7 +164,7 @@ def _as_waiting(job: RunningView) -> PendingView:
     )
 
 
-def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
+def _order(prepared: PreemptionModel, context: Context, field: Field) -> Ints:
     """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
     snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
     facts = facts_of_snapshot(context, prepared.knows)
@@ -214,7 +214,7 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
     holders = new_holders(len(parts) + len(field.stoppable), held, len(world.nodes))
     for k, (row, part) in enumerate(parts):
         gpus = sum(gpu not in world.nodes[row].blocked for gpu in part.gpus)
-        hold(holders, k, len(field.held) + k, Request(0, 0, 1, gpus, part.cores, part.memory_mib, -1, 0))
+        hold(holders, k, len(field.held) + k, PlacementRequest(0, 0, 1, gpus, part.cores, part.memory_mib, -1, 0))
     at = len(parts)
     for j in order.tolist():
         if j >= field.waits:
@@ -225,7 +225,7 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
 
 
 @jit
-def start_what_fits(state: ClusterState, shares: Sharing) -> None:
+def start_what_fits(state: ClusterState, shares: PreemptiveAllocation) -> None:
     """Of those that wait and are given nodes: who can start on what is free does."""
     free, masks = state.resources, state.jobs.masks
     for job in shares.order[: shares.used[0]]:
@@ -240,7 +240,7 @@ def start_what_fits(state: ClusterState, shares: Sharing) -> None:
 
 
 def _note_starts(
-    context: Context, own: list[int], order: Ints, field: Field, code: Ints, shares: Sharing
+    context: Context, own: list[int], order: Ints, field: Field, code: Ints, shares: PreemptiveAllocation
 ) -> None:  # fmt: skip
     """Writes down for the plan who starts, and why others of the partition's queue ``own`` do not."""
     outcome, parts = context.outcome, field.waiting.requests.parts[field.waiting.jobs.shape]
@@ -259,13 +259,13 @@ def _note_starts(
         outcome.total[1] += parts[j]
 
 
-def _nodes_of(field: Field, shares: Sharing, j: int) -> set[int]:
+def _nodes_of(field: Field, shares: PreemptiveAllocation, j: int) -> set[int]:
     """The nodes that a job was given."""
     first, shape = int(shares.offset[j]), field.waiting.jobs.shape[j]
     return set(shares.nodes[first : first + int(field.waiting.requests.parts[shape])].tolist()) if first >= 0 else set()
 
 
-def _stops(field: Field, order: Ints, code: Ints, shares: Sharing) -> list[Preempt]:
+def _stops(field: Field, order: Ints, code: Ints, shares: PreemptiveAllocation) -> list[Preempt]:
     """Who is stopped, and for whom: the first job that was given nodes of it. For nobody nobody is stopped."""
     gainers: dict[int, list[tuple[int, int]]] = {}  # node -> who is given it, first to last: (place, job)
     for place, j in enumerate(order.tolist()):
@@ -285,7 +285,9 @@ def _stops(field: Field, order: Ints, code: Ints, shares: Sharing) -> list[Preem
     return stops
 
 
-def _say_who_clears(context: Context, field: Field, code: Ints, shares: Sharing, stopped: set[str]) -> None:
+def _say_who_clears(
+    context: Context, field: Field, code: Ints, shares: PreemptiveAllocation, stopped: set[str]
+) -> None:
     """Tells jobs that are given nodes which others still have to leave."""
     going = [*field.leaving, *(job for job in field.stoppable if job.id in stopped)]
     on: dict[int, list[str]] = {}

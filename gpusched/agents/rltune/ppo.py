@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
 from gpusched.agents.rltune.candidates import INPUTS, with_net
-from gpusched.agents.rltune.decide import Prepared
-from gpusched.agents.rltune.episodes import Episode, Play, play
+from gpusched.agents.rltune.decide import PreparedScorer
+from gpusched.agents.rltune.episodes import Episode, EpisodePlay, play
 from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH
 from gpusched.agents.rltune.live import OUTPUTS
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import Arrays
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SPREAD = 1e-3
 _RAW = np.float32(0.01)  # before the scales are known: so small that nothing is cut off
 
 
-class Network:
+class PPONetwork:
     """What `agents.common.nets` and `agents.common.attention` compute from the same weights, to be learned.
 
     It answers 0 before it has learned anything. ``attention``: whether jobs of a window see each other.
@@ -97,18 +97,18 @@ class Learner:
         mean, scale: ``float32[FEATURES]`` each: the network sees ``(x - mean) * scale``.
     """
 
-    def __init__(self, base: Prepared, settings: Settings, seed: int) -> None:
+    def __init__(self, base: PreparedScorer, settings: RltuneSettings, seed: int) -> None:
         import torch
 
         self._torch = torch
         self._generator = torch.Generator().manual_seed(seed)
         self._settings, self._base, self._seed = settings, base, seed
-        self.net = Network(INPUTS, settings.hidden, OUTPUTS, settings.attention)
+        self.net = PPONetwork(INPUTS, settings.hidden, OUTPUTS, settings.attention)
         self.optimiser = torch.optim.Adam(self.net.parameters(), lr=settings.learning_rate)
         self.mean, self.scale = np.zeros(INPUTS, np.float32), np.full(INPUTS, _RAW, np.float32)
         self.steps = self._plays = 0
 
-    def policy(self, strength: float = 1.0, arrays: Arrays | None = None) -> Prepared:
+    def policy(self, strength: float = 1.0, arrays: Arrays | None = None) -> PreparedScorer:
         """The base with the answer of the network added, as it is or as it was (``arrays``)."""
         return with_net(self._base, arrays or self.net.arrays(), self.mean, self.scale, strength)
 
@@ -136,7 +136,7 @@ class Learner:
         self._generator.set_state(torch.as_tensor(arrays["generator"].copy()))
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
-    def plays(self, episodes: list[Episode], rollouts: int) -> list[list[Play]]:
+    def plays(self, episodes: list[Episode], rollouts: int) -> list[list[EpisodePlay]]:
         """Every sequence played ``rollouts`` times, picks drawn."""
         settings, policy = self._settings, self.policy()
         window = np.array([settings.train_window], np.int64)
@@ -145,7 +145,7 @@ class Learner:
         seeds = [self._seed * 1_000_003 + self._plays + i for i in range(1, len(todo) + 1)]
         self._plays += len(todo)
 
-        def one(episode: Episode, seed: int) -> Play:
+        def one(episode: Episode, seed: int) -> EpisodePlay:
             return play(episode, small, settings.temperature, seed, _MOST_PICKS, settings.train_window)
 
         # Compiled code runs without Python's lock, and every play has its own generator: threads change nothing.
@@ -249,7 +249,7 @@ def _batch(picks: list[tuple[Any, int, float]], window: int) -> tuple[npt.NDArra
 
 
 def _windows(
-    recorded: list[list[Play]], rows: npt.NDArray[Any], off: npt.NDArray[Any], most: int
+    recorded: list[list[EpisodePlay]], rows: npt.NDArray[Any], off: npt.NDArray[Any], most: int
 ) -> tuple[npt.NDArray[Any], ...]:
     """The plays' rows window by window: ``float32[windows, most, FEATURES]``, what is off, and which rows are jobs."""
     bounds, at = [], 0

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.estimation.odds import (
     CLASSES,
     LEVELS,
     SLACK_S,
+    HazardRates,
     History,
-    Odds,
     end_within,
     next_level_s,
     note_passed,
@@ -47,17 +47,17 @@ class Ranking(NamedTuple):
 
     weights: Floats
     thresholds: Floats
-    odds: Odds
+    odds: HazardRates
 
 
-class Preempting(NamedTuple):
+class PreemptionModel(NamedTuple):
     """The weights, and what they may know."""
 
     ranking: Ranking
     knows: str
 
 
-def prepare_ranks(model: Model) -> Preempting:
+def prepare_ranks(model: TrainedModel) -> PreemptionModel:
     """The arrays of the weights, checked.
 
     Raises:
@@ -76,7 +76,7 @@ def prepare_ranks(model: Model) -> Preempting:
     few = np.array([_PRIOR, weights[KIND], weights[BURST]])
     if not np.all(few > 0):
         raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")
-    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), model.knows)
+    return PreemptionModel(Ranking(weights, np.sort(thresholds), HazardRates(prior, few)), model.knows)
 
 
 @jit

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.request import UNTRAINED, Report, Trained, TrainJob, settings_of
+from gpusched.agents.common.request import UNTRAINED, TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
 from gpusched.agents.rltune.evaluation import evaluations, figures, mean_cost, windows
 from gpusched.agents.rltune.preempt import PARTS
-from gpusched.agents.rltune.settings import OBJECTIVES, Settings
+from gpusched.agents.rltune.settings import OBJECTIVES, RltuneSettings
 from gpusched.agents.rltune.table import agent_of_model, table_of
-from gpusched.config.weights import PREEMPTS, Model
+from gpusched.config.weights import PREEMPTS, TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
@@ -47,7 +47,7 @@ class Preemption:
 
     Attributes:
         preempt: That it may stop running jobs.
-        objective: What is improved; see `Settings`.
+        objective: What is improved; see `RltuneSettings`.
         knows: nothing (no run time, not even of ended jobs: attained service alone), or estimate (of ended jobs).
         search: How many changes of the weights are tried after the usual ones.
         replay_jobs: Most jobs of a replay that a choice is made by.
@@ -60,7 +60,7 @@ class Preemption:
     replay_jobs: int = 4000
 
 
-class Rule(NamedTuple):
+class RankingRule(NamedTuple):
     """How to rank: weights by the names of `PARTS`, and thresholds in GPU seconds."""
 
     name: str
@@ -76,7 +76,7 @@ class Ground(NamedTuple):
     settings: Preemption
     spec: PolicySpec
 
-    def cost(self, rule: Rule) -> tuple[float, float]:
+    def cost(self, rule: RankingRule) -> tuple[float, float]:
         """Mean cost and mean logarithm of the JCT."""
         return self.of(policy_of(model_of(rule, self.prior, self.settings.knows), rule.name, self.spec))
 
@@ -106,7 +106,7 @@ def read(given: dict[str, object]) -> Preemption:
     return settings
 
 
-def train_preempting(job: TrainJob, report: Report) -> Trained:
+def train_preempting(job: TrainJob, report: TrainingReport) -> TrainerResult:
     """One agent that may stop running jobs.
 
     Raises:
@@ -137,7 +137,7 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
         f"kept; a restart costs {bounds.restart_s:g} s",
         *words,
     )
-    return Trained(
+    return TrainerResult(
         arrays=model.arrays, about=model.about, score=-cost, hyper_parameters=asdict(settings), notes=(*notes, *gaps),
         rows=rows,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
 
 def choose(
     early: Ground, later: Ground, rivals: dict[str, tuple[float, float]], seed: int, advance: Callable[[int, int], None]
-) -> tuple[Rule, tuple[str, ...]]:
+) -> tuple[RankingRule, tuple[str, ...]]:
     """The way to rank: searched on the earlier part; of what was best there the best on both, if it is sound later.
 
     Sound: in mean JCT no worse than the best rival on the later part. LAS as it comes is always among those chosen
@@ -178,23 +178,23 @@ def choose(
     return rule, (f"ranks: {rule.name} ({weights})",)
 
 
-def rules(knows: str) -> list[Rule]:
+def rules(knows: str) -> list[RankingRule]:
     """The usual ways to rank, LAS first; by attained service alone, and by the index where run times may be known."""
     found = [
-        Rule("las", {"served": 1.0}),
-        Rule("las, 1 and 10 GPU hours", {"served": 1.0}, (3600.0, 36000.0)),
-        Rule("las, fourfold", {"served": 1.0}, _FOURFOLD),
+        RankingRule("las", {"served": 1.0}),
+        RankingRule("las, 1 and 10 GPU hours", {"served": 1.0}, (3600.0, 36000.0)),
+        RankingRule("las, fourfold", {"served": 1.0}, _FOURFOLD),
     ]
     if knows == "nothing":
         return found
     for gpus in (0.0, 0.5, 1.0):
         for step, stay in ((1.0, 0.0), (2.0, 0.0), (1.0, 1.0)):
             weights = {"index": 1.0, "gpus": gpus, "step": step, "stay": stay}
-            found.append(Rule(f"index, {gpus:g} of size, step {step:g}, stay {stay:g}", weights))
+            found.append(RankingRule(f"index, {gpus:g} of size, step {step:g}, stay {stay:g}", weights))
     return found
 
 
-def _changed(rule: Rule, number: int, rng: np.random.Generator) -> Rule:
+def _changed(rule: RankingRule, number: int, rng: np.random.Generator) -> RankingRule:
     """One or two of its weights moved, or its thresholds."""
     weights = {**_DEFAULTS, **rule.weights}
     by_index = weights["index"] != 0.0
@@ -204,13 +204,13 @@ def _changed(rule: Rule, number: int, rng: np.random.Generator) -> Rule:
         added = abs(float(rng.normal(0.0, 0.3))) if weights[name] == 0.0 else 0.0
         weights[name] = weights[name] * factor + added
     factor = 1.0 if by_index else float(np.exp(rng.normal(0.0, _WIDEST)))
-    return Rule(f"search {number + 1}", weights, tuple(t * factor for t in rule.thresholds))
+    return RankingRule(f"search {number + 1}", weights, tuple(t * factor for t in rule.thresholds))
 
 
 def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     """Replays of the earlier part and of the later one; neither is told of run times after the earlier one."""
     scenario, declared = job.scenario, job.declared is not None
-    like = Settings(replay_jobs=settings.replay_jobs)
+    like = RltuneSettings(replay_jobs=settings.replay_jobs)
     early, last = windows(scenario, like)
     prior = learned_odds(job)[0].prior
 
@@ -221,16 +221,16 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     return ground(early), ground([last])
 
 
-def model_of(rule: Rule, prior: Floats, knows: str) -> Model:
+def model_of(rule: RankingRule, prior: Floats, knows: str) -> TrainedModel:
     """The weights of a way to rank."""
     weights = {**_DEFAULTS, **rule.weights}
     known = prior if knows != "nothing" else np.zeros_like(prior)
     arrays = {
         "weights": np.array([weights[name] for name in PARTS]), "thresholds": np.array(rule.thresholds), "prior": known,
     }  # fmt: skip
-    return Model("rltune", arrays, {"knows": knows, "backfill": "skip", **PREEMPTS}, "", f"<{rule.name}>")
+    return TrainedModel("rltune", arrays, {"knows": knows, "backfill": "skip", **PREEMPTS}, "", f"<{rule.name}>")
 
 
-def policy_of(model: Model, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
+def policy_of(model: TrainedModel, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
     """As the engine runs it; without a file nothing is protected."""
     return replace(agent_of_model(name, model), source="rltune agent, preemptive", spec=spec)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpusched.agents.common.queued import queued, run_of
 from gpusched.agents.rltune.decide import (
-    Prepared,
+    PreparedScorer,
     Scored,
     arrange,
     in_order,
@@ -17,29 +17,29 @@ from gpusched.agents.rltune.decide import (
 )
 from gpusched.agents.rltune.history import note_start, note_stop
 from gpusched.agents.rltune.known import known_of_world
-from gpusched.agents.rltune.preempt import Preempting
+from gpusched.agents.rltune.preempt import PreemptionModel
 from gpusched.agents.rltune.replay_preempt import ranked_runner
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NO_NUMBER
 from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.state import ClusterState, Ints
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.queue import waiting_in
-from gpusched.sim.engine.state import DONE, ENDED, Log, Passes, Sim
+from gpusched.sim.engine.state import DONE, ENDED, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
 
 
-def maps(model: Model) -> bool:
+def maps(model: TrainedModel) -> bool:
     """Who stops running jobs chooses nodes itself."""
     return not model.preempts
 
 
-def runner(world: World, prepared: Prepared | Preempting) -> tuple[World, Callable[[Log], int]]:
+def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple[SimWorld, Callable[[EventLog], int]]:
     """The run of one replay: to its end, or to where the log needs more room."""
-    if isinstance(prepared, Preempting):
+    if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
     by = scored_by(prepared, known_of_world(world, prepared.knows), PLACEMENTS[world.rule])
     return (world, ScoredRun(world, by)) if is_mapped(world) else run_of(world, run_scored, by)
@@ -74,7 +74,7 @@ run_scored = queued(_decide, started, ended)
 class ScoredRun(MappedRun):
     """One replay in the order of scores, placed by mapping."""
 
-    def __init__(self, world: World, by: Scored) -> None:
+    def __init__(self, world: SimWorld, by: Scored) -> None:
         super().__init__(world)
         self._by = by
 

@@ -13,20 +13,28 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.rltune.known import known_of_world
-from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
+from gpusched.agents.rltune.preempt import PreemptionModel, Ranking, changes_after_s, ranks_of
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.jobs import HOUR_S
-from gpusched.model.policy import Preempting as Rules
+from gpusched.model.policy import PreemptionSettings as Rules
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Flags, Floats, Ints, Records
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, time_run
-from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, share_out, spare
-from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.preempt import (
+    PreemptionPlan,
+    allocate_with_preemption,
+    apply_plan,
+    new_plan,
+    refresh_active,
+    reset,
+    spare,
+)
+from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, EventLog, Passes, Sim, shape_request
 
 UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
 
@@ -49,7 +57,7 @@ class Guard(NamedTuple):
     may: Flags
 
 
-def guard_of(world: World) -> Guard:
+def guard_of(world: SimWorld) -> Guard:
     """What the policy's file says, and the trace of its jobs; nothing has been stopped yet."""
     rules = world.policy.spec.preempt if world.policy.spec is not None else UNBOUND
     jobs, may = len(world.trace), world.trace.preemptible
@@ -71,7 +79,7 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
     return float(until if until > sim.clock[0] else -np.inf)
 
 
-def ranked_runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
+def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[EventLog], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes = world.sim, world.passes
     known = known_of_world(world, prepared.knows)
@@ -90,7 +98,7 @@ class Ranked(NamedTuple):
         restart_s: ``float64[jobs]``: what a restart costs.
     """
 
-    plan: Plan
+    plan: PreemptionPlan
     holders: Holders
     guard: Guard
     history: History
@@ -100,7 +108,7 @@ class Ranked(NamedTuple):
 
 
 @jit
-def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
+def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: Ranked) -> int:
     """Ranks all jobs, and gives them nodes in that order."""
     plan, guard, history, facts, ranking = of.plan, of.guard, of.history, of.facts, of.ranking
     for i in range(sim.counter[ENDED]):
@@ -112,7 +120,7 @@ def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
     order = jobs[stable_order(_steadied(sim, guard, jobs, ranks))]
-    share_out(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
+    allocate_with_preemption(sim, passes, plan, _queue_of(sim, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
@@ -134,7 +142,7 @@ def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
 
 
 @jit
-def _queue_of(sim: Sim, plan: Plan, guard: Guard, holders: Holders, order: Ints) -> Ints:
+def _queue_of(sim: Sim, plan: PreemptionPlan, guard: Guard, holders: Holders, order: Ints) -> Ints:
     """The order without those that are protected: these keep their nodes, others that run are holders."""
     running, size = 0, 0
     queue = np.empty(order.size, np.int64)
@@ -152,7 +160,7 @@ def _queue_of(sim: Sim, plan: Plan, guard: Guard, holders: Holders, order: Ints)
 
 
 @jit
-def _remember(sim: Sim, plan: Plan, guard: Guard, jobs: Ints) -> None:
+def _remember(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> None:
     """What is about to be stopped."""
     for job in jobs:
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:

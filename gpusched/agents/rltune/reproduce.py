@@ -13,20 +13,20 @@ import msgspec
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.request import UNTRAINED, Report, TrainJob, TrainRequest
+from gpusched.agents.common.request import UNTRAINED, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.choosing import untrained
-from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.agents.rltune.train import train_agent
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.policy import PolicySpec
-from gpusched.sim.engine.build import Options as EngineOptions
+from gpusched.sim.engine.build import ReplayOptions as EngineOptions
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics
-from gpusched.study.paper import Advance, Options, Paper, read_paper
-from gpusched.study.request import Request
+from gpusched.study.paper import Advance, Paper, PaperOptions, read_paper
+from gpusched.study.request import ReplayRequest
 from gpusched.study.scenario import load_scenario
-from gpusched.study.study import Run, Scenario, carry_out
+from gpusched.study.study import PlannedReplay, Scenario, carry_out
 
 
 class Few(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def rltune() -> Rltune:
 _QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2}
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonLine(msgspec.Struct, frozen=True, kw_only=True):
     """One trace and base policy: each mean under the base, under the agent, and the change.
 
     ``trained``: the base that the agent was trained against. ``knows``: what the base goes by, of run times.
@@ -89,9 +89,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def reproduce(options: Options, advance: Advance) -> list[Line]:
+def reproduce(options: PaperOptions, advance: Advance) -> list[ComparisonLine]:
     """Trains for every trace and base on the earlier part, replays both on the later one."""
-    lines: list[Line] = []
+    lines: list[ComparisonLine] = []
     vcs: tuple[str | None, ...] = options.vcs or (None,)
     of, setting = rltune(), load_scenario("rltune")
     policies = of.quick.policies if options.quick else (*setting.policies, UNTRAINED)
@@ -110,12 +110,12 @@ def reproduce(options: Options, advance: Advance) -> list[Line]:
     return lines
 
 
-def as_json(lines: list[Line]) -> dict[str, Any]:
+def as_json(lines: list[ComparisonLine]) -> dict[str, Any]:
     """For ``--json``."""
     return {"paper": rltune().published, "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _material(options: Options, vc: str | None, setting: Request) -> Material:
+def _material(options: PaperOptions, vc: str | None, setting: ReplayRequest) -> Material:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=rltune().load,
                            hold_out=rltune().hold_out)  # fmt: skip
     if options.trace is None:
@@ -125,28 +125,30 @@ def _material(options: Options, vc: str | None, setting: Request) -> Material:
     return materials(request)[0]
 
 
-def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
+def _agent(
+    options: PaperOptions, name: str, base: str, of: Material, folder: Path
+) -> tuple[TrainedModel, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **(_QUICK if options.quick else {})})
     told = of._replace(held_out=(), workload=None)._asdict()
     seed, checkpoint = rltune().drawn_with(options)[0], Checkpoint(folder / name, "")
     job = TrainJob(spec=spec, seed=seed, device="cpu", checkpoint=checkpoint, **told)
-    trained = train_agent(job, Report())
-    return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
+    trained = train_agent(job, TrainingReport())
+    return TrainedModel("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 
 
 def _lines(
-    options: Options, policies: Sequence[str], trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]],
+    options: PaperOptions, policies: Sequence[str], trace: str, agents: dict[str, tuple[TrainedModel, tuple[str, ...]]],
     held_out: Scenario,
-) -> list[Line]:  # fmt: skip
+) -> list[ComparisonLine]:  # fmt: skip
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
     bases = {name: composed(name) for name in policies if name != UNTRAINED}
-    settings, seed = replace(Settings(), **(_QUICK if options.quick else {})), rltune().drawn_with(options)[0]
+    settings, seed = replace(RltuneSettings(), **(_QUICK if options.quick else {})), rltune().drawn_with(options)[0]
     begun = untrained(settings)
     if UNTRAINED in policies and begun is not None:
         bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
-    runs = [Run(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
+    runs = [PlannedReplay(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
     done = list(carry_out(runs))
     theirs = dict(zip(bases, done, strict=False))
     ours = dict(zip(mine, done[len(bases) :], strict=True))
@@ -157,7 +159,7 @@ def _lines(
             line = _compared(outcome.metrics, ours[base].metrics)
             about: dict[str, Any] = {"trace": trace, "base": rltune().names.get(name, name), "trained": base}
             about |= {"knows": outcome.result.knows, "jobs": len(held_out.trace), "notes": agents[base][1][:2]}
-            lines.append(Line(**about, **line))
+            lines.append(ComparisonLine(**about, **line))
     return lines
 
 

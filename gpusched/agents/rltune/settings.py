@@ -13,7 +13,7 @@ BASES = ("fcfs", "fifo-skip", "smallest", "sjf")
 
 
 @dataclass(frozen=True)
-class Settings:
+class RltuneSettings:
     """What may be set.
 
     Attributes:
@@ -54,13 +54,13 @@ class Settings:
     replay_jobs: int = 4000
 
 
-def read(given: dict[str, object]) -> Settings:
+def read(given: dict[str, object]) -> RltuneSettings:
     """The settings of a policy file.
 
     Raises:
         UsageError: There is no such hyper-parameter, or its value cannot be.
     """
-    settings = settings_of(Settings(), given, ignore=("preempt",))
+    settings = settings_of(RltuneSettings(), given, ignore=("preempt",))
     for name, known in (("objective", OBJECTIVES), ("knows", KNOWS), ("base", BASES)):
         if getattr(settings, name) not in known:
             raise UsageError(f"train: {name} is {getattr(settings, name)!r}, expected one of {', '.join(known)}")

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from gpusched.agents.common.evaluate import rows_of
-from gpusched.agents.common.request import UNTRAINED, Report, Row, TrainJob
-from gpusched.agents.rltune.candidates import Rule, arrays_of, without_net
+from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainingReport, TrainJob
+from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, without_net
 from gpusched.agents.rltune.choosing import untrained
-from gpusched.agents.rltune.decide import Prepared
-from gpusched.agents.rltune.settings import Settings
-from gpusched.config.weights import Model
-from gpusched.sim.engine.build import Options
+from gpusched.agents.rltune.decide import PreparedScorer
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.config.weights import TrainedModel
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.study.compare import compare
-from gpusched.study.study import Outcome, Run, carry_out
+from gpusched.study.study import PlannedReplay, StudyOutcome, carry_out
 from gpusched.traces.trace import Trace
 
 OWN_ESTIMATE = "sjf, agent's estimate"
@@ -36,13 +36,13 @@ def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
     return [composed(name) for name in names]
 
 
-def agent_of(prepared: Prepared, name: str, settings: Settings) -> ReplayPolicy:
+def agent_of(prepared: PreparedScorer, name: str, settings: RltuneSettings) -> ReplayPolicy:
     """An agent that is not in a file, as the engine runs it."""
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none"}
-    return agent_of_model(name, Model("rltune", arrays_of(prepared), about, "", f"<{name}>"))
+    return agent_of_model(name, TrainedModel("rltune", arrays_of(prepared), about, "", f"<{name}>"))
 
 
-def agent_of_model(name: str, model: Model) -> ReplayPolicy:
+def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
     """Likewise, of its weights."""
     knows: Any = model.knows
     return ReplayPolicy(
@@ -52,8 +52,8 @@ def agent_of_model(name: str, model: Model) -> ReplayPolicy:
 
 
 def table(
-    prepared: Prepared, job: TrainJob, settings: Settings, report: Report
-) -> tuple[tuple[Row, ...] | None, tuple[str, ...]]:
+    prepared: PreparedScorer, job: TrainJob, settings: RltuneSettings, report: TrainingReport
+) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:
     """Rows by mean JCT over the held-out part (the first one, where there are several), and slowdowns as sentences."""
     if not job.held_out:
         return None, ()
@@ -61,20 +61,20 @@ def table(
     if begun is not None:
         others.insert(0, agent_of(begun, UNTRAINED, settings))
     if settings.knows != "nothing":
-        own = without_net(Rule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
+        own = without_net(CandidateRule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
         others.append(agent_of(own, OWN_ESTIMATE, settings))
     return table_of(agent_of(prepared, job.spec.name, settings), others, job, report)
 
 
 def table_of(
-    agent: ReplayPolicy, others: Sequence[ReplayPolicy], job: TrainJob, report: Report, restart_s: float = 0.0,
+    agent: ReplayPolicy, others: Sequence[ReplayPolicy], job: TrainJob, report: TrainingReport, restart_s: float = 0.0,
     yardsticks: Sequence[str] = (),
-) -> tuple[tuple[Row, ...] | None, tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:  # fmt: skip
     """The table of these; ``yardsticks``: names of those that know or may do more, and so are not for beating."""
     if not job.held_out:
         return None, ()
     policies = [agent, *others]
-    runs = [Run(job.held_out[0], policy, Options(restart_s=restart_s)) for policy in policies]
+    runs = [PlannedReplay(job.held_out[0], policy, ReplayOptions(restart_s=restart_s)) for policy in policies]
     told, outcomes = report.of("table"), []
     for outcome in carry_out(runs):
         outcomes.append(outcome)
@@ -82,7 +82,7 @@ def table_of(
     return rows_of([(p.name, p.knows) for p in policies], [[one] for one in outcomes]), _slowdowns(outcomes, yardsticks)
 
 
-def _slowdowns(outcomes: Sequence[Outcome], yardsticks: Sequence[str]) -> tuple[str, ...]:
+def _slowdowns(outcomes: Sequence[StudyOutcome], yardsticks: Sequence[str]) -> tuple[str, ...]:
     """The agent's mean bounded slowdown against each heuristic's; the share of the gap to the lower bound it closes."""
     agent = outcomes[0]
     lines = []

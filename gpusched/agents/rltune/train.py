@@ -8,26 +8,34 @@ from dataclasses import asdict
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.request import Report, Trained, TrainJob
-from gpusched.agents.rltune.candidates import HOLDS, ORDERS, Rule, arrays_of, learned_odds, with_odds, without_net
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
+from gpusched.agents.rltune.candidates import (
+    HOLDS,
+    ORDERS,
+    CandidateRule,
+    arrays_of,
+    learned_odds,
+    with_odds,
+    without_net,
+)
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
-from gpusched.agents.rltune.decide import Prepared
+from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, cut, play
-from gpusched.agents.rltune.evaluation import Evaluation, evaluations, mean_cost, windows
+from gpusched.agents.rltune.evaluation import TraceEvaluation, evaluations, mean_cost, windows
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
-from gpusched.agents.rltune.settings import Settings, read
+from gpusched.agents.rltune.settings import RltuneSettings, read
 from gpusched.agents.rltune.table import table
 from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
-from gpusched.estimation.odds import Odds
+from gpusched.estimation.odds import HazardRates
 from gpusched.model.units import count_of
 
 STRENGTHS = (1.0, 0.5)
 _SNAPSHOTS = 4  # of the network, that are chosen from
 
 
-def train_agent(job: TrainJob, report: Report) -> Trained:
+def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     """One agent.
 
     Raises:
@@ -57,14 +65,18 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
              "objective": settings.objective}  # fmt: skip
     rows, gaps = table(final, job, settings, report)
     cost = mean_cost([one.play(found.prepared) for one in later], settings.objective)
-    return Trained(
+    return TrainerResult(
         arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
     )  # fmt: skip
 
 
 def _learned(
-    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared, report: Report
+    job: TrainJob,
+    settings: RltuneSettings,
+    replays: list[TraceEvaluation],
+    base: PreparedScorer,
+    report: TrainingReport,
 ) -> tuple[list[Option], str]:
     """The networks that came out, at several strengths; and how fast that was, as a sentence."""
     learner = Learner(base, settings, job.seed)
@@ -104,7 +116,7 @@ def _unpacked(arrays: Arrays, k: int) -> Arrays:
 
 
 def _episodes(
-    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared
+    job: TrainJob, settings: RltuneSettings, replays: list[TraceEvaluation], base: PreparedScorer
 ) -> tuple[list[Episode], list[float]]:
     """Sequences out of the earlier part's replays, and what the base policy costs on each."""
     rng = np.random.default_rng(job.seed)
@@ -119,8 +131,8 @@ def _episodes(
     ]
 
 
-def _reference(settings: Settings, odds: Odds) -> Prepared:
+def _reference(settings: RltuneSettings, odds: HazardRates) -> PreparedScorer:
     """The policy that rewards are measured against."""
     order = ORDERS["fifo" if settings.base in ("fcfs", "fifo-skip") else settings.base]
-    prepared = without_net(Rule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
+    prepared = without_net(CandidateRule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)

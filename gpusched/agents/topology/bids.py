@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.agents.topology.deal import DAY_S, UNASKED, Deal, Desk, Offers, desk_of
 from gpusched.agents.topology.network import Graph, start_in
-from gpusched.agents.topology.places import GOOD, MOST, Choice, best_place, worth_of_handing, worth_of_waiting
+from gpusched.agents.topology.places import GOOD, MOST, PlaceChoice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge, exceeds
@@ -28,20 +28,20 @@ from gpusched.sched.state import (
     ClusterState,
     Flags,
     Ints,
-    Jobs,
+    QueueJobs,
     Resources,
 )
 from gpusched.sched.topology.contention import Ways, cost_of
 from gpusched.sched.topology.load import enter_links, leave, neighbours, set_speeds, speed_of
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
-from gpusched.sched.topology.slowdown import Model, learned
+from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
 _HAND = 1e-6  # of two places that are worth the same, its own scheduler's
 
 
 @jit
-def offer_in_turn(deal: Deal, costs: Costs, jobs: Jobs, resources: Resources, queue: Ints, now: float) -> None:
+def offer_in_turn(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources, queue: Ints, now: float) -> None:
     """What all offer, one after the other; as side by side, since what one would start is no neighbour of others."""
     desks = [desk_of(deal, costs, jobs, resources) for _ in range(deal.offers.rank.shape[0])]
     for number in range(len(desks)):
@@ -52,7 +52,7 @@ def offer_in_turn(deal: Deal, costs: Costs, jobs: Jobs, resources: Resources, qu
 
 @jit
 def offer(
-    deal: Deal, number: int, others: bool, jobs: Jobs, queue: Ints, now: float, desk: Desk
+    deal: Deal, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: Desk
 ) -> None:  # fmt: skip
     """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
     offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
@@ -128,7 +128,7 @@ def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, 
 
 @jit
 def _try(
-    deal: Deal, number: int, graph: Graph, costs: Costs, model: Model, ways: Ways, room: Resources, job: int,
+    deal: Deal, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources, job: int,
     waited: float,
 ) -> None:  # fmt: skip
     offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
@@ -145,7 +145,7 @@ def _try(
         own, harm = cost_of(
             costs.tree, costs.sure, costs.load, costs.sure_ways, c, search.best, request.parts, request.gpus, search
         )
-        best = Choice(best.rank, best.value + best.own + best.harm - own - harm, best.way, own, harm)
+        best = PlaceChoice(best.rank, best.value + best.own + best.harm - own - harm, best.way, own, harm)
         if not (np.isfinite(best.rank) and np.isfinite(best.value)):
             offers.sound[number] = 0
     waits = worth_of_waiting(agent, graph, number, gpus, aged, waited / PATIENCE_S, best)

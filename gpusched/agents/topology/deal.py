@@ -12,17 +12,17 @@ from zlib import crc32
 
 import numpy as np
 
-from gpusched.agents.topology.network import Agent, Graph, new_graph, pass_messages
+from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
 from gpusched.agents.topology.places import MOST
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import OK, Flags, Floats, Ints, Jobs, Requests, Resources
+from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
 from gpusched.sched.topology.contention import Ways
 from gpusched.sched.topology.load import Load, new_look
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.slowdown import NARROWEST, Model, learned, link_kind, lost_beside
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
+from gpusched.sched.topology.tree import NetworkTree
 
 DAY_S = 86_400.0
 """In whose parts the network hears of a wait: as in training."""
@@ -69,7 +69,7 @@ class Deal(NamedTuple):
         again: ``int64[1]``: how many offers were made again.
     """
 
-    agent: Agent
+    agent: TopologyWeights
     offers: Offers
     home: Ints
     first: Ints
@@ -115,7 +115,8 @@ class Site(NamedTuple):
 
 
 def new_deal(
-    agent: Agent, count: int, site: Site, costs: Costs, jobs: Jobs, requests: Requests, ids: Iterable[str]
+    agent: TopologyWeights, count: int, site: Site, costs: Costs, jobs: QueueJobs, requests: Requests,
+    ids: Iterable[str]
 ) -> Deal:  # fmt: skip
     """What is fixed; ``ids``: of all jobs. Nothing is open yet."""
     part = parts_of(site, costs.tree, count)
@@ -141,7 +142,7 @@ def new_deal(
 
 @jit
 def open_deal(
-    deal: Deal, costs: Costs, jobs: Jobs, queue: Ints, resources: Resources, usable: Resources, now: float
+    deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, resources: Resources, usable: Resources, now: float
 ) -> None:  # fmt: skip
     """Sets what depends on the moment; nobody has made an offer yet."""
     offers, count = deal.offers, deal.offers.rank.shape[0]
@@ -161,7 +162,7 @@ def open_deal(
 
 
 @jit
-def desk_of(deal: Deal, costs: Costs, jobs: Jobs, resources: Resources) -> Desk:
+def desk_of(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources) -> Desk:
     """A scheduler's desk; ``costs`` are its own, or whoever has them offers alone."""
     of = deal.graph
     graph = Graph(
@@ -210,7 +211,7 @@ def _most_parts(costs: Costs, parts: Ints) -> Ints:
     return most
 
 
-def _graph_of(site: Site, tree: Tree, part: Ints, count: int) -> Graph:
+def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
     """The graph, with racks cut where partitions meet; nodes of other partitions are in a part of their own."""
     inside = np.zeros(len(part), np.int64)
     inside[site.lo : site.hi] = 1
@@ -218,7 +219,7 @@ def _graph_of(site: Site, tree: Tree, part: Ints, count: int) -> Graph:
     return new_graph(tree, racks.reshape(-1).astype(np.int64), site.total, part, count + 1)
 
 
-def parts_of(site: Site, tree: Tree, count: int) -> Ints:
+def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
     """The scheduler that has each node, ``int64[nodes]``; ``count`` for rows that are not of the partition.
 
     Whole racks, one after the other as switches above them are, where there are enough, else nodes in that order; with
@@ -249,7 +250,7 @@ def _shared_out(sizes: np.ndarray, count: int) -> Ints:
 
 
 @jit
-def _set_speeds(model: Model, load: Load, nodes: int) -> None:
+def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
     """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
     for job in range(load.jobs.size):
         own = load.jobs[job]
@@ -273,7 +274,7 @@ def _set_speeds(model: Model, load: Load, nodes: int) -> None:
 
 
 @jit
-def _set_waiting(deal: Deal, costs: Costs, jobs: Jobs, queue: Ints, now: float) -> None:
+def _set_waiting(deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, now: float) -> None:
     """Who waits in each part, and who most."""
     graph = deal.graph
     graph.waiting[:] = 0.0

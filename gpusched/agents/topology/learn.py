@@ -14,11 +14,11 @@ from gpusched.agents.common.vector import joined, parts_of, rounded
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.places import IDLE
 from gpusched.agents.topology.replay import replayed
-from gpusched.agents.topology.workloads import Setting, draw, laid_out
+from gpusched.agents.topology.workloads import TopologySetting, draw, laid_out
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
-from gpusched.sim.engine.placing import Network
-from gpusched.sim.network import Pairs
+from gpusched.sim.engine.placing import PlacementNetwork
+from gpusched.sim.network import ColocationTable
 from gpusched.traces.trace import Trace
 
 _STEPS = {
@@ -37,7 +37,7 @@ _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
 
 
-class Recipe(NamedTuple):
+class TopologyRecipe(NamedTuple):
     """Hyper-parameters.
 
     Attributes:
@@ -55,20 +55,20 @@ class Recipe(NamedTuple):
     every: int = 8
 
 
-QUICK_RECIPE = Recipe(generations=2, population=6, tries=2, jobs=100, table_jobs=100, watch=2, every=1)
+QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, table_jobs=100, watch=2, every=1)
 
 
-class Try(NamedTuple):
+class TrainingCase(NamedTuple):
     """A workload, how many schedulers there are, and what it counts for."""
 
-    setting: Setting
+    setting: TopologySetting
     trace: Trace
-    network: Network
+    network: PlacementNetwork
     parts: int
     weight: float
 
 
-class Learned(NamedTuple):
+class TopologyResult(NamedTuple):
     """What came of it: the start, the mean of where the search was, and (generation, cost where none is learned from).
 
     The last cost is that of the mean.
@@ -79,7 +79,9 @@ class Learned(NamedTuple):
     course: tuple[tuple[int, float], ...]
 
 
-def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Callable[[int, int], None]) -> Learned:
+def learn(
+    recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, tell: Callable[[int, int], None]
+) -> TopologyResult:
     """From `network.untrained`; ``pairs``: a table of pairs, of which a fifth of the workloads are."""
     start = untrained(0)
     learned = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
@@ -107,7 +109,7 @@ def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Ca
         # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
         best = rounded(np.mean(means[1:] or means, axis=0))
         course.append((recipe.generations, float(mean_costs(pool, cost, [best], held_out)[0])))
-    return Learned(rounded(start), best, tuple(course))
+    return TopologyResult(rounded(start), best, tuple(course))
 
 
 def _begun(start: Floats) -> tuple[Floats, Floats]:
@@ -119,31 +121,31 @@ def _begun(start: Floats) -> tuple[Floats, Floats]:
     return joined(begin, SHAPES), joined(steps, SHAPES)
 
 
-def drawn(number: int, pairs: Pairs | None, recipe: Recipe) -> Try:
+def drawn(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:
     """A cluster, a mix of jobs, a load, and how many schedulers there are; kinds of clusters and loads take turns."""
     rng = np.random.default_rng((9, number))
     family, load = number % _FAMILIES, _LOADS[number // _FAMILIES % len(_LOADS)]
     machine, mix = str(rng.choice(["aws", "rtx"])), str(rng.choice(["philly-like", "philly-like", "large"]))
     if family == 4 and pairs is not None:
         combine = str(rng.choice(["product", "sum"]))
-        setting = Setting("table", *laid_out(16, 4), mix="table", pairs=pairs, combine=combine)
+        setting = TopologySetting("table", *laid_out(16, 4), mix="table", pairs=pairs, combine=combine)
     elif family == 1:
-        setting = Setting("racks", *laid_out(4, 4, 4, 4.0), machine, mix)
+        setting = TopologySetting("racks", *laid_out(4, 4, 4, 4.0), machine, mix)
     elif family == 2:
-        setting = Setting("racks", *laid_out(4, 8, 2, 2.0), machine, mix)
+        setting = TopologySetting("racks", *laid_out(4, 8, 2, 2.0), machine, mix)
     elif family == 3:
         count, gpus = int(rng.choice([2, 4])), int(rng.choice([4, 8]))
         over = float(rng.choice([1.0, 2.0, 4.0]))
-        setting = Setting("racks", *laid_out(64 // gpus // count, gpus, count, over), machine, mix)
+        setting = TopologySetting("racks", *laid_out(64 // gpus // count, gpus, count, over), machine, mix)
     else:
-        setting = Setting("flat", *laid_out(16, 4), machine, mix)
+        setting = TopologySetting("flat", *laid_out(16, 4), machine, mix)
     trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
     weight = 1.0 if setting.pairs is None else _TABLE
-    return Try(setting, trace, Network(setting.tree, setting.model, kind), parts, weight)
+    return TrainingCase(setting, trace, PlacementNetwork(setting.tree, setting.model, kind), parts, weight)
 
 
-def cost(numbers: Floats, one: Try) -> float:
+def cost(numbers: Floats, one: TrainingCase) -> float:
     """The logarithm of the mean JCT, and a little of the 99th percentile's."""
     jct = replayed(one.trace, one.setting.pool, one.network, agent_of(numbers), one.parts).end - one.trace.submit
     return float(np.log(jct.mean()) + _TAIL * np.log(np.percentile(jct, 99))) * one.weight

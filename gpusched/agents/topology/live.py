@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from gpusched.agents.common.vector import joined
 from gpusched.agents.topology.bids import offer, settle
 from gpusched.agents.topology.deal import Deal, Desk, Site, desk_of, new_deal, open_deal
-from gpusched.agents.topology.network import SHAPES, Agent, agent_of
-from gpusched.config.weights import Model
+from gpusched.agents.topology.network import SHAPES, TopologyWeights, agent_of
+from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
-from gpusched.sched.reasons import Block
+from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import held_back, say_who_waits
 from gpusched.sched.state import BACKFILLS, Ints
 from gpusched.sched.topology.contention import new_search
@@ -25,12 +25,12 @@ NOTHING_LEARNED = "no measured placement costs yet"
 _WORTH_TELLING = 0.005
 
 
-def prepare(model: Model) -> Agent:
+def prepare(model: TrainedModel) -> TopologyWeights:
     """The weights. ValueError: they are of another shape."""
     return agent_of(joined(model.arrays, SHAPES))
 
 
-def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
     """One partition's decision; see `gpusched.sched.agent`.
 
     Raises:
@@ -50,7 +50,7 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     return queue.tolist(), settled(deal, context, costs, queue)
 
 
-def dealt(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
+def dealt(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Deal:
     """The partition's nodes, and the jobs of its queue, as they are now."""
     world, waiting = context.world, context.waiting
     site = Site(*world.span.get(context.partition, (0, 0)), world.rack, world.total.gpus)
@@ -71,7 +71,7 @@ def offers_of(deal: Deal, number: int, others: bool, desk: Desk, context: Contex
     offer(deal, number, others, context.waiting.jobs, queue, context.snapshot.now, desk)
 
 
-def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
+def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> QueueBlock:
     """Starts what is to start.
 
     Raises:
@@ -83,7 +83,7 @@ def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
         raise Unusable(NO_NUMBER)
     waits = [job for job in held_back(context, queue) if costs.told[job].max() >= _WORTH_TELLING]
     say_who_waits(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
-    return Block(policy, int(head), float(shadow))
+    return QueueBlock(policy, int(head), float(shadow))
 
 
 def own_room(costs: Costs) -> Costs:

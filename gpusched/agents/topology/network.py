@@ -16,7 +16,7 @@ from gpusched.agents.common.vector import parts_of
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Resources
 from gpusched.sched.topology.load import ONE, Load
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.tree import NetworkTree
 
 WIDTH, HIDDEN = 4, 6
 PLACE, WAIT, HAND = 10, 10, 5
@@ -34,7 +34,7 @@ _HEARD = ("skip", "out")  # what is 0 at the start
 _MOST = 3.0
 
 
-class Agent(NamedTuple):
+class TopologyWeights(NamedTuple):
     """The weights, by the names of `SHAPES`; float64."""
 
     on_bus: Floats
@@ -53,9 +53,9 @@ class Agent(NamedTuple):
     hand_out: Floats
 
 
-def agent_of(numbers: Floats) -> Agent:
+def agent_of(numbers: Floats) -> TopologyWeights:
     """``float64[numbers]`` as weights."""
-    return Agent(*parts_of(numbers, SHAPES))
+    return TopologyWeights(*parts_of(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:
@@ -105,7 +105,7 @@ class Graph(NamedTuple):
     hand: Floats
 
 
-def new_graph(tree: Tree, racks: Ints, total: Ints, part: Ints, parts: int) -> Graph:
+def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: int) -> Graph:
     """For a cluster.
 
     Args:
@@ -129,7 +129,7 @@ def new_graph(tree: Tree, racks: Ints, total: Ints, part: Ints, parts: int) -> G
 
 
 @jit
-def pass_messages(agent: Agent, tree: Tree, load: Load, resources: Resources, graph: Graph) -> None:
+def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resources: Resources, graph: Graph) -> None:
     """From the links inside servers to servers, racks and parts."""
     nodes = graph.of.size
     graph.free[:] = 0.0
@@ -173,7 +173,7 @@ def _hear(weights: Floats, load: Load, link: int, total: float, said: Floats) ->
 
 
 @jit
-def _up(agent: Agent, load: Load, graph: Graph) -> None:
+def _up(agent: TopologyWeights, load: Load, graph: Graph) -> None:
     """From racks, which hold the means of their servers, to parts."""
     racks, parts = graph.up.size, graph.whole.shape[0]
     free, has = np.zeros(parts), np.zeros(parts)
@@ -219,7 +219,7 @@ def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> Non
 
 
 @jit
-def value_of_place(agent: Agent, graph: Graph, part: int, nodes: Ints, parts: int) -> float:
+def value_of_place(agent: TopologyWeights, graph: Graph, part: int, nodes: Ints, parts: int) -> float:
     """What a place is worth beside the rule; ``graph.place[:PLACE]`` says the rest."""
     inputs = graph.place
     inputs[PLACE : PLACE + 2 * WIDTH] = 0.0
@@ -232,14 +232,14 @@ def value_of_place(agent: Agent, graph: Graph, part: int, nodes: Ints, parts: in
 
 
 @jit
-def value_of_waiting(agent: Agent, graph: Graph, part: int) -> float:
+def value_of_waiting(agent: TopologyWeights, graph: Graph, part: int) -> float:
     """What waiting is worth beside the rule; ``graph.wait[:WAIT]`` says the rest."""
     graph.wait[WAIT:] = graph.whole[part]
     return _valued(agent.wait_in, agent.wait_skip, agent.wait_out, graph.wait)
 
 
 @jit
-def value_of_handing(agent: Agent, graph: Graph, part: int, to: int) -> float:
+def value_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int) -> float:
     """What handing a job to another part is worth beside the rule; ``graph.hand[:HAND]`` says the rest."""
     graph.hand[HAND : HAND + WIDTH] = graph.whole[part]
     graph.hand[HAND + WIDTH :] = graph.whole[to]

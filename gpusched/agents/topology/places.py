@@ -6,15 +6,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import Agent, Graph, value_of_handing, value_of_place, value_of_waiting
+from gpusched.agents.topology.network import Graph, TopologyWeights, value_of_handing, value_of_place, value_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
-from gpusched.sched.state import Flags, Request, Requests, Resources
-from gpusched.sched.topology.contention import LEFT_OVER, Search, Ways, cost_of, left_over, pick, pick_across, set_keys
+from gpusched.sched.state import Flags, PlacementRequest, Requests, Resources
+from gpusched.sched.topology.contention import (
+    LEFT_OVER,
+    PlacementSearch,
+    Ways,
+    cost_of,
+    left_over,
+    pick,
+    pick_across,
+    set_keys,
+)
 from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.patience import HARMLESS
-from gpusched.sched.topology.slowdown import Model
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.slowdown import SlowdownModel
+from gpusched.sched.topology.tree import NetworkTree
 
 GOOD = 0.1
 """Who has a place that is worth no less than this below nothing asks no other scheduler."""
@@ -26,7 +35,7 @@ MOST = 3.0
 """No input of the network is larger."""
 
 
-class Choice(NamedTuple):
+class PlaceChoice(NamedTuple):
     """The best place found: its rank among places, its value against waiting, its way (-1: none), and what it costs."""
 
     rank: float
@@ -38,15 +47,16 @@ class Choice(NamedTuple):
 
 @jit
 def best_place(
-    agent: Agent, graph: Graph, part: int, tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags,
-    requests: Requests, ways: Ways, c: int, waited: float, search: Search,
-) -> Choice:  # fmt: skip
+    agent: TopologyWeights, graph: Graph, part: int, tree: NetworkTree, model: SlowdownModel, load: Load,
+    resources: Resources, masks: Flags,
+    requests: Requests, ways: Ways, c: int, waited: float, search: PlacementSearch,
+) -> PlaceChoice:  # fmt: skip
     """The place that is worth most, its nodes in ``search.best``: of those that `contention.cheapest` looks at.
 
     ``part`` is the scheduler that looks, ``c`` the job's class in ``ways``, on that scheduler's nodes; ``waited`` is no
     more than `MOST`.
     """
-    best = Choice(-np.inf, -np.inf, -1, MOST, MOST)
+    best = PlaceChoice(-np.inf, -np.inf, -1, MOST, MOST)
     for way in range(ways.first[c], ways.first[c + 1]):
         request = request_of(requests, ways.shape[way])
         fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[c], search)
@@ -71,9 +81,10 @@ def best_place(
 
 @jit
 def _better(
-    agent: Agent, graph: Graph, part: int, tree: Tree, model: Model, load: Load, resources: Resources, ways: Ways,
-    c: int, way: int, request: Request, waited: float, search: Search, best: Choice,
-) -> Choice:  # fmt: skip
+    agent: TopologyWeights, graph: Graph, part: int, tree: NetworkTree, model: SlowdownModel, load: Load,
+    resources: Resources, ways: Ways,
+    c: int, way: int, request: PlacementRequest, waited: float, search: PlacementSearch, best: PlaceChoice,
+) -> PlaceChoice:  # fmt: skip
     """The better of ``best`` and the nodes in ``search.trial``."""
     place, nodes, racks = graph.place, search.trial, 0
     own, harm = cost_of(tree, model, load, ways, c, nodes, request.parts, request.gpus, search)
@@ -93,12 +104,12 @@ def _better(
     if rank <= best.rank:
         return best
     search.best[: request.parts] = nodes[: request.parts]
-    return Choice(rank, value, way, own, harm)
+    return PlaceChoice(rank, value, way, own, harm)
 
 
 @jit
 def worth_of_waiting(
-    agent: Agent, graph: Graph, part: int, gpus: int, waited: float, patience: float, best: Choice
+    agent: TopologyWeights, graph: Graph, part: int, gpus: int, waited: float, patience: float, best: PlaceChoice
 ) -> float:
     """A place that is worth less is not taken yet; ``patience``: how much of it the job has waited."""
     wait = graph.wait
@@ -111,7 +122,7 @@ def worth_of_waiting(
 
 
 @jit
-def worth_of_handing(agent: Agent, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
+def worth_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
     """What is added to the worth of a place that another scheduler has."""
     hand, less = graph.hand, graph.waiting[part] - graph.waiting[to]
     hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MOST), MOST), waited

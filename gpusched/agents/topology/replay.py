@@ -12,25 +12,25 @@ import numpy as np
 
 from gpusched.agents.topology.bids import offer_in_turn, settle
 from gpusched.agents.topology.deal import Deal, Site, new_deal, open_deal
-from gpusched.agents.topology.network import SHAPES, Agent
+from gpusched.agents.topology.network import SHAPES, TopologyWeights
 from gpusched.compiled import jit
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.agent import NO_NUMBER
 from gpusched.sched.state import POLICY, SKIP, Ints
 from gpusched.sched.topology.queue import Priced
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, behind, end_walk, queue_now, state_now
-from gpusched.sim.engine.state import Log, Passes, Sim
+from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
 # Who waits for a better place is looked at again after so long, or so much of its wait.
@@ -45,7 +45,7 @@ class Acting(NamedTuple):
 
 
 @jit
-def decide_agents(sim: Sim, log: Log, passes: Passes, acting: Acting) -> int:
+def decide_agents(sim: Sim, log: EventLog, passes: Passes, acting: Acting) -> int:
     """Every partition's decision."""
     walk = acting.walk
     begin_walk(sim, walk)
@@ -61,7 +61,7 @@ run_agents = looped(decide_agents)
 
 
 @jit
-def _pass(sim: Sim, log: Log, passes: Passes, walk: Walk, deal: Deal, waiting: Ints, backfill: int) -> None:
+def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiting: Ints, backfill: int) -> None:
     """Starts whoever may start of these, and notes when to look again at who waits for a better place."""
     if waiting.size == 0:
         return
@@ -83,16 +83,17 @@ def placed_by(placement: str, name: str = "") -> ReplayPolicy:
 
 
 def replayed(
-    trace: Trace, pool: Pool, network: Network, agent: Agent, parts: int, seed: int = 0, wait_s: float = np.inf
-) -> Result:  # fmt: skip
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
+    wait_s: float = np.inf
+) -> ReplayResult:  # fmt: skip
     """A trace under ``parts`` schedulers with equal weights, in order of submission; no wait is longer than that."""
-    model = Model("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
+    model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
     spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, place_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 
 
-def new_acting(world: World, agent: Agent, spec: PolicySpec) -> tuple[World, Acting]:
+def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, Acting]:
     """The world with the ways in which its jobs may be laid out, and what agents keep."""
     rule = replace(composed(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s)
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
@@ -106,15 +107,15 @@ def new_acting(world: World, agent: Agent, spec: PolicySpec) -> tuple[World, Act
     return world._replace(policy=policy), Acting(walk, tuple(deals))
 
 
-class Run:
+class TopologyRun:
     """A replay by agents."""
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, world: World, acting: Acting) -> None:
+    def __init__(self, world: SimWorld, acting: Acting) -> None:
         self._world, self._acting = world, acting
 
-    def __call__(self, log: Log) -> int:
+    def __call__(self, log: EventLog) -> int:
         """To its end, or to where the log needs more room.
 
         Raises:
@@ -126,12 +127,12 @@ class Run:
         return code
 
 
-def maps(model: Model) -> bool:
+def maps(model: TrainedModel) -> bool:
     """It chooses nodes itself."""
     return False
 
 
-def runner(world: World, prepared: Agent) -> tuple[World, Run]:
+def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, TopologyRun]:
     """The run of one replay.
 
     Raises:
@@ -144,4 +145,4 @@ def runner(world: World, prepared: Agent) -> tuple[World, Run]:
         raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "omit --placement")
     assert spec is not None
     world, acting = new_acting(world, prepared, spec)
-    return world, Run(world, acting)
+    return world, TopologyRun(world, acting)

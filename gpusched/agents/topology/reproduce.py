@@ -10,26 +10,26 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.common.vector import named, read_vector
-from gpusched.agents.topology.learn import QUICK_RECIPE, Recipe, learn
+from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.replay import placed_by, replayed
-from gpusched.agents.topology.workloads import Setting, draw, ours, settings
+from gpusched.agents.topology.workloads import TopologySetting, draw, ours, settings
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.network import most_alike, read_pairs
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
-from gpusched.sim.result import Result
-from gpusched.study.paper import Advance, Made, Options, played
+from gpusched.sim.result import ReplayResult
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
 from gpusched.traces.trace import Trace
 
 DEFAULT_GPUS = 8
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TopologyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One drawn workload under one policy.
 
     ``mean_slowdown``: how many times longer jobs ran than alone where they are fastest, the mean over jobs.
@@ -53,7 +53,7 @@ weights_of = partial(read_vector, "topology", SHAPES)
 """What agents have learned, from a file; None: that which comes along."""
 
 
-def reproduce(options: Options, advance: Advance) -> Made:
+def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     """Every setting asked for, at every load and seed, under every policy.
 
     Raises:
@@ -72,13 +72,13 @@ def reproduce(options: Options, advance: Advance) -> Made:
     numbers = _trained(options, advance) if options.out else weights_of(options.weights)
     jobs = ours().quick_jobs if options.quick else 0
 
-    def rows(at: tuple[Setting, float, int]) -> list[Row]:
+    def rows(at: tuple[TopologySetting, float, int]) -> list[TopologyRow]:
         return [row_of(*at, name, jobs, numbers) for name in chosen]
 
-    return Made(ours(), played(drawn, rows, options, advance))
+    return PaperFigures(ours(), played(drawn, rows, options, advance))
 
 
-def _trained(options: Options, advance: Advance) -> Floats:
+def _trained(options: PaperOptions, advance: Advance) -> Floats:
     """Learns, and writes what came of it.
 
     Raises:
@@ -90,7 +90,7 @@ def _trained(options: Options, advance: Advance) -> Floats:
     except OSError as error:
         raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror}") from None
     pairs = read_pairs(options.table) if options.table is not None else None
-    recipe = QUICK_RECIPE if options.quick else Recipe()
+    recipe = QUICK_RECIPE if options.quick else TopologyRecipe()
     learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
     begun, ended = learned.course[0][1], learned.course[-1][1]
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
@@ -100,7 +100,7 @@ def _trained(options: Options, advance: Advance) -> Floats:
 
 def settings_of(
     topology: str | None, table: str | None, gpus_per_node: int | None = None, nic: str | None = None
-) -> list[Setting]:
+) -> list[TopologySetting]:
     """The settings that are asked for.
 
     Raises:
@@ -125,7 +125,7 @@ def settings_of(
     return [one._replace(pairs=pairs, combine=by, mix="table") for one in found for by in ("product", "sum")]
 
 
-def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Setting:
+def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> TopologySetting:
     """The nodes of a file, which may be an inventory: then with those on no switch, and without those without GPUs.
 
     Jobs are of the kinds that were measured on the most alike.
@@ -154,10 +154,12 @@ def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Setting:
     if not topology.racks() or not nodes:
         raise UsageError(f"{path.stem}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
     pool = Pool.of(nodes)
-    return Setting(path.stem, topology, pool, most_alike(pool), nic_gbps=nic_gbps)
+    return TopologySetting(path.stem, topology, pool, most_alike(pool), nic_gbps=nic_gbps)
 
 
-def row_of(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None) -> Row:
+def row_of(
+    setting: TopologySetting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None
+) -> TopologyRow:
     """One drawn workload under one policy; ``numbers``: the agents' weights.
 
     Raises:
@@ -171,7 +173,7 @@ def row_of(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, n
     result = run_of(setting, drawn, seed, name, numbers)
     trace = result.trace
     jct = (result.end - trace.submit) / 3600.0
-    return Row(
+    return TopologyRow(
         topology=setting.name, load=load, seed=seed, policy=name, mean_jct_h=float(jct.mean()),
         p99_jct_h=float(np.percentile(jct, 99)),
         mean_slowdown=float(((result.end - result.start) / trace.duration).mean()),
@@ -179,12 +181,14 @@ def row_of(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, n
     )  # fmt: skip
 
 
-def run_of(setting: Setting, drawn: tuple[Trace, Ints], seed: int, name: str, numbers: Floats | None = None) -> Result:
+def run_of(
+    setting: TopologySetting, drawn: tuple[Trace, Ints], seed: int, name: str, numbers: Floats | None = None
+) -> ReplayResult:
     """Drawn jobs, with their kinds, under one policy."""
     (trace, kind), rival, tree = drawn, ours().policies[name], setting.tree
     if rival.free:
         tree = tree._replace(weight=np.zeros_like(tree.weight))
-    network = Network(tree, setting.model, kind)
+    network = PlacementNetwork(tree, setting.model, kind)
     if rival.schedulers:
         of = untrained(0) if not rival.trained else weights_of() if numbers is None else numbers
         return replayed(trace, setting.pool, network, agent_of(of), rival.schedulers)

@@ -10,16 +10,16 @@ import numpy as np
 
 from gpusched.model.topology import Switch, Topology
 from gpusched.sched.state import Floats, Ints
-from gpusched.sched.topology.slowdown import Model
-from gpusched.sched.topology.tree import NIC_GBPS, Tree, tree_of
-from gpusched.sim.network import Pairs, machines
+from gpusched.sched.topology.slowdown import SlowdownModel
+from gpusched.sched.topology.tree import NIC_GBPS, NetworkTree, tree_of
+from gpusched.sim.network import ColocationTable, machines
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.paper import Paper, read_paper
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
 
-class Rival(msgspec.Struct, frozen=True, kw_only=True):
+class TopologyRival(msgspec.Struct, frozen=True, kw_only=True):
     """A policy here.
 
     Attributes:
@@ -35,7 +35,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     free: bool = False
 
 
-class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+class RunTimeDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Log-normal: mean and deviation of the logarithm of seconds, and seconds between which they are."""
 
     mean: float
@@ -44,8 +44,8 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
     longest: float
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """See `laid_out`, and of the others `Setting`."""
+class ClusterLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """See `laid_out`, and of the others `TopologySetting`."""
 
     nodes: int
     gpus: int
@@ -58,15 +58,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Ours(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/topology.yaml``."""
 
-    policies: dict[str, Rival]
+    policies: dict[str, TopologyRival]
     loads: tuple[float, ...]
-    clusters: dict[str, Cluster]
+    clusters: dict[str, ClusterLayout]
     jobs_per_gpu: int
     most_jobs: int
     quick_jobs: int
     sizes: tuple[int, ...]
     mixes: dict[str, tuple[float, ...]]
-    run_s: RunTimes
+    run_s: RunTimeDistribution
 
 
 @cache
@@ -75,7 +75,7 @@ def ours() -> Ours:
     return read_paper("topology", Ours)
 
 
-class Setting(NamedTuple):
+class TopologySetting(NamedTuple):
     """One cluster and the jobs that come.
 
     Attributes:
@@ -90,12 +90,12 @@ class Setting(NamedTuple):
     pool: Pool
     machine: str = "aws"
     mix: str = "philly-like"
-    pairs: Pairs | None = None
+    pairs: ColocationTable | None = None
     combine: str = "formula"
     nic_gbps: float = NIC_GBPS
 
     @property
-    def tree(self) -> Tree:
+    def tree(self) -> NetworkTree:
         """The links. By a table only nodes' NICs are any."""
         nvswitch = machines()[self.machine].nvswitch
         tree = tree_of(self.topology, self.pool.names, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
@@ -105,7 +105,7 @@ class Setting(NamedTuple):
         return tree
 
     @property
-    def model(self) -> Model:
+    def model(self) -> SlowdownModel:
         """How much slower its kinds of jobs are where they run."""
         if self.pairs is None:
             return machines()[self.machine].model()
@@ -128,15 +128,15 @@ def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[
 
 
 @cache
-def settings() -> dict[str, Setting]:
+def settings() -> dict[str, TopologySetting]:
     """The clusters of the scenario."""
     return {
-        name: Setting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
+        name: TopologySetting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
         for name, of in ours().clusters.items()
     }
 
 
-def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
+def draw(setting: TopologySetting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
     """Jobs of a load, and the kind of each; ``jobs`` 0: as many for each GPU as the scenario says.
 
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they

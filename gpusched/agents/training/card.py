@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from gpusched import __version__
-from gpusched.agents.common.request import Row
+from gpusched.agents.common.request import ResultRow
 from gpusched.config.paths import write_whole
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
@@ -69,7 +69,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     inventory: tuple[Nodes, ...]
     trace: Data
     hyper_parameters: dict[str, Any]
-    metrics: tuple[Row, ...]
+    metrics: tuple[ResultRow, ...]
     notes: tuple[str, ...]
     decides: str = ""
 

@@ -18,7 +18,7 @@ from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.evaluate import before, table
-from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.describe import what_decides
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
 from gpusched.config.paths import state_folder
@@ -33,7 +33,7 @@ from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What came out for one partition: files, and their card."""
 
     partition: str
@@ -42,7 +42,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     card: Card
 
 
-def train(request: TrainRequest, report: Report) -> list[Made]:
+def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
     """Trains what is asked for, partition by partition.
 
     Raises:
@@ -88,7 +88,7 @@ def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     return spec, path / POLICY if path.is_dir() else path
 
 
-def _check_enough(request: TrainRequest, found: list[Material], report: Report) -> None:
+def _check_enough(request: TrainRequest, found: list[Material], report: TrainingReport) -> None:
     """Refuses to learn from a handful of recorded jobs; says so where it is insisted on.
 
     Raises:
@@ -147,13 +147,13 @@ def _site_folder(request: TrainRequest) -> Path:
 
 
 def _made(
-    request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: Report
-) -> tuple[Made, Arrays | None]:
+    request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: TrainingReport
+) -> tuple[TrainedFiles, Arrays | None]:
     """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
     begin, agent = time.monotonic(), spec.agent or ""
     trainer = REGISTRY[agent].train
     assert trainer is not None
-    found: list[tuple[Trained, TrainJob]] = []
+    found: list[tuple[TrainerResult, TrainJob]] = []
     for seed in dict.fromkeys(request.seeds):
         key = _key(spec, material, seed, request.device)
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
@@ -167,7 +167,7 @@ def _made(
     decides = what_decides(load_file(weights, agent))
     card = _card(request, of, best, decides, digest_of(weights.read_bytes()), round(time.monotonic() - begin, 1))
     write_card(card_file, card)
-    made = Made(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
+    made = TrainedFiles(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
     return made, best.untrained
 
 
@@ -183,7 +183,7 @@ def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
 
 
 def _card(
-    request: TrainRequest, job: TrainJob, trained: Trained, decides: str, weights: str, wall_time_s: float
+    request: TrainRequest, job: TrainJob, trained: TrainerResult, decides: str, weights: str, wall_time_s: float
 ) -> Card:  # fmt: skip
     trace = job.scenario.trace
     data = Data(
@@ -202,8 +202,13 @@ def _card(
 
 
 def _judged(
-    of: PolicySpec, folder: Path, made: Made, material: Material, untrained: Arrays | None, report: Report
-) -> Made:
+    of: PolicySpec,
+    folder: Path,
+    made: TrainedFiles,
+    material: Material,
+    untrained: Arrays | None,
+    report: TrainingReport,
+) -> TrainedFiles:
     """With the final table, made on the held-out part by the weights as they lie there."""
     if made.card.metrics or not material.held_out:
         return made

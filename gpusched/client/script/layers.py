@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpusched.client.script.lines import Line, ScriptError, lines_of, notes_on_steps
-from gpusched.client.script.sbatch import Asked, translated
-from gpusched.client.script.source import Script
-from gpusched.client.script.values import Site
+from gpusched.client.script.lines import OptionLine, ScriptError, lines_of, notes_on_steps
+from gpusched.client.script.sbatch import ParsedOption, translated
+from gpusched.client.script.source import JobScript
+from gpusched.client.script.values import ScriptContext
 from gpusched.errors import UsageError, printable
 from gpusched.model.resources import Inventory
 
@@ -46,14 +46,14 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     slurm: bool
 
 
-def read(script: Script, parse: Parser, inventory: Inventory, cwd: str, user: str) -> Read:
+def read(script: JobScript, parse: Parser, inventory: Inventory, cwd: str, user: str) -> Read:
     """All lines of a script, which ``user`` submits in the folder ``cwd``.
 
     Raises:
         ScriptError: The first line that is not understood.
     """
     lines, notes = lines_of(script)
-    site = Site(inventory, cwd, notes)
+    site = ScriptContext(inventory, cwd, notes)
     origins: dict[str, Origin] = {}
     layers: dict[str, dict[str, Any]] = {"SBATCH": {}, "GPUSCHED": {}}
     for line in lines:
@@ -121,11 +121,11 @@ def blamed(error: UsageError, read: Read, typed: Mapping[str, Any]) -> UsageErro
     return UsageError(f"{file}, lines {', '.join(first)}: {error.message}", error.hint)
 
 
-def _own(line: Line) -> list[Asked]:
-    return [Asked(f"#GPUSCHED {' '.join(line.words)}", list(line.words))]
+def _own(line: OptionLine) -> list[ParsedOption]:
+    return [ParsedOption(f"#GPUSCHED {' '.join(line.words)}", list(line.words))]
 
 
-def _parsed(line: Line, asked: Asked, parse: Parser) -> dict[str, Any]:
+def _parsed(line: OptionLine, asked: ParsedOption, parse: Parser) -> dict[str, Any]:
     try:
         return dict(parse(asked.words))
     except UsageError as error:
@@ -139,7 +139,7 @@ def _together(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, 
     return {**lower, **higher, **joined}
 
 
-def _in_both(one: Sequence[str], other: Sequence[str], line: Line, asked: Asked) -> list[str]:
+def _in_both(one: Sequence[str], other: Sequence[str], line: OptionLine, asked: ParsedOption) -> list[str]:
     first, second = (",".join(names).split(",") for names in (one, other))
     both = [name for name in first if name in second]
     if not both:

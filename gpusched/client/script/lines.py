@@ -8,13 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from gpusched.client.script.source import Script
+from gpusched.client.script.source import JobScript
 from gpusched.errors import UsageError
 
 _MARKED = re.compile(r"#(GPUSCHED|SBATCH)(?=[\s-]|$)(.*)")
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class OptionLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line with options, as words; ``where`` is ``train.sh:4``."""
 
     where: str
@@ -30,7 +30,7 @@ class ScriptError(UsageError):
         self.where, self.option = where, option
 
 
-def lines_of(script: Script) -> tuple[list[Line], list[str]]:
+def lines_of(script: JobScript) -> tuple[list[OptionLine], list[str]]:
     """The lines with options, and notes on those that count for nothing.
 
     As in Slurm they stand before the first command: before the first line that is neither empty nor a comment.
@@ -52,14 +52,14 @@ def lines_of(script: Script) -> tuple[list[Line], list[str]]:
             words = tuple(shlex.split(_without_comment(marked[2])))
         except ValueError as error:
             raise ScriptError(where, f"#{marked[1]}", f"{error}".lower(), "close the quote") from None
-        found.append(Line(where=where, marker="SBATCH" if marked[1] == "SBATCH" else "GPUSCHED", words=words))
+        found.append(OptionLine(where=where, marker="SBATCH" if marked[1] == "SBATCH" else "GPUSCHED", words=words))
     return found, notes
 
 
 _MPI = re.compile(r"^[^#]*\bsrun\b[^#|;&]*\s--mpi[= ]([\w,.-]+)")
 
 
-def notes_on_steps(script: Script) -> list[str]:
+def notes_on_steps(script: JobScript) -> list[str]:
     """Return what `srun` inside the job will refuse, so that it is known before the job has waited."""
     found = []
     for number, text in enumerate(script.text.split("\n"), 1):

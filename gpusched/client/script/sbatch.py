@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from gpusched.client.script import values
-from gpusched.client.script.lines import Line, ScriptError
-from gpusched.client.script.values import NotUnderstood, Site
+from gpusched.client.script.lines import OptionLine, ScriptError
+from gpusched.client.script.values import NotUnderstood, ScriptContext
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
@@ -25,14 +25,14 @@ class Understood(NamedTuple):
     """
 
     means: str
-    words: Callable[[str, Site], Words]
+    words: Callable[[str, ScriptContext], Words]
     short: str = ""
     value: bool = True
     maybe: bool = False
     result: Literal["as Slurm", "different", "warned"] = "as Slurm"
 
 
-class Refused(NamedTuple):
+class RefusedOption(NamedTuple):
     """An option of sbatch that has no meaning here: why, and what to do."""
 
     why: str
@@ -59,7 +59,7 @@ def _different(option: Understood) -> Understood:
 def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = False) -> Understood:
     """Return an option that changes nothing here, and nothing that a job could miss: taken, with a note."""
 
-    def words(value: str, site: Site) -> Words:
+    def words(value: str, site: ScriptContext) -> Words:
         site.notes.append(f"no effect: {why}")
         return []
 
@@ -74,8 +74,8 @@ def _classes(inventory: Inventory) -> object:
     return inventory.quotas.qos
 
 
-def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> Callable[[str, Site], Words]:
-    def words(value: str, site: Site) -> Words:
+def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> Callable[[str, ScriptContext], Words]:
+    def words(value: str, site: ScriptContext) -> Words:
         if declared(site.inventory):
             return [option, value]
         site.notes.append(f"{what} '{value[:40]}' is ignored: the inventory declares none")
@@ -87,7 +87,7 @@ def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> C
 _NOT_PLACED = "cores, sockets and threads are chosen by the node's system"
 _ON_COMMAND_LINE = "it is for the command line"
 
-OPTIONS: dict[str, Understood | Refused] = {
+OPTIONS: dict[str, Understood | RefusedOption] = {
     "account": Understood(
         "--group, where the inventory has groups",
         _label("the account", "--group", _groups),
@@ -230,37 +230,37 @@ OPTIONS: dict[str, Understood | Refused] = {
     "tres-bind": _no_effect("every task sees the GPUs that srun gives it"),
     "wckey": _no_effect("usage is counted by user and group"),
     # What would be another job without it
-    "batch": Refused("nodes have no features", "use --nodelist"),
-    "bb": Refused("there are no burst buffers"),
-    "bbf": Refused("there are no burst buffers"),
-    "cluster-constraint": Refused("there is one cluster"),
-    "clusters": Refused("there is one cluster", short="M"),
-    "container": Refused("images are named differently", "use #GPUSCHED --image IMAGE"),
-    "container-id": Refused("images are named differently", "use #GPUSCHED --image IMAGE"),
-    "deadline": Refused("jobs that cannot end in time are not removed"),
-    "export-file": Refused("variable files are not read", "use --export=NAME=VALUE"),
-    "gid": Refused("jobs run as the submitting user"),
-    "gpus-per-socket": Refused(_NOT_PLACED, "use --gpus-per-node"),
-    "help": Refused(_ON_COMMAND_LINE, short="h"),
-    "licenses": Refused("licenses are not counted", short="L"),
-    "mcs-label": Refused("there are no such labels"),
-    "mincpus": Refused("every node gives the same amount", "use --cpus-per-task"),
-    "no-kill": Refused("a job ends when any of its nodes fails", short="k"),
-    "nodefile": Refused("host files are not read", "use --nodelist", short="F"),
-    "ntasks-per-gpu": Refused("tasks are counted per node", "use --ntasks-per-node and --gpus-per-task"),
-    "reboot": Refused("nodes are not booted"),
-    "test-only": Refused(_ON_COMMAND_LINE, "gpusched submit --dry-run says when it would start"),
-    "tres-per-task": Refused("it combines other options", "use --gpus-per-task and --cpus-per-task"),
-    "uid": Refused("jobs run as the submitting user"),
-    "usage": Refused(_ON_COMMAND_LINE),
-    "version": Refused(_ON_COMMAND_LINE, short="V"),
-    "wait": Refused(_ON_COMMAND_LINE, "gpusched submit --wait", short="W"),
-    "wrap": Refused(_ON_COMMAND_LINE, "gpusched submit --wrap COMMAND"),
+    "batch": RefusedOption("nodes have no features", "use --nodelist"),
+    "bb": RefusedOption("there are no burst buffers"),
+    "bbf": RefusedOption("there are no burst buffers"),
+    "cluster-constraint": RefusedOption("there is one cluster"),
+    "clusters": RefusedOption("there is one cluster", short="M"),
+    "container": RefusedOption("images are named differently", "use #GPUSCHED --image IMAGE"),
+    "container-id": RefusedOption("images are named differently", "use #GPUSCHED --image IMAGE"),
+    "deadline": RefusedOption("jobs that cannot end in time are not removed"),
+    "export-file": RefusedOption("variable files are not read", "use --export=NAME=VALUE"),
+    "gid": RefusedOption("jobs run as the submitting user"),
+    "gpus-per-socket": RefusedOption(_NOT_PLACED, "use --gpus-per-node"),
+    "help": RefusedOption(_ON_COMMAND_LINE, short="h"),
+    "licenses": RefusedOption("licenses are not counted", short="L"),
+    "mcs-label": RefusedOption("there are no such labels"),
+    "mincpus": RefusedOption("every node gives the same amount", "use --cpus-per-task"),
+    "no-kill": RefusedOption("a job ends when any of its nodes fails", short="k"),
+    "nodefile": RefusedOption("host files are not read", "use --nodelist", short="F"),
+    "ntasks-per-gpu": RefusedOption("tasks are counted per node", "use --ntasks-per-node and --gpus-per-task"),
+    "reboot": RefusedOption("nodes are not booted"),
+    "test-only": RefusedOption(_ON_COMMAND_LINE, "gpusched submit --dry-run says when it would start"),
+    "tres-per-task": RefusedOption("it combines other options", "use --gpus-per-task and --cpus-per-task"),
+    "uid": RefusedOption("jobs run as the submitting user"),
+    "usage": RefusedOption(_ON_COMMAND_LINE),
+    "version": RefusedOption(_ON_COMMAND_LINE, short="V"),
+    "wait": RefusedOption(_ON_COMMAND_LINE, "gpusched submit --wait", short="W"),
+    "wrap": RefusedOption(_ON_COMMAND_LINE, "gpusched submit --wrap COMMAND"),
 }
 _SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
 
 
-class Asked(NamedTuple):
+class ParsedOption(NamedTuple):
     """One option of a line: as written, and as words of ours."""
 
     written: str
@@ -275,7 +275,7 @@ class _Wrong(Exception):
         self.shown, self.why, self.hint = shown, why, hint
 
 
-def translated(line: Line, site: Site) -> list[Asked]:
+def translated(line: OptionLine, site: ScriptContext) -> list[ParsedOption]:
     """Return the options of one ``#SBATCH`` line.
 
     Raises:
@@ -288,17 +288,17 @@ def translated(line: Line, site: Site) -> list[Asked]:
             asked = _next(rest, site)
         except _Wrong as error:
             raise ScriptError(line.where, f"#SBATCH {error.shown}", error.why, error.hint) from None
-        found.append(Asked(f"#SBATCH {asked.written}", asked.words))
+        found.append(ParsedOption(f"#SBATCH {asked.written}", asked.words))
         site.notes[before:] = [f"{line.where}: #SBATCH {asked.written}: {note}" for note in site.notes[before:]]
     return found
 
 
-def _next(rest: Words, site: Site) -> Asked:
+def _next(rest: Words, site: ScriptContext) -> ParsedOption:
     """Take the first option off ``rest``, with its value."""
     shown = rest.pop(0)
     name, value = _option(shown)
     option = OPTIONS[name]
-    if isinstance(option, Refused):
+    if isinstance(option, RefusedOption):
         raise _Wrong(shown, f"not supported: {option.why}", option.hint or "remove it")
     if option.value and not option.maybe and value is None:
         if not rest:
@@ -308,7 +308,7 @@ def _next(rest: Words, site: Site) -> Asked:
     elif value is not None and not option.value:
         raise _Wrong(shown, "takes no value", f"use --{name}")
     try:
-        return Asked(shown, option.words(value or "", site))
+        return ParsedOption(shown, option.words(value or "", site))
     except NotUnderstood as error:
         raise _Wrong(shown, error.why, error.hint) from None
 
@@ -341,7 +341,7 @@ _SBATCH_VALUES = {
 _ELSEWHERE = {"test-only": ["--dry-run"], "wait": ["--wait"], "help": ["--help"], "usage": ["--help"]}
 
 
-def typed(words: Sequence[str], own: Mapping[str, bool], site: Callable[[], Site]) -> tuple[Words, list[str]]:
+def typed(words: Sequence[str], own: Mapping[str, bool], site: Callable[[], ScriptContext]) -> tuple[Words, list[str]]:
     """Return a command line of ``submit`` with sbatch's options as ours, and notes on those without effect.
 
     Args:

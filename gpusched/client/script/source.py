@@ -16,7 +16,7 @@ _SCRIPT_NAME = re.compile(r"[^/]+(/[^/]+)*\.(sh|bash|sbatch|slurm|job)")
 STDIN = 0
 
 
-class Script(msgspec.Struct, frozen=True, kw_only=True):
+class JobScript(msgspec.Struct, frozen=True, kw_only=True):
     """A job script; ``where`` names it in errors, ``name`` is the job's name where nobody says another."""
 
     text: str
@@ -24,7 +24,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-def from_word(word: str) -> Script | None:
+def from_word(word: str) -> JobScript | None:
     """The script that the first word behind the options names; None: the word is a program.
 
     It names one if it is a readable file here that begins with ``#!``.
@@ -48,7 +48,7 @@ def from_word(word: str) -> Script | None:
     return _script(content, word, os.path.basename(word))
 
 
-def from_stdin(wait: bool) -> Script | None:
+def from_stdin(wait: bool) -> JobScript | None:
     """What a pipe or a file brings as stdin, as sbatch reads it; None: nothing, or a terminal.
 
     With ``wait`` to its end, however long that takes; without, only if something is there already.
@@ -65,12 +65,12 @@ def from_stdin(wait: bool) -> Script | None:
     return _script(content, "stdin", "stdin") if content else None
 
 
-def wrapped(command: str) -> Script:
+def wrapped(command: str) -> JobScript:
     """A script around one line for sh, as sbatch makes it of ``--wrap``."""
     return _script(f"#!/bin/sh\n# made by gpusched submit --wrap\n\n{command}\n".encode(), "--wrap", "wrap")
 
 
-def received(text: str, where: str, name: str) -> Script:
+def received(text: str, where: str, name: str) -> JobScript:
     """A script that came from elsewhere; characters of it that could not be read stand there as U+FFFD."""
     return _script(text.encode() if "\ufffd" not in text else b"\xff", where, name)
 
@@ -82,7 +82,7 @@ def _stdin_to_its_end() -> bytes:
     return found
 
 
-def _script(content: bytes, where: str, name: str) -> Script:
+def _script(content: bytes, where: str, name: str) -> JobScript:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -90,4 +90,4 @@ def _script(content: bytes, where: str, name: str) -> Script:
         raise UsageError(f"{where}:{line}: a job script must be UTF-8 text") from None
     if error_in := script_error(text):
         raise UsageError(f"{where}:{error_in}")
-    return Script(text=text, where=where, name=name)
+    return JobScript(text=text, where=where, name=name)

@@ -27,7 +27,7 @@ class NotUnderstood(Exception):
         self.why, self.hint = why, hint
 
 
-class Site(msgspec.Struct, frozen=True):
+class ScriptContext(msgspec.Struct, frozen=True):
     """What values are understood by: the inventory, the folder of submission; ``notes`` is added to."""
 
     inventory: Inventory
@@ -49,7 +49,7 @@ def _parts_of(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-def typed_number(option: str, value: str, site: Site) -> list[str]:
+def typed_number(option: str, value: str, site: ScriptContext) -> list[str]:
     """``4`` or ``a100:4``."""
     match = _TYPED.fullmatch(value)
     if match is None:
@@ -57,7 +57,7 @@ def typed_number(option: str, value: str, site: Site) -> list[str]:
     return [option, match[2], *_of_types(match[1], site)]
 
 
-def gres(value: str, site: Site) -> list[str]:
+def gres(value: str, site: ScriptContext) -> list[str]:
     """``gpu:4``, ``gpu:a100:4``: GPUs of each node."""
     if value.lower() == "none":
         return []
@@ -67,11 +67,11 @@ def gres(value: str, site: Site) -> list[str]:
     return ["--gpus-per-node", match[2] or "1", *_of_types(match[1], site)]
 
 
-def _of_types(name: str | None, site: Site) -> list[str]:
+def _of_types(name: str | None, site: ScriptContext) -> list[str]:
     return [] if name is None else ["--gpu-type", ",".join(site.gpu_types(name))]
 
 
-def constraint(value: str, site: Site) -> list[str]:
+def constraint(value: str, site: ScriptContext) -> list[str]:
     """``a100``, ``a100|v100``, ``[a100|v100]``: types of GPUs; all other features are unknown here."""
     inner = value[1:-1] if value[:1] in "[(" and value[-1:] in "])" else value
     if not re.fullmatch(r"[\w.+-]+(\|[\w.+-]+)*", inner):
@@ -92,7 +92,7 @@ def memory(option: str, value: str) -> list[str]:
     return [option, f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
 
 
-def nodes(value: str, site: Site) -> list[str]:
+def nodes(value: str, site: ScriptContext) -> list[str]:
     """``4``, ``4-4``; of ``2-4`` the least."""
     least, dash, most = value.partition("-")
     if not least.isdecimal() or (most and not most.isdecimal()):
@@ -146,12 +146,12 @@ def path(option: str, value: str) -> list[str]:
     return [option, value]
 
 
-def folder(value: str, site: Site) -> list[str]:
+def folder(value: str, site: ScriptContext) -> list[str]:
     """A relative folder is below the one of submission."""
     return ["--workdir", str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
 
 
-def export(value: str, site: Site) -> list[str]:
+def export(value: str, site: ScriptContext) -> list[str]:
     """``NONE``, ``NAME,NAME=VALUE``; the caller's whole environment does not travel."""
     found = []
     for name in value.split(","):
@@ -211,7 +211,7 @@ MAIL = {
 _NO_MAIL = ("ARRAY_TASKS", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME_LIMIT_80")
 
 
-def mail(value: str, site: Site) -> list[str]:
+def mail(value: str, site: ScriptContext) -> list[str]:
     """Of what is told."""
     words: dict[str, None] = {}
     for kind in value.upper().split(","):

@@ -22,7 +22,7 @@ LOOK_S = 30.0  # how often running jobs are looked at
 AT_ONCE = 2000
 
 
-class NoticeDesk:
+class NotificationService:
     """What the controller calls after each cycle. A crash loses no notice: at the worst one is sent twice."""
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
 from gpusched.model.arrays import first_of
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job, JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.notices import BY_DEFAULT, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
 from gpusched.model.units import format_duration, iso_utc
 from gpusched.queue.store import Reader
@@ -67,7 +67,7 @@ class Maker:
         if self._is_over(job.array_id):
             yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
 
-    def _of(self, event: Event) -> Job | None:
+    def _of(self, event: Event) -> JobRecord | None:
         """The job; of several tasks of an array, which are told of at once, the first."""
         if event.job_id is None:
             return None
@@ -80,7 +80,7 @@ class Maker:
             self._ended[array] = not self._reader.has_unended(array)
         return self._ended[array]
 
-    def _array_text(self, job: Job) -> str:
+    def _array_text(self, job: JobRecord) -> str:
         assert job.array_id is not None
         counts: dict[str, int] = {}
         for row in self._reader.rows_of(job.array_id):
@@ -106,7 +106,7 @@ class Maker:
                     about = f"{_named(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
 
-    def of_running(self, active: Iterable[Job]) -> Iterator[Notice]:
+    def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
         """Of jobs that are near their limit, or have not used their GPUs for long."""
         running = [job for job in active if job.state is JobState.RUNNING and job.start_time is not None]
         asked = [(job, kinds) for job in running if (kinds := {k for _, some in self._receivers(job) for k in some})]
@@ -127,7 +127,9 @@ class Maker:
                 text = f"{_named(job)}: {held} been idle for {format_duration(idle.idle_s)}"
                 yield from self._of_job(job, NoticeKind.IDLE, None, job.attempt, text)
 
-    def _of_job(self, job: Job, kind: NoticeKind, event: Event | None, attempt: int, text: str) -> Iterator[Notice]:
+    def _of_job(
+        self, job: JobRecord, kind: NoticeKind, event: Event | None, attempt: int, text: str
+    ) -> Iterator[Notice]:
         at = event.time if event is not None else self._now
         whole = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
         for to, kinds in self._receivers(job):
@@ -135,7 +137,7 @@ class Maker:
                 mark = str(job.array_id) if whole else f"{job.id}.{attempt}"
                 yield self._notice(to, kind, mark, text, job, at)
 
-    def _receivers(self, job: Job, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _receivers(self, job: JobRecord, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Who is told of a job, and what; ``theirs``: not those whom the operator wants told of everything."""
         if job.spec.mail:
             yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
@@ -144,7 +146,7 @@ class Maker:
                 yield digest_of(receiver), receiver.on
 
     def _notice(
-        self, to: str, kind: NoticeKind, mark: str, text: str, job: Job | None, at: float, node: str | None = None
+        self, to: str, kind: NoticeKind, mark: str, text: str, job: JobRecord | None, at: float, node: str | None = None
     ) -> Notice:
         key = f"{to} {kind} {mark}"
         body: dict[str, Any] = {
@@ -155,11 +157,11 @@ class Maker:
         return Notice(key=key, to=to, body=body, made=self._now, due=self._now)
 
 
-def _named(job: Job) -> str:
+def _named(job: JobRecord) -> str:
     return f"job {job.id} ({job.spec.name}) of {job.user}"
 
 
-def _happened(job: Job, event: Event) -> str:
+def _happened(job: JobRecord, event: Event) -> str:
     nodes = ", ".join(part.node for part in job.allocation.parts) if job.allocation else ""
     if event.kind == "running":
         return f"{_named(job)} has started" + (f" on {nodes}" if nodes else "")
@@ -167,13 +169,13 @@ def _happened(job: Job, event: Event) -> str:
     return f"{_named(job)} is queued again" + (f": {why}" if why else "")
 
 
-def _after(job: Job, outcome: str) -> str:
+def _after(job: JobRecord, outcome: str) -> str:
     ran = f" after {format_duration(job.ran_s)}" if job.start_time is not None else ""
     why = f": {job.message or job.reason}" if job.message or job.reason else ""
     return f"has ended {outcome}{ran}{why}"
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: JobRecord) -> dict[str, Any]:
     return {
         "id": job.id, "array": job.array_id, "name": job.spec.name, "user": job.user, "partition": job.spec.partition,
         "state": str(job.state), "reason": job.reason, "message": job.message, "exit_code": job.exit_code,

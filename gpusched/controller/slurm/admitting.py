@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from gpusched.controller.slurm.cycle import Decided
-from gpusched.controller.slurm.reading import Told
+from gpusched.controller.slurm.cycle import SlurmDecision
+from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.controller.slurm.requests import NO_LIMIT_S
 from gpusched.controller.slurm.reserved import LATE_S, in_the_way, others
 from gpusched.model.ids import slurm_id
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import LEASE, SlurmJob, SlurmReservation
 from gpusched.model.units import count_of, format_duration
@@ -19,13 +19,13 @@ PIN_S = 30.0
 """A start that has not come about by then is withdrawn."""
 
 
-class Queue:
+class SlurmQueue:
     """What waits, as Slurm has it, beside what the store has of it.
 
     ``jobs``: Slurm's id -> any job. waiting: those that are PENDING. views: the store's id -> as it was decided on.
     """
 
-    def __init__(self, told: Told, decided: Decided | None, store: Store) -> None:
+    def __init__(self, told: SlurmReading, decided: SlurmDecision | None, store: Store) -> None:
         self.told, self._store = told, store
         self.jobs = {job.id: job for job in told.jobs}
         self.waiting = {job.id: job for job in told.jobs if job.state in ("PENDING", "RESV_DEL_HOLD")}
@@ -43,17 +43,17 @@ class Queue:
         """The store's id."""
         return self._names.get(job.id, job.id)
 
-    def stored(self, job: SlurmJob) -> Job | None:
+    def stored(self, job: SlurmJob) -> JobRecord | None:
         """As the store has it."""
         return self._active.get(job.id) or self._store.job(self.name(job))
 
 
-def lease_of(told: Told) -> SlurmReservation | None:
+def lease_of(told: SlurmReading) -> SlurmReservation | None:
     """Our reservation, as Slurm has it."""
     return next((one for one in told.reservations if one.name == LEASE), None)
 
 
-def shut(queue: Queue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:
+def shut(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Collection[str] = ()) -> str:
     """Why Slurm would find no nodes for a job that is in the lease, as others are reserved before its limit is over.
 
     It does not wait then, as a job outside does: it takes the job's priority and never gives it back.
@@ -96,7 +96,9 @@ def why_left(job: SlurmJob) -> str:
     return ""
 
 
-def leased_nodes(inventory: Inventory, deciding: Set[str], told: Told, now: float, lasts_s: int) -> tuple[str, ...]:
+def leased_nodes(
+    inventory: Inventory, deciding: Set[str], told: SlurmReading, now: float, lasts_s: int
+) -> tuple[str, ...]:
     """The nodes of these partitions that Slurm has, but those that another reservation has before the lease's end."""
     taken = {
         node

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.controller.slurm.admitting import PIN_S, Queue, lease_of, leased_nodes, shut, why_left
-from gpusched.controller.slurm.cycle import Decided
+from gpusched.controller.slurm.admitting import PIN_S, SlurmQueue, lease_of, leased_nodes, shut, why_left
+from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
 from gpusched.controller.slurm.nodes import takes_jobs
 from gpusched.controller.slurm.ordering import Ordering
-from gpusched.controller.slurm.reading import Told
+from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.controller.slurm.tenancy import Tenancy, trouble_of
 from gpusched.model.events import Event
 from gpusched.model.ids import slurm_id
-from gpusched.model.jobs import Job, Preemptions
+from gpusched.model.jobs import JobRecord, Preemptions
 from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -39,7 +39,7 @@ _REST_S = 15.0  # a job that Slurm held in the lease twice rests four times as l
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
 
 
-class Ask(NamedTuple):
+class ScontrolCall(NamedTuple):
     """One line for scontrol, and what it is for; ``job``: the store's id, "": it has none."""
 
     line: str
@@ -73,12 +73,17 @@ class LeaseApplier:
         self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
 
     def apply(
-        self, inventory: Inventory, modes: Mapping[str, SlurmMode], told: Told, decided: Decided | None, now: float
+        self,
+        inventory: Inventory,
+        modes: Mapping[str, SlurmMode],
+        told: SlurmReading,
+        decided: SlurmDecision | None,
+        now: float,
     ) -> None:
         """What was decided, asked of Slurm; see `cycle.Applier`."""
         deciding = {name for name, mode in modes.items() if mode is SlurmMode.DECIDE}
         leased = leased_nodes(inventory, deciding, told, now, self._lasts_s(inventory))
-        queue = Queue(told, decided, self._store)
+        queue = SlurmQueue(told, decided, self._store)
         known = lease_of(told)
         if known is not None and self._tenancy.is_anothers(known, bool(leased), now):
             self._note_trouble(trouble_of(known, now) if deciding else "")
@@ -89,7 +94,7 @@ class LeaseApplier:
         withdrawn = self._withdrawals(queue, deciding, leased, now)
         self._send(withdrawn, now, decided)
         room = lease.MAX_UPDATES - len(withdrawn)
-        asks: list[Ask] = []
+        asks: list[ScontrolCall] = []
         undecided = decided is None and any(job.spec.partition in deciding for job in self._store.pending())
         if not undecided and self._hold(leased, told, self._lasts_s(inventory)) and decided is not None:
             withdrawn_now = {ask.job for ask in withdrawn}
@@ -103,7 +108,7 @@ class LeaseApplier:
         self._send(asks[:room], now, decided)
         self._ordering.order(modes, queue.waiting, decided, max(0, room - len(asks)), now)
 
-    def _refuse_starts(self, decided: Decided | None, deciding: Set[str]) -> None:
+    def _refuse_starts(self, decided: SlurmDecision | None, deciding: Set[str]) -> None:
         if deciding and decided is not None:
             why = self._store.meta(LEASE_TROUBLE) or "the lease was not renewed"
             self._explain({a.job_id: _refused(why) for a in _starts_of(decided, deciding)})
@@ -113,7 +118,7 @@ class LeaseApplier:
 
     # -- the lease -----------------------------------------------------------------------------------------------
 
-    def _hold(self, leased: Sequence[str], told: Told, lasts_s: int) -> bool:
+    def _hold(self, leased: Sequence[str], told: SlurmReading, lasts_s: int) -> bool:
         """Create, renew or end the lease; whether there is one now."""
         known = lease_of(told)
         if not leased:
@@ -159,7 +164,9 @@ class LeaseApplier:
 
     # -- what is withdrawn ---------------------------------------------------------------------------------------
 
-    def _withdrawals(self, queue: Queue, deciding: Set[str], leased: Sequence[str], now: float) -> list[Ask]:
+    def _withdrawals(
+        self, queue: SlurmQueue, deciding: Set[str], leased: Sequence[str], now: float
+    ) -> list[ScontrolCall]:
         """Starts that did not come about, and those that nobody wants any more."""
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
@@ -173,13 +180,13 @@ class LeaseApplier:
             facts = stored.slurm if stored is not None else None
             own = facts.nodelist if facts is not None else job.req_nodes
             if is_held and (job.reservation == LEASE or (facts is not None and (facts.leased or facts.pinned))):
-                asks += [Ask(line, "withdraw", queue.name(job)) for line in lease.undo(job, own)]
+                asks += [ScontrolCall(line, "withdraw", queue.name(job)) for line in lease.undo(job, own)]
                 self._tried(job.id, now, job.reason, held=True)
                 continue
             if job.reservation != LEASE:
                 # Slurm has ended the lease: it took the reservation off the job, and left it our nodes.
                 if facts is not None and facts.pinned:
-                    asks.append(Ask(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
+                    asks.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
                 continue
             theirs = stored is not None and stored.spec.partition in deciding
             if is_pinned(job):
@@ -195,7 +202,7 @@ class LeaseApplier:
                 keep = bool(leased) and (not theirs or job.id in self._let_in or bool(self._left(job)))
                 keep = keep and not shut(queue, job, now)
             if not keep:
-                asks.append(Ask(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
+                asks.append(ScontrolCall(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
         return asks[: lease.MAX_UPDATES]
 
     def _tried(self, job: str, now: float, why: str, held: bool = False) -> None:
@@ -219,7 +226,7 @@ class LeaseApplier:
 
     # -- what is asked for ---------------------------------------------------------------------------------------
 
-    def _stops(self, queue: Queue, plan: Plan, deciding: Set[str]) -> list[Ask]:
+    def _stops(self, queue: SlurmQueue, plan: Plan, deciding: Set[str]) -> list[ScontrolCall]:
         """Jobs that consent (by partition, and by Slurm's own flag) are requeued."""
         asks = []
         for action in plan.actions:
@@ -228,10 +235,10 @@ class LeaseApplier:
                 if job is None or stored is None or stored.spec.partition not in deciding:
                     continue
                 if job.requeue and job.state == "RUNNING":
-                    asks.append(Ask(lease.requeue(job.id), "requeue", action.job_id))
+                    asks.append(ScontrolCall(lease.requeue(job.id), "requeue", action.job_id))
         return asks
 
-    def _begins(self, queue: Queue, now: float) -> list[Ask]:
+    def _begins(self, queue: SlurmQueue, now: float) -> list[ScontrolCall]:
         """Jobs that we requeued need not wait the two minutes that Slurm gives them."""
         asks = []
         for view in queue.views.values():
@@ -240,20 +247,20 @@ class LeaseApplier:
                 continue
             since, begin = view.preemptions.times[-1], job.eligible_time or now
             if now - since < _REMEMBER_S and now < begin < since + _REMEMBER_S:
-                asks.append(Ask(lease.begin_now(job.id), "begin", view.id))
+                asks.append(ScontrolCall(lease.begin_now(job.id), "begin", view.id))
         return asks
 
     def _starts(
         self,
-        queue: Queue,
-        decided: Decided,
+        queue: SlurmQueue,
+        decided: SlurmDecision,
         deciding: Set[str],
         leased: Sequence[str],
         withdrawn: Set[str],
         now: float,
-    ) -> list[Ask]:
+    ) -> list[ScontrolCall]:
         """The plan's starts, in its order; where Slurm is to choose the nodes, it may do so now."""
-        asks: list[Ask] = []
+        asks: list[ScontrolCall] = []
         reasons: dict[str, Reason] = {}
         inside = set(leased)
         for action in _starts_of(decided, deciding):
@@ -273,17 +280,23 @@ class LeaseApplier:
                 out = ", ".join(node for node in nodes if node not in inside)
                 reasons[action.job_id] = _refused(f"{out} is not in the lease: it is in another reservation")
             else:
-                asks.append(Ask(lease.start(job.id, nodes), "start", action.job_id, nodes))
+                asks.append(ScontrolCall(lease.start(job.id, nodes), "start", action.job_id, nodes))
         self._explain(reasons)
         return list(dict.fromkeys(asks))
 
     def _admissions(
-        self, queue: Queue, decided: Decided, deciding: Set[str], leased: Sequence[str], asked: Set[str], now: float
-    ) -> list[Ask]:
+        self,
+        queue: SlurmQueue,
+        decided: SlurmDecision,
+        deciding: Set[str],
+        leased: Sequence[str],
+        asked: Set[str],
+        now: float,
+    ) -> list[ScontrolCall]:
         """Jobs that the lease would keep from starting for ever, though no policy decides on them."""
         touched = {name for name, p in queue.told.partitions.items() if not set(leased).isdisjoint(p.nodes)}
         reasons: dict[str, Reason] = {}
-        asks: list[Ask] = []
+        asks: list[ScontrolCall] = []
         for job in queue.waiting.values():
             if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(NOT_YET):
                 continue
@@ -309,18 +322,18 @@ class LeaseApplier:
         self._explain(reasons)
         return asks
 
-    def _admit(self, queue: Queue, job: SlurmJob) -> list[Ask]:
+    def _admit(self, queue: SlurmQueue, job: SlurmJob) -> list[ScontrolCall]:
         """The job, or all parts of it where it has several that start together."""
         base = job.id.partition("+")[0]
         parts = [j for j in queue.waiting.values() if j.id.startswith(f"{base}+")] if "+" in job.id else [job]
-        return [Ask(lease.admit(j.id), "admit", queue.name(j)) for j in parts if j.reservation != LEASE]
+        return [ScontrolCall(lease.admit(j.id), "admit", queue.name(j)) for j in parts if j.reservation != LEASE]
 
     # -- sending, and noting what came of it ---------------------------------------------------------------------
 
-    def _send(self, asks: Sequence[Ask], now: float, decided: Decided | None) -> None:
+    def _send(self, asks: Sequence[ScontrolCall], now: float, decided: SlurmDecision | None) -> None:
         before = self._intend(asks, now, decided)
         errors = self._slurm.update([ask.line for ask in asks])
-        changed: list[Job] = []
+        changed: list[JobRecord] = []
         events: list[Event] = []
         for at, ask in enumerate(asks):
             error = errors.get(at, "")
@@ -344,14 +357,14 @@ class LeaseApplier:
                 events.append(Event(time=now, kind="preempted", job_id=job.id, user=job.user, data=data))
         self._write(changed, events)
 
-    def _intend(self, asks: Sequence[Ask], now: float, decided: Decided | None) -> dict[str, Job]:
+    def _intend(self, asks: Sequence[ScontrolCall], now: float, decided: SlurmDecision | None) -> dict[str, JobRecord]:
         """Record what is asked for before it is asked, and return the jobs that are to be stopped, as they were.
 
         A job in the lease, so that what Slurm does to it there can be undone; a stop, since one that nobody counted
         would be done again.
         """
-        changed: list[Job] = []
-        before: dict[str, Job] = {}
+        changed: list[JobRecord] = []
+        before: dict[str, JobRecord] = {}
         actions = decided.plan.actions if decided is not None else ()
         for_whom = {a.job_id: a.for_job for a in actions if isinstance(a, Preempt)}
         for ask in asks:
@@ -374,7 +387,7 @@ class LeaseApplier:
         self._write(changed, [])
         return before
 
-    def _write(self, changed: list[Job], events: list[Event]) -> None:
+    def _write(self, changed: list[JobRecord], events: list[Event]) -> None:
         if changed or events:
             with self._store.transaction():
                 self._store.put_jobs(changed)
@@ -392,13 +405,13 @@ class LeaseApplier:
                 self._store.put_jobs(found)
 
 
-def _starts_of(decided: Decided, deciding: Set[str]) -> list[Start]:
+def _starts_of(decided: SlurmDecision, deciding: Set[str]) -> list[Start]:
     """The plan's starts in these partitions, in its order."""
     there = {view.id for view in decided.snapshot.pending if view.spec.partition in deciding}
     return [action for action in decided.plan.actions if isinstance(action, Start) and action.job_id in there]
 
 
-def _policy_of(job: Job | None, decided: Decided | None) -> PolicySpec | None:
+def _policy_of(job: JobRecord | None, decided: SlurmDecision | None) -> PolicySpec | None:
     return decided.deciders.get(job.spec.partition) if job is not None and decided is not None else None
 
 

@@ -9,33 +9,33 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gpusched.cluster.base import Cluster, Observation
+from gpusched.cluster.base import ClusterBackend, NodeObservation
 from gpusched.controller.cycle import run_of
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimates
 from gpusched.controller.fold import CommandApplier
-from gpusched.controller.ledger import Ledger
+from gpusched.controller.ledger import UsageWriter
 from gpusched.controller.nodestate import with_news
 from gpusched.controller.planning import Reasons, isolated
-from gpusched.controller.promoting import LivePolicies, take_up
+from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.advised import ordered_jobs, without_advice
 from gpusched.controller.slurm.devices import devices_of
 from gpusched.controller.slurm.following import Mirror, Missing
 from gpusched.controller.slurm.guesses import with_guesses
-from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
+from gpusched.controller.slurm.mirror import MirrorContext, MirrorResult, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
     with_known_processes,
 )
-from gpusched.controller.slurm.reading import SlurmReader, Told, ended_jobs
-from gpusched.controller.slurm.requests import Site
+from gpusched.controller.slurm.reading import SlurmReader, SlurmReading, ended_jobs
+from gpusched.controller.slurm.requests import SlurmContext
 from gpusched.controller.slurm.reserved import calendar_of
 from gpusched.model.events import Event
 from gpusched.model.ids import slurm_id
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, ProbeFailure
@@ -58,7 +58,7 @@ ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that 
 UNLIMITED = 1_000_000
 
 
-class Decided(NamedTuple):
+class SlurmDecision(NamedTuple):
     """A checked plan, what it was made from, and who decided in each partition."""
 
     snapshot: Snapshot
@@ -70,7 +70,12 @@ class Applier(Protocol):
     """Makes Slurm do what was decided, by each partition's mode."""
 
     def apply(
-        self, inventory: Inventory, modes: Mapping[str, SlurmMode], told: Told, decided: Decided | None, now: float
+        self,
+        inventory: Inventory,
+        modes: Mapping[str, SlurmMode],
+        told: SlurmReading,
+        decided: SlurmDecision | None,
+        now: float,
     ) -> None:
         """Called once in every cycle in which Slurm answered, after it was mirrored; None: nobody waits.
 
@@ -88,7 +93,7 @@ class SlurmCycle:
         state: Path,
         inventory: Inventory,
         policies: dict[str, PolicySpec],
-        cluster: Cluster,
+        cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = lambda text: None,
         slurm: Slurm | None = None,
@@ -106,7 +111,7 @@ class SlurmCycle:
         self._array_limits = store.array_limits()
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self._estimator, self._reasons = Estimates(store, state, say), Reasons(store)
-        self._ledger = Ledger(store)
+        self._ledger = UsageWriter(store)
         self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
         self._undecidable: set[str] = set()
         self._modes: Mapping[str, SlurmMode] = {}
@@ -114,13 +119,13 @@ class SlurmCycle:
 
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
-        self._decider.warm_up(*take_up(self._store, self.inventory, self.policies, self._clock()))
+        self._decider.warm_up(*load_active_policies(self._store, self.inventory, self.policies, self._clock()))
 
     def run(self, patience_s: float) -> None:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
         now = self._clock()
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
-        charge = take_up(self._store, self.inventory, self.policies, now)
+        charge = load_active_policies(self._store, self.inventory, self.policies, now)
         modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
@@ -144,7 +149,7 @@ class SlurmCycle:
         if decided is not None:
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
 
-    def _ask(self, site_factors: bool) -> Told | None:
+    def _ask(self, site_factors: bool) -> SlurmReading | None:
         """What Slurm says, or None where it does not: then nothing may be decided for it."""
         now = self._clock()
         try:
@@ -166,18 +171,18 @@ class SlurmCycle:
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
-    def _record(self, told: Told | None, observations: dict[str, Observation], now: float) -> None:
+    def _record(self, told: SlurmReading | None, observations: dict[str, NodeObservation], now: float) -> None:
         """Fold this cycle's news into jobs, nodes and usage, in one transaction."""
         before = self._store.node_records()
         active = {job.id: job for job in self._store.active()}
         news = self._news_of(observations, before, now)
-        world, steps = None, list[Step]()
+        world, steps = None, list[MirrorResult]()
         if told is not None:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
-            site = Site(inventory=self.inventory, partitions=told.partitions, features=features)
+            site = SlurmContext(inventory=self.inventory, partitions=told.partitions, features=features)
             devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
             standing = self._standing(told)
-            world = World(site=site, positions=told.positions, standing=standing, devices=devices, now=now)
+            world = MirrorContext(site=site, positions=told.positions, standing=standing, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
             self._write(steps)
@@ -200,8 +205,8 @@ class SlurmCycle:
                 self._say(trouble)
 
     def _news_of(
-        self, observations: Mapping[str, Observation], before: Mapping[str, NodeRecord], now: float
-    ) -> dict[str, Observation]:
+        self, observations: Mapping[str, NodeObservation], before: Mapping[str, NodeRecord], now: float
+    ) -> dict[str, NodeObservation]:
         news = {}
         for node in self.inventory.nodes:
             observation = observations.get(node.name)
@@ -217,7 +222,7 @@ class SlurmCycle:
                 news[node.name] = read
         return news
 
-    def _gone(self, told: Told, now: float) -> list[Step]:
+    def _gone(self, told: SlurmReading, now: float) -> list[MirrorResult]:
         """What became of jobs that had not ended when Slurm was last read, and that it does not name any more."""
         missing = self._mirror.missing(told.jobs, self._store.number(READ_AT, now), now)
         noted = msgspec.json.encode(missing).decode()
@@ -244,7 +249,7 @@ class SlurmCycle:
                 steps.append(forgotten(job, now))
         return steps
 
-    def _write(self, steps: list[Step]) -> None:
+    def _write(self, steps: list[MirrorResult]) -> None:
         self._store.put_jobs(step.job for step in steps)
         self._store.append(event for step in steps for event in step.events)
         for step in steps:
@@ -253,7 +258,7 @@ class SlurmCycle:
             if step.ended is not None:
                 self._store.close_run(step.job.id, *step.ended)
 
-    def _put_array_limits(self, told: Told) -> None:
+    def _put_array_limits(self, told: SlurmReading) -> None:
         found = {job.array_id: job.array_limit for job in told.jobs if job.array_id and job.state == "PENDING"}
         for array, limit in found.items():
             if limit is None and array not in self._array_limits:
@@ -262,7 +267,7 @@ class SlurmCycle:
                 self._array_limits[array] = limit or UNLIMITED
                 self._store.set_meta(f"array_limit:{array}", str(limit or UNLIMITED))
 
-    def _put_reservations(self, told: Told, now: float) -> None:
+    def _put_reservations(self, told: SlurmReading, now: float) -> None:
         """As Slurm has them; of one that Slurm has no more stays what was."""
         there = {one.name: one for one in self._store.reservations(now)}
         found = {one.name: one for one in calendar_of(told.reservations, {n.name for n in self.inventory.nodes})}
@@ -275,7 +280,7 @@ class SlurmCycle:
             if there.get(name) != one:
                 self._store.put_reservation(one, now)
 
-    def _standing(self, told: Told) -> dict[str, int]:
+    def _standing(self, told: SlurmReading) -> dict[str, int]:
         """Slurm's id -> priority without our advice, of the jobs that have some."""
         if not (ordered := ordered_jobs(self._store)):
             return {}
@@ -285,11 +290,11 @@ class SlurmCycle:
 
     def _put_nodes(
         self,
-        told: Told,
+        told: SlurmReading,
         before: Mapping[str, NodeRecord],
-        news: dict[str, Observation],
-        active: Mapping[str, Job],
-        after: Mapping[str, Job],
+        news: dict[str, NodeObservation],
+        active: Mapping[str, JobRecord],
+        after: Mapping[str, JobRecord],
         now: float,
     ) -> None:
         held, was_held = held_gpus(after.values()), held_gpus(active.values())
@@ -314,10 +319,10 @@ class SlurmCycle:
     def _charge(
         self,
         before: Mapping[str, NodeRecord],
-        news: Mapping[str, Observation],
-        active: Mapping[str, Job],
-        after: Mapping[str, Job],
-        steps: list[Step],
+        news: Mapping[str, NodeObservation],
+        active: Mapping[str, JobRecord],
+        after: Mapping[str, JobRecord],
+        steps: list[MirrorResult],
         now: float,
     ) -> None:
         """Charge the time since the last readings; not to jobs of which Slurm does not say which GPUs they have."""
@@ -328,7 +333,7 @@ class SlurmCycle:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def _decide(self, charge: LivePolicies, modes: Mapping[str, SlurmMode], now: float) -> Decided | None:
+    def _decide(self, charge: LivePolicies, modes: Mapping[str, SlurmMode], now: float) -> SlurmDecision | None:
         """The checked plan; None where nobody waits, or no policy can take even a look."""
         waiting = [job for job in self._store.pending() if job.id not in self._undecidable and job.slurm is not None]
         active = self._store.active()
@@ -337,7 +342,7 @@ class SlurmCycle:
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
         self._estimator.run([*charge.policies.values(), *shadows])
 
-        def snapshot_of(jobs: Sequence[Job]) -> Snapshot:
+        def snapshot_of(jobs: Sequence[JobRecord]) -> Snapshot:
             return snapshot_of_store(
                 self._store,
                 self.inventory,
@@ -368,14 +373,14 @@ class SlurmCycle:
                 data = {"action": repr(rejection.action)[:500], "why": rejection.why}
                 self._store.append([Event(time=now, kind="plan_rejected", data=data)])
             self._reasons.write(waiting, reasons, now)
-        return Decided(snapshot, plan, deciders)
+        return SlurmDecision(snapshot, plan, deciders)
 
     def _leave_out(
-        self, waiting: list[Job], snapshot_of: Callable[[Sequence[Job]], Snapshot], error: Exception
+        self, waiting: list[JobRecord], snapshot_of: Callable[[Sequence[JobRecord]], Snapshot], error: Exception
     ) -> None:
         """After a decision that raised: jobs that make it raise, each for itself, are not decided on any more."""
 
-        def fails(some: Sequence[Job]) -> bool:
+        def fails(some: Sequence[JobRecord]) -> bool:
             try:
                 snapshot = snapshot_of(some)
                 check(decide(snapshot), snapshot)
@@ -397,7 +402,7 @@ class SlurmCycle:
             self._say(line)
 
 
-def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, Observation]) -> dict[str, NodeRecord]:
+def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, NodeObservation]) -> dict[str, NodeRecord]:
     """The records with what has come in just now."""
     found = dict(records)
     for name, read in news.items():
@@ -406,7 +411,7 @@ def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, Observation]
     return found
 
 
-def _has_known_gpus(job: Job) -> bool:
+def _has_known_gpus(job: JobRecord) -> bool:
     return job.slurm is not None and bool(job.slurm.gpus)
 
 

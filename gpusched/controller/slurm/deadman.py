@@ -18,7 +18,7 @@ from pathlib import Path
 
 import gpusched
 from gpusched.controller.slurm.tenancy import LEASED_UNTIL
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import JobRecord
 from gpusched.model.slurm import LEASE, SlurmJob, SlurmMode, is_held_in_reservation
 from gpusched.queue.store import Reader
 from gpusched.slurm import lease
@@ -95,7 +95,7 @@ def _let_go(state: Path, slurm: Slurm) -> int:
     return len(lines)
 
 
-def _lines(job: SlurmJob, stored: Job | None) -> Iterator[str]:
+def _lines(job: SlurmJob, stored: JobRecord | None) -> Iterator[str]:
     facts = stored.slurm if stored is not None else None
     if facts is None or job.state != "PENDING" or not (facts.leased or facts.pinned):
         return

@@ -7,10 +7,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.controller.slurm.mirror import Step, World, forgotten, holds_nodes, is_same, mirrored, step_of
-from gpusched.controller.slurm.requests import Site
+from gpusched.controller.slurm.mirror import (
+    MirrorContext,
+    MirrorResult,
+    forgotten,
+    holds_nodes,
+    is_same,
+    mirrored,
+    step_of,
+)
+from gpusched.controller.slurm.requests import SlurmContext
 from gpusched.model.ids import slurm_id
-from gpusched.model.jobs import ENDED, Job
+from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.model.slurm import SlurmJob, bar
 from gpusched.queue.damage import STORE_FAULTS
 
@@ -38,13 +46,13 @@ class Mirror:
     """
 
     def __init__(
-        self, find: Callable[[str], Job | None], unended: Iterable[Job], missing: Mapping[str, Missing] = {}
+        self, find: Callable[[str], JobRecord | None], unended: Iterable[JobRecord], missing: Mapping[str, Missing] = {}
     ) -> None:
         self._find = find
         self._names: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
         self._seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
         self._later = dict(self._seen)  # what has changed and was left to a later cycle, as it was
-        self._site: tuple[Site, Mapping[str, tuple[int, ...]]] | None = None
+        self._site: tuple[SlurmContext, Mapping[str, tuple[int, ...]]] | None = None
         self._open: dict[str, str] = {}  # the store's id -> Slurm's, of all that have not ended
         self._missing = dict(missing)
         self.troubles: dict[str, str] = {}
@@ -55,12 +63,12 @@ class Mirror:
                 if own != job.id:
                     self._names[own] = job.id
 
-    def steps(self, jobs: Iterable[SlurmJob], world: World) -> list[Step]:
+    def steps(self, jobs: Iterable[SlurmJob], world: MirrorContext) -> list[MirrorResult]:
         """What has changed by what Slurm says of its jobs now; `note` when it is in the store."""
         if (world.site, world.devices) != self._site:
             self._seen.clear()
         self._site = world.site, world.devices
-        steps: list[Step] = []
+        steps: list[MirrorResult] = []
         self._later = {}
         drifted = 0
         for job in jobs:
@@ -79,7 +87,7 @@ class Mirror:
                     self.troubles[job.id] = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
         return steps
 
-    def _look(self, job: SlurmJob, world: World) -> list[Step]:
+    def _look(self, job: SlurmJob, world: MirrorContext) -> list[MirrorResult]:
         name, stored = self._known(job)
         if stored is None and world.site.partition_of(job) is None and not holds_nodes(job, world.site):
             return []
@@ -94,7 +102,7 @@ class Mirror:
             return before
         return [*before, step]
 
-    def _known(self, job: SlurmJob) -> tuple[str, Job | None]:
+    def _known(self, job: SlurmJob) -> tuple[str, JobRecord | None]:
         """The store's id of the latest job that had this one's id, and that job."""
         name = self._names.get(job.id, job.id)
         stored = self._find(name)
@@ -111,7 +119,7 @@ class Mirror:
         self._names[own] = name
         return name
 
-    def note(self, steps: Iterable[Step], jobs: Iterable[SlurmJob], world: World) -> None:
+    def note(self, steps: Iterable[MirrorResult], jobs: Iterable[SlurmJob], world: MirrorContext) -> None:
         """These steps are in the store; what comes next is compared with ``jobs``."""
         for step in steps:
             own = slurm_id(step.job.id)

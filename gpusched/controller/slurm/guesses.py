@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpusched.controller.slurm.requests import Site
-from gpusched.model.jobs import ACTIVE, Allocation, Job
+from gpusched.controller.slurm.requests import SlurmContext
+from gpusched.model.jobs import ACTIVE, Allocation, JobRecord
 
 
-def with_guesses(active: Iterable[Job], site: Site) -> list[Job]:
+def with_guesses(active: Iterable[JobRecord], site: SlurmContext) -> list[JobRecord]:
     """Of the jobs that hold something those whose GPUs Slurm does not name, with the lowest that nobody else has.
 
     Jobs that we have pinned, mostly: a plan must count what they will take. Only those that change are given back.
@@ -38,7 +38,7 @@ def with_guesses(active: Iterable[Job], site: Site) -> list[Job]:
     return changed
 
 
-def is_guess(job: Job) -> bool:
+def is_guess(job: JobRecord) -> bool:
     """Whether a job holds GPUs, or will, of which Slurm does not say which they are."""
     return (
         job.slurm is not None

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.slurm.requests import Site, request_of, user_nodelist
+from gpusched.controller.slurm.requests import SlurmContext, request_of, user_nodelist
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, Job, JobState, NodeAllocation
+from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, is_held_by_slurm, is_held_in_reservation
 
 FORGOTTEN = "SlurmForgot"
-"""`Job.reason` of a job of which Slurm, asked for it, does not know how it ended."""
+"""`JobRecord.reason` of a job of which Slurm, asked for it, does not know how it ended."""
 
 COMPLETING_S = 60.0  # so long the last processes and the epilog of a job are expected to take at the most
 
@@ -55,7 +55,7 @@ NOT_YET = ("JobHeld", "BeginTime", "Dependency")
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorContext(msgspec.Struct, frozen=True, kw_only=True):
     """What jobs are mirrored by, besides themselves.
 
     Attributes:
@@ -65,14 +65,14 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         now: Unix seconds.
     """
 
-    site: Site
+    site: SlurmContext
     positions: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     standing: Mapping[str, int] = {}
     devices: Mapping[str, tuple[int, ...]] = {}
     now: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorResult(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of one job.
 
     Attributes:
@@ -81,8 +81,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         ended: The attempt that is over, when, and how: PENDING, where the job waits again.
     """
 
-    before: Job | None
-    job: Job
+    before: JobRecord | None
+    job: JobRecord
     events: tuple[Event, ...] = ()
     began: bool = False
     ended: tuple[int, float, JobState] | None = None
@@ -103,7 +103,7 @@ def state_of(job: SlurmJob) -> JobState:
     return _STATES.get(job.state, JobState.RUNNING if job.node_names else JobState.PENDING)
 
 
-def is_same(job: SlurmJob, stored: Job) -> bool:
+def is_same(job: SlurmJob, stored: JobRecord) -> bool:
     """Whether a stored job of this id is this one, requeued perhaps; else Slurm has used the id again."""
     facts = stored.slurm
     if facts is None or job.uid != stored.uid:
@@ -113,12 +113,12 @@ def is_same(job: SlurmJob, stored: Job) -> bool:
     )
 
 
-def holds_nodes(job: SlurmJob, site: Site) -> bool:
+def holds_nodes(job: SlurmJob, site: SlurmContext) -> bool:
     """Whether a job of a partition that the inventory does not know has a node that it knows."""
     return any(site.inventory.node(name) is not None for name in job.node_names)
 
 
-def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> Job:
+def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, world: MirrorContext) -> JobRecord:
     """The job as the store is to hold it: Slurm's facts over what the store has beside them."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
     named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
@@ -173,7 +173,7 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
     if state is JobState.PENDING:
         changes |= {"policy": None, "policy_version": None}
     if stored is None:
-        stored = Job(
+        stored = JobRecord(
             id=store_id,
             array_id=job.array_id or None,
             array_index=job.array_index,
@@ -196,7 +196,7 @@ def _ending(job: SlurmJob, now: float) -> Ending:
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
-def _allocation(job: SlurmJob, found: Job, stored: Job, world: World) -> Allocation | None:
+def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, world: MirrorContext) -> Allocation | None:
     """What the job holds, or held last; GPUs that Slurm does not name are chosen later (see `guesses`)."""
     if found.state is JobState.PENDING:
         return None
@@ -223,7 +223,7 @@ def _allocation(job: SlurmJob, found: Job, stored: Job, world: World) -> Allocat
     )
 
 
-def _keeps(found: Job, stored: Job) -> bool:
+def _keeps(found: JobRecord, stored: JobRecord) -> bool:
     """Whether a job has what it had: it is in the same attempt, or was pinned to go into it."""
     return found.attempt == stored.attempt
 
@@ -234,12 +234,12 @@ def indices(positions: Iterable[int], devices: tuple[int, ...] | None) -> tuple[
     return tuple(sorted(known[at] if at < len(known) else at for at in positions))
 
 
-def step_of(stored: Job | None, job: Job, now: float) -> Step | None:
+def step_of(stored: JobRecord | None, job: JobRecord, now: float) -> MirrorResult | None:
     """What changes with a job; None: nothing does."""
     if stored == job:
         return None
     ended = _over(stored, job, now)
-    return Step(
+    return MirrorResult(
         before=stored,
         job=job,
         events=tuple(_events(stored, job, now, ended)),
@@ -249,7 +249,7 @@ def step_of(stored: Job | None, job: Job, now: float) -> Step | None:
     )
 
 
-def told_ended(stored: Job, state: str, start: float | None, end: float) -> Step:
+def told_ended(stored: JobRecord, state: str, start: float | None, end: float) -> MirrorResult:
     """A job that slurmctld has forgotten, as Slurm's accounting says that it ended: Slurm's word for the state."""
     outcome = _STATES.get(state, JobState.FAILED)
     outcome = outcome if outcome in ENDED else JobState.FAILED
@@ -267,7 +267,7 @@ def told_ended(stored: Job, state: str, start: float | None, end: float) -> Step
     return step
 
 
-def forgotten(stored: Job, now: float) -> Step:
+def forgotten(stored: JobRecord, now: float) -> MirrorResult:
     """A job that Slurm has no more, and does not know how it ended."""
     message = "Slurm no longer knows it, and its accounting has no end state"
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, pinned=(), pinned_at=None)
@@ -280,7 +280,7 @@ def forgotten(stored: Job, now: float) -> Step:
     return step
 
 
-def _over(stored: Job | None, job: Job, now: float) -> tuple[int, float, JobState] | None:
+def _over(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
     """The attempt that is over by this change, when, and how."""
     was = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
     if job.state in ENDED and job.start_time is not None:
@@ -297,7 +297,9 @@ def _over(stored: Job | None, job: Job, now: float) -> tuple[int, float, JobStat
     return None
 
 
-def _events(stored: Job | None, job: Job, now: float, ended: tuple[int, float, JobState] | None) -> Iterable[Event]:
+def _events(
+    stored: JobRecord | None, job: JobRecord, now: float, ended: tuple[int, float, JobState] | None
+) -> Iterable[Event]:
     was = stored.state if stored is not None else JobState.PENDING
 
     def fact(kind: str, time: float, **more: Any) -> Event:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller.nodestate import in_service, node_events, with_news
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job, container_name
+from gpusched.model.jobs import JobRecord, container_name
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Node, Settings
 from gpusched.model.slurm import SlurmNode
@@ -22,8 +22,13 @@ _DRAIN = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "REBOOT_ISSUED", "R
 
 
 def reading_beside_slurm(
-    node: Node, observation: Observation | None, record: NodeRecord, failing_s: float, settings: Settings, now: float
-) -> Observation | None:
+    node: Node,
+    observation: NodeObservation | None,
+    record: NodeRecord,
+    failing_s: float,
+    settings: Settings,
+    now: float,
+) -> NodeObservation | None:
     """The news of a node; where it is not to be asked, or cannot be, its GPUs are there as Slurm has them.
 
     Args:
@@ -48,14 +53,14 @@ def reading_beside_slurm(
     reading = msgspec.structs.replace(
         reading, source="slurm", gpus=gpus, containers=reading.containers or (), boot_id=boot
     )
-    return Observation(began=now if observation is None else observation.began, result=reading)
+    return NodeObservation(began=now if observation is None else observation.began, result=reading)
 
 
 def with_known_processes(
     reading: NodeReading,
     held: Mapping[int, tuple[str, ...]],
     before: Mapping[int, tuple[str, ...]],
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, JobRecord],
 ) -> NodeReading:
     """A reading in which the processes of Slurm's jobs are no strangers: they bear the name of their job.
 
@@ -82,7 +87,7 @@ def with_known_processes(
     return msgspec.structs.replace(reading, gpus=tuple(gpus))
 
 
-def _name_of(job: Job) -> str:
+def _name_of(job: JobRecord) -> str:
     return container_name(job.id, job.attempt, 0)
 
 
@@ -90,7 +95,7 @@ def record_beside_slurm(
     record: NodeRecord,
     node: Node,
     told: SlurmNode | None,
-    reading: Observation | None,
+    reading: NodeObservation | None,
     held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
     is_reserved: bool,

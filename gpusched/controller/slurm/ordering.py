@@ -13,7 +13,7 @@ import msgspec
 
 from gpusched.controller.deciding import only
 from gpusched.controller.slurm.advised import ORDERED, ordered, without_advice
-from gpusched.controller.slurm.cycle import Decided
+from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
 from gpusched.model.slurm import SlurmJob, SlurmMode
@@ -38,7 +38,7 @@ class Ordering:
         self,
         modes: Mapping[str, SlurmMode],
         waiting: Mapping[str, SlurmJob],
-        decided: Decided | None,
+        decided: SlurmDecision | None,
         room: int,
         now: float,
     ) -> None:
@@ -67,10 +67,10 @@ class Ordering:
         changed = {job for jobs in after.values() for job in jobs}
         bases = without_advice(waiting, changed, basic)
 
-        def as_waiting(job: SlurmJob) -> lease.Waiting:
+        def as_waiting(job: SlurmJob) -> lease.PendingSlurmJob:
             base = bases.get(job.id, job.priority if basic or job.priority > 1 else 0)
             added = job.priority - base if basic else job.site_factor if job.id in changed else 0
-            return lease.Waiting(job.id, job.priority, base, added)
+            return lease.PendingSlurmJob(job.id, job.priority, base, added)
 
         for name in after.keys() - set(advised):
             for job in after[name]:
@@ -112,7 +112,7 @@ class Ordering:
         return config.get("PriorityType", "") == "priority/basic"
 
 
-def wanted(decided: Decided, partition: str) -> list[str]:
+def wanted(decided: SlurmDecision, partition: str) -> list[str]:
     """The store's ids of the first `HEAD` jobs of a partition in the order of its policy."""
     policy = decided.deciders.get(partition) or decided.snapshot.policies[partition]
     part = only(decided.snapshot, partition, policy)

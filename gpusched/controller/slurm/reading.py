@@ -21,7 +21,7 @@ MAX_REST_S = 15.0  # a lease must be renewed however long the queue is
 MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmReading(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm said.
 
     Attributes:
@@ -56,7 +56,7 @@ class SlurmReader:
         """Whether enough time has gone by since the last look, for slurmctld must not be kept busy by ours."""
         return not self._read_at <= now < self._read_at + self._rest_s
 
-    def read(self, now: float, site_factors: bool) -> Told:
+    def read(self, now: float, site_factors: bool) -> SlurmReading:
         """What Slurm says now.
 
         Args:
@@ -72,7 +72,7 @@ class SlurmReader:
             self._was_silent = True
             raise
 
-    def _read(self, now: float, site_factors: bool) -> Told:
+    def _read(self, now: float, site_factors: bool) -> SlurmReading:
         nodes = {node.name: node for node in self._slurm.nodes()}
         if not self._partitions_at <= now < self._partitions_at + PARTITIONS_S:
             self._partitions = {partition.name: partition for partition in self._slurm.partitions()}
@@ -87,7 +87,7 @@ class SlurmReader:
                 self._cost_s = cost_s
             self._was_silent = False
         self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
-        return Told(
+        return SlurmReading(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
             positions=self._positions_of(jobs), gres_conf=self._gres_conf,
         )  # fmt: skip

@@ -18,7 +18,7 @@ NO_LIMIT_S = 365 * 86400
 _FEATURES = re.compile(r"[^&|,()\[\]*!:]+(?:[&|,][^&|,()\[\]*!:]+)*")  # what is read here of --constraint
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmContext(msgspec.Struct, frozen=True, kw_only=True):
     """What requests are read by: the inventory, Slurm's partitions by name, and the features of its nodes."""
 
     inventory: Inventory
@@ -36,7 +36,7 @@ def user_nodelist(job: SlurmJob, earlier: tuple[str, ...]) -> tuple[str, ...]:
     return earlier if job.reservation == LEASE else job.req_nodes
 
 
-def request_of(job: SlurmJob, site: Site, nodelist: tuple[str, ...]) -> JobSpec:
+def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> JobSpec:
     """The request of a job of Slurm; each of its nodes gives an equal part, rounded up.
 
     Its dependencies are not in it: Slurm sees to them (`gpusched.model.slurm.bar`).
@@ -75,7 +75,7 @@ def request_of(job: SlurmJob, site: Site, nodelist: tuple[str, ...]) -> JobSpec:
     )
 
 
-def time_limit_s(job: SlurmJob, partition: str, site: Site) -> int:
+def time_limit_s(job: SlurmJob, partition: str, site: SlurmContext) -> int:
     """Seconds that a job may run: its limit, else the most that its partition allows, else a year."""
     known, declared = site.partitions.get(partition), site.inventory.partition(partition)
     most = (known.max_time_s if known is not None else None) or (declared.max_time_s if declared is not None else None)

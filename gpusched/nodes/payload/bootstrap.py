@@ -114,7 +114,7 @@ def remove_old(parent: str, keep: str) -> None:
             pass
 
 
-class Memory:
+class MemoryImporter:
     """An importer of the payload's modules from the texts themselves."""
 
     def __init__(self, files: "dict[str, str]") -> None:
@@ -146,7 +146,7 @@ def boot() -> None:
     files = json.loads(zlib.decompress(sys.stdin.buffer.read()).decode())
     request["cached"] = install(folder, files)
     # From memory in any case: what is on the disk may be another's in a moment.
-    sys.meta_path.insert(0, Memory(files))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, MemoryImporter(files))  # type: ignore[arg-type]
     from gpusched.nodes.payload import main
 
     main.run(request)

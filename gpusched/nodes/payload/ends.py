@@ -78,7 +78,7 @@ def open_pid(pid: int) -> "int | None":
         return None
 
 
-class Waiting:
+class EndWatches:
     """All that is waited for."""
 
     def __init__(self, root: str) -> None:
@@ -142,7 +142,7 @@ def tell(word: str) -> None:
 def main() -> None:
     """``ends.py CLUSTER/NODE``."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    Waiting(os.path.join(state, "gpusched-node", sys.argv[1])).run()
+    EndWatches(os.path.join(state, "gpusched-node", sys.argv[1])).run()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Child:
             pass
 
 
-class Reading:
+class GpuReadout:
     """One reading of all GPUs; begins when it is made, ends with `collect`."""
 
     def __init__(self, request: "dict[str, Any]") -> None:

@@ -42,7 +42,7 @@ def run(request: "dict[str, Any]") -> None:
     began = time.time()
     os.environ["LC_ALL"] = "C"
     simulated = bool(request.get("simulated"))
-    reading = None if simulated else gpus.Reading(request)  # its child is at work while the runtime is asked
+    reading = None if simulated else gpus.GpuReadout(request)  # its child is at work while the runtime is asked
     answer = {"cached": request.get("cached", False)}  # type: dict[str, Any]
     answer.update(facts.read())
     found = attempts(answer, request)

@@ -30,7 +30,7 @@ _UNREAD_S = 30.0  # and who takes nothing for so long is not attached any more
 _HEADER = struct.Struct("!cI")
 
 
-class Peer:
+class SessionPeer:
     """The other end of a connection: frames in, bytes out."""
 
     def __init__(self, sock: "socket.socket") -> None:
@@ -82,7 +82,7 @@ class Peer:
             self.stuck_since = time.monotonic()
 
 
-class Held:
+class AttachedJob:
     """The job, and those who are attached to it."""
 
     def __init__(self, on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> None:
@@ -127,7 +127,7 @@ class Held:
 
     def serve(self, listener: "socket.socket", first: "socket.socket") -> int:
         """Until the job ends; returns its exit code."""
-        peers = [Peer(first)]
+        peers = [SessionPeer(first)]
         while True:
             ended, now = self._code(), time.monotonic()
             if ended is not None:
@@ -146,7 +146,7 @@ class Held:
             if self._wake in ready:
                 os.read(self._wake, _CHUNK)
             if listener in ready:
-                peers.append(Peer(listener.accept()[0]))
+                peers.append(SessionPeer(listener.accept()[0]))
             peers = [p for p in peers if p.sock not in ready or self._hear(p)]
             self._write()
             self._pass_on(peers, [d for d in self._outputs if d in ready])
@@ -159,7 +159,7 @@ class Held:
             return None
         return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def _pass_on(self, peers: "list[Peer]", descriptors: "list[int]") -> bool:
+    def _pass_on(self, peers: "list[SessionPeer]", descriptors: "list[int]") -> bool:
         """Give what the job says to all, and to the log, which is our stdout; whether there was anything."""
         said = False
         for descriptor in descriptors:
@@ -183,7 +183,7 @@ class Held:
                 del self._outputs[descriptor]
         return said
 
-    def _hear(self, peer: Peer) -> bool:
+    def _hear(self, peer: SessionPeer) -> bool:
         """Do what somebody attached says; whether he still is."""
         frames = peer.receive()
         for kind, payload in frames or ():
@@ -211,7 +211,7 @@ class Held:
             self.stdin = -1
 
     @staticmethod
-    def _say_goodbye(peers: "list[Peer]", code: int) -> None:
+    def _say_goodbye(peers: "list[SessionPeer]", code: int) -> None:
         until = time.monotonic() + 5
         for peer in peers:
             peer.send(EXITED, bytes([code]))
@@ -228,7 +228,7 @@ def hold(on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> int:
     listener.listen(8)
     first, _ = listener.accept()
     open("go", "w").close()
-    code = Held(on_terminal, owner, argv).serve(listener, first)
+    code = AttachedJob(on_terminal, owner, argv).serve(listener, first)
     os.unlink(SOCKET)
     return code
 
@@ -238,7 +238,7 @@ def attach() -> int:
     sock = _connected()
     if sock is None:
         return 255
-    peer, sizes = Peer(sock), os.pipe()
+    peer, sizes = SessionPeer(sock), os.pipe()
     on_terminal = os.isatty(0)
     if on_terminal:
         tty.setraw(0, termios.TCSANOW)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from gpusched.model.jobs import Mount
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 LAUNCHED = "launched"
 EXISTS_EXIT_CODE = 17
@@ -94,7 +94,7 @@ class Runtime(Protocol):
     Scripts exit 0 when what they were asked for is so, also when it was so before; their stderr says why not.
     """
 
-    def launch(self, request: LaunchRequest) -> Script:
+    def launch(self, request: LaunchRequest) -> RemoteScript:
         """Claim the name and start a detached launcher; returns at once on the node.
 
         stdout is ``launched``, or ``exists`` with exit code `EXISTS_EXIT_CODE`. What becomes of the launch is for the
@@ -104,22 +104,22 @@ class Runtime(Protocol):
             UsageError: The request holds what cannot be passed on exactly, or safely.
         """
 
-    def start(self, ref: AttemptRef) -> Script:
+    def start(self, ref: AttemptRef) -> RemoteScript:
         """Start what a launch with ``hold`` made ready. At most once: what ran before is not started again."""
 
-    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> RemoteScript:
         """Signal the whole job, after writing ``note`` into its resize.json; KILL reaches all that it ever started."""
 
-    def remove(self, ref: AttemptRef) -> Script:
+    def remove(self, ref: AttemptRef) -> RemoteScript:
         """End and remove everything of the attempt: launcher, processes, container, folder."""
 
-    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
         """The output so far, stdout and stderr as one.
 
         With ``follow`` (for `Transport.stream`) it waits for the job's start where needed and ends with the job.
         """
 
-    def finish_output(self, ref: AttemptRef) -> Script:
+    def finish_output(self, ref: AttemptRef) -> RemoteScript:
         """After the job's end: make sure that the file of ``LaunchRequest.output`` holds the whole output.
 
         Waits a few seconds for the follower that wrote it, and writes the file anew where the follower was lost.

@@ -24,7 +24,7 @@ from gpusched.nodes.runtimes.shell import (
     take_secrets,
     write_note,
 )
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 HOSTFILE = "/etc/gpusched-hostfile"
 """Where a gang's hostfile is inside its containers."""
@@ -232,7 +232,7 @@ class EngineRuntime:
     daemon_pid: str
     """sh: prints the process whose capabilities decide about limits."""
 
-    def launch(self, request: LaunchRequest) -> Script:
+    def launch(self, request: LaunchRequest) -> RemoteScript:
         """See `Runtime.launch`."""
         check_request(request)
         image = request.image
@@ -266,29 +266,29 @@ class EngineRuntime:
             extra["group"] = "job:x:{1}:\n".format(*request.run_as)
         return launch_script(request, self.binary, launcher, request.secrets, extra)
 
-    def start(self, ref: AttemptRef) -> Script:
+    def start(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.start`."""
         return script(place(ref) + _START)
 
-    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> RemoteScript:
         """See `Runtime.signal`; the container's init passes it on."""
         name = check_signal(signal)
         return script(
             f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
         )
 
-    def remove(self, ref: AttemptRef) -> Script:
+    def remove(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.remove`."""
         functions = f"{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{unpin_lines(ref)}"
         return script(f"{place(ref)}{functions}{_REMOVE}")
 
-    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'-f' if follow else ''} tail={tail}\n"
         return stream_script(f"{place(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
 
-    def trial(self, request: LaunchRequest) -> Script:
+    def trial(self, request: LaunchRequest) -> RemoteScript:
         """Start, and remove, a container like that of this request which runs ``true`` (or fails to: it has started).
 
         Of the request's image, or another that is there; `NO_IMAGE_EXIT_CODE` where there is none.
@@ -300,7 +300,7 @@ class EngineRuntime:
         trial = _TRIAL.replace("NO_IMAGE", str(NO_IMAGE_EXIT_CODE))
         return script(f"{head}{self._engine(request.ref)}{self._memlock()}{_BY_FORCE}{create}{trial}")
 
-    def finish_output(self, ref: AttemptRef) -> Script:
+    def finish_output(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.finish_output`."""
         return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" finish </dev/null\n')
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpusched.nodes.payload.session import MARK as MARK
 from gpusched.nodes.runtimes.base import AttemptRef
 from gpusched.nodes.runtimes.shell import place, script
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 # By the clock since boot, which nobody sets.
 _ATTENDED = """\
@@ -120,16 +120,16 @@ def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
     return ("sh", "-c", place(ref) + _JOIN.replace("VERB", "attach"))
 
 
-def ended(ref: AttemptRef) -> Script:
+def ended(ref: AttemptRef) -> RemoteScript:
     """Prints the job's exit code; ``failed``: it could not be started; nothing: it runs, or is not there any more."""
     return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
 
 
-def attended(ref: AttemptRef) -> Script:
+def attended(ref: AttemptRef) -> RemoteScript:
     """Notes that somebody is attached at this moment, for the probe to see."""
     return script(place(ref) + _ATTENDED)
 
 
-def address(ref: AttemptRef) -> Script:
+def address(ref: AttemptRef) -> RemoteScript:
     """Prints at which address the node reaches the ports of the job."""
     return script(f'{place(ref)}sh "$dir/launch" address </dev/null\n')

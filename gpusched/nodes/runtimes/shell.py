@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_ref, check_request
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 # Signal 0 to a group knows processes that lost their leader; a leader with another start time is a recycled number.
 FUNCTIONS = """\
@@ -173,12 +173,12 @@ def place(ref: AttemptRef) -> str:
     return f'name={name}\ndir="${{XDG_STATE_HOME:-$HOME/.local/state}}/gpusched-node/"{shlex.quote(path)}"/$name"\n'
 
 
-def script(text: str) -> Script:
+def script(text: str) -> RemoteScript:
     """A script that comes over stdin."""
-    return Script(("sh", "-s"), text.encode())
+    return RemoteScript(("sh", "-s"), text.encode())
 
 
-def stream_script(text: str, follow: bool) -> Script:
+def stream_script(text: str, follow: bool) -> RemoteScript:
     """A script without secrets that leaves stdin alone, as `Transport.stream` wants it.
 
     One that follows gets a process group of its own, ended by the TERM that the transport sends when its reader goes
@@ -189,7 +189,7 @@ def stream_script(text: str, follow: bool) -> Script:
             f"setsid sh -c {shlex.quote(text)} </dev/null &\ng=$!\n"
             'trap \'kill -TERM "-$g" 2>/dev/null || kill -TERM "$g" 2>/dev/null\' TERM INT HUP\nwait "$g"\n'
         )
-    return Script(("sh", "-c", text))
+    return RemoteScript(("sh", "-c", text))
 
 
 def here(text: str, file: str) -> str:
@@ -234,7 +234,7 @@ def take_secrets(names: Iterable[str]) -> str:
 
 def launch_script(
     request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str], files: Mapping[str, str] = {}
-) -> Script:
+) -> RemoteScript:
     """Claim the attempt's folder, write what the launcher needs and detach it.
 
     ``launcher`` is the text of the ``launch`` file; ``files`` are more files of that folder (name to text). The secrets
@@ -307,12 +307,12 @@ def _program(request: LaunchRequest) -> str:
     return AS_USER + _PROGRAM.replace("NAME", name).replace("END", end).replace("TEXT", request.program)
 
 
-def result(ref: AttemptRef, attempt: int, rank: int) -> Script:
+def result(ref: AttemptRef, attempt: int, rank: int) -> RemoteScript:
     """What a Python function left in its job's own folder, for `Transport.stream`."""
     return stream_script(f"{place(ref)}{AS_USER}{_OF_JOB}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
 
 
-def write_answer(ref: AttemptRef, text: str) -> Script:
+def write_answer(ref: AttemptRef, text: str) -> RemoteScript:
     """Put the answer to what a job asked into its own folder."""
     body = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(body.encode()).hexdigest()[:24]
@@ -320,7 +320,7 @@ def write_answer(ref: AttemptRef, text: str) -> Script:
     return script(f"{place(ref)}abandon() {{ exit 1; }}\n{AS_USER}{_OF_JOB}{written}")
 
 
-def forget_job(ref: AttemptRef, job_id: str) -> Script:
+def forget_job(ref: AttemptRef, job_id: str) -> RemoteScript:
     """Remove a job's own folder, wherever it is on this node; one on a shared disk is left to its users.
 
     Args:

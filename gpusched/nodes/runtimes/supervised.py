@@ -29,7 +29,7 @@ from gpusched.nodes.runtimes.shell import (
     take_secrets,
     write_note,
 )
-from gpusched.nodes.transport import Script
+from gpusched.nodes.transport import RemoteScript
 
 _LAUNCHER = """\
 home=$HOME
@@ -184,7 +184,7 @@ class SupervisedRuntime:
     enters_workdir = True
     """Whether the workdir is a folder of the node; else the program starts in its user's home."""
 
-    def launch(self, request: LaunchRequest) -> Script:
+    def launch(self, request: LaunchRequest) -> RemoteScript:
         """See `Runtime.launch`."""
         check_request(request)
         workdir = request.workdir if self.enters_workdir else None
@@ -204,27 +204,27 @@ class SupervisedRuntime:
             files["session.py"] = sessions.payload()
         return launch_script(request, self.name, text, secrets, files)
 
-    def start(self, ref: AttemptRef) -> Script:
+    def start(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.start`."""
         return script(place(ref) + _START)
 
-    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> RemoteScript:
         """See `Runtime.signal`."""
         number = check_signal(signal)
         name = "KILL" if number == "9" else number
         return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{write_note(note)}signal={name}\n{_SIGNAL}")
 
-    def remove(self, ref: AttemptRef) -> Script:
+    def remove(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.remove`."""
         return script(f"{place(ref)}{_apart(ref)}{FUNCTIONS}{STRAYS}{_REMOVE}")
 
-    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'1' if follow else ''} tail={tail}\n"
         return stream_script(f"{place(ref)}{FUNCTIONS}{AS_USER}{settings}{_LOG}", follow)
 
-    def finish_output(self, ref: AttemptRef) -> Script:
+    def finish_output(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.finish_output`; the job writes the file itself, so there is nothing to do."""
         return script(place(ref))
 

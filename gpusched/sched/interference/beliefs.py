@@ -16,19 +16,19 @@ import msgspec
 import numpy as np
 
 from gpusched.model.interference import (
-    Beside,
+    ColocationSamples,
+    ContentionEstimate,
     Cost,
-    KindBelief,
+    JobClassEstimate,
+    JobShape,
     Link,
-    Measured,
     Paces,
+    PaceSample,
     PaceTold,
-    Shape,
-    Sway,
     SwayTold,
 )
 from gpusched.sched.interference import placement
-from gpusched.sched.interference.pairs import NOISE, USUAL, Known, expected, observed
+from gpusched.sched.interference.pairs import NOISE, USUAL, ClassEffect, expected, observed
 
 LATEST, LATEST_BESIDE, MOST_SHAPES, MOST_BESIDE = 32, 16, 48, 64  # that are kept of a kind
 LEAST_S = 30.0  # a pace over less time says nothing
@@ -47,7 +47,7 @@ PRIORS: Mapping[Link, tuple[float, float]] = {
 were never measured publicly: as NICs. GPUs: as Gavel's P100 and V100, where jobs lose more than in PAL's table."""
 
 
-class Alone(NamedTuple):
+class SoloSpeed(NamedTuple):
     """A kind's pace at a shape without neighbours: logarithm, its variance, the spread of single attempts."""
 
     log: float
@@ -55,7 +55,9 @@ class Alone(NamedTuple):
     spread: float
 
 
-def learned(known: Mapping[str, KindBelief], seen: Measured) -> tuple[tuple[KindBelief, ...], float | None]:
+def learned(
+    known: Mapping[str, JobClassEstimate], seen: PaceSample
+) -> tuple[tuple[JobClassEstimate, ...], float | None]:
     """The kinds that change by one more attempt, and the logarithm of its pace as it would have been alone.
 
     Args:
@@ -66,7 +68,7 @@ def learned(known: Mapping[str, KindBelief], seen: Measured) -> tuple[tuple[Kind
         return (), None
     beside = [n for n in seen.neighbours if isfinite(n.share) and n.share > 0]
     beside = [msgspec.structs.replace(n, share=min(n.share, 1.0)) for n in beside]
-    kinds = {name: known.get(name, KindBelief(kind=name)) for name in (seen.kind, *(n.kind for n in beside))}
+    kinds = {name: known.get(name, JobClassEstimate(kind=name)) for name in (seen.kind, *(n.kind for n in beside))}
     places: dict[tuple[str, Link], int] = {}
     for n in beside:
         places.setdefault((seen.kind, n.link), len(places))
@@ -100,7 +102,7 @@ def learned(known: Mapping[str, KindBelief], seen: Measured) -> tuple[tuple[Kind
     return changed, told + lost.log
 
 
-def alone_at(paces: Paces | None) -> Alone | None:
+def alone_at(paces: Paces | None) -> SoloSpeed | None:
     """What its attempts say of a kind's pace alone; None: none has told."""
     if paces is None or not paces.logs:
         return None
@@ -115,17 +117,17 @@ def alone_at(paces: Paces | None) -> Alone | None:
             break
     spread = 1.4826 * median(abs(value - middle) for value, _ in ordered) if len(ordered) >= _FEW else _SPREAD
     spread = max(spread, _LEAST_SPREAD)
-    return Alone(middle, 1.57 * spread**2 / total, spread)  # of a median: pi/2 times that of a mean
+    return SoloSpeed(middle, 1.57 * spread**2 / total, spread)  # of a median: pi/2 times that of a mean
 
 
-def cost_of_spread(all_kinds: Iterable[KindBelief], kind: str, wide: Shape, tight: Shape) -> Cost | None:
+def cost_of_spread(all_kinds: Iterable[JobClassEstimate], kind: str, wide: JobShape, tight: JobShape) -> Cost | None:
     """How much longer a step takes at one shape than at another with as many GPUs; None: nothing says.
 
     As measured of this kind at both shapes; else by the formula, where the kind has crossed the same links at other
     sizes; else as other kinds were slowed from as many nodes and racks to as many.
     """
     kinds = {belief.kind: belief for belief in all_kinds}
-    own = kinds.get(kind, KindBelief(kind=kind))
+    own = kinds.get(kind, JobClassEstimate(kind=kind))
     there, here = _at(own, wide), _at(own, tight)
     if (found := _between(there, here)) is not None and there is not None and here is not None:
         mean, variance = found
@@ -141,7 +143,7 @@ def cost_of_spread(all_kinds: Iterable[KindBelief], kind: str, wide: Shape, tigh
     return _cost(fmean(means), stdev(means) ** 2 * (1 + 1 / len(means)), sum(count for _, count in others), "others")
 
 
-def cost_of_neighbour(own: KindBelief, other: KindBelief, link: Link) -> Cost:
+def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link) -> Cost:
     """How much longer a step of one kind takes beside one job of another: measured, weighed against the formula."""
     mine, its = _sway(own, link), _sway(other, link)
     told = expected(_known(mine), [_known(its)])
@@ -162,7 +164,7 @@ def cost_of_neighbour(own: KindBelief, other: KindBelief, link: Link) -> Cost:
     return cost
 
 
-def told_of(belief: KindBelief) -> tuple[tuple[PaceTold, ...], tuple[SwayTold, ...]]:
+def told_of(belief: JobClassEstimate) -> tuple[tuple[PaceTold, ...], tuple[SwayTold, ...]]:
     """A kind's paces, the most measured first, and its sensitivities and pressures."""
     paces = []
     for one in sorted(belief.shapes, key=lambda one: -one.count):
@@ -198,7 +200,7 @@ def _between(wide: Paces | None, tight: Paces | None) -> tuple[float, float] | N
     return None if there is None or here is None else (here.log - there.log, here.variance + there.variance)
 
 
-def _crossing(belief: KindBelief, wide: Shape, tight: Shape) -> tuple[float | None, int]:
+def _crossing(belief: JobClassEstimate, wide: JobShape, tight: JobShape) -> tuple[float | None, int]:
     """How much longer a kind's steps are over as many nodes and racks, at any size that was measured both ways."""
     found, count = [], 0
     for paces in belief.shapes:
@@ -215,7 +217,7 @@ def _crossing(belief: KindBelief, wide: Shape, tight: Shape) -> tuple[float | No
     return (fmean(found) if found else None), count
 
 
-def _by_formula(own: KindBelief, wide: Shape, tight: Shape) -> Cost | None:
+def _by_formula(own: JobClassEstimate, wide: JobShape, tight: JobShape) -> Cost | None:
     """By the links that this kind has crossed on this type of GPU, at a batch that goes with the GPUs."""
     rows = [p for p in own.shapes if (p.shape.gpu_type, p.shape.unit) == (wide.gpu_type, wide.unit)]
     if len(rows) < 3:
@@ -239,29 +241,31 @@ def _pace(paces: Paces) -> float:
     return alone.log
 
 
-def _placed(shapes: Sequence[Shape]) -> placement.Placed:
+def _placed(shapes: Sequence[JobShape]) -> placement.Placed:
     columns = ([getattr(s, name) for s in shapes] for name in ("most", "gpus", "nodes", "racks"))
     return placement.Placed(*(np.array(column, np.int64) for column in columns))
 
 
-def _at(belief: KindBelief, shape: Shape) -> Paces | None:
+def _at(belief: JobClassEstimate, shape: JobShape) -> Paces | None:
     return next((paces for paces in belief.shapes if paces.shape == shape), None)
 
 
-def _sway(belief: KindBelief, link: Link) -> Sway:
+def _sway(belief: JobClassEstimate, link: Link) -> ContentionEstimate:
     mean, variance = PRIORS[link]
-    new = Sway(link=link, sensitivity=mean, pressure=mean, cov=(variance, variance, 0.0))
+    new = ContentionEstimate(link=link, sensitivity=mean, pressure=mean, cov=(variance, variance, 0.0))
     return next((sway for sway in belief.links if sway.link == link), new)
 
 
-def _known(sway: Sway) -> Known:
+def _known(sway: ContentionEstimate) -> ClassEffect:
     mine, its, both = sway.cov
-    return Known(np.array([sway.sensitivity, sway.pressure]), np.array([[mine, both], [both, its]]))
+    return ClassEffect(np.array([sway.sensitivity, sway.pressure]), np.array([[mine, both], [both, its]]))
 
 
-def _with_sway(belief: KindBelief, before: Sway, after: Known, link: Link) -> KindBelief:
+def _with_sway(
+    belief: JobClassEstimate, before: ContentionEstimate, after: ClassEffect, link: Link
+) -> JobClassEstimate:
     (mine, both), (_, its) = after.cov.tolist()
-    sway = Sway(
+    sway = ContentionEstimate(
         link=link, sensitivity=float(after.mean[0]), pressure=float(after.mean[1]), cov=(mine, its, both),
         count=before.count + 1,
     )  # fmt: skip
@@ -269,9 +273,9 @@ def _with_sway(belief: KindBelief, before: Sway, after: Known, link: Link) -> Ki
     return msgspec.structs.replace(belief, links=(*others, sway))
 
 
-def _with_beside(belief: KindBelief, link: Link, kind: str, log_ratio: float) -> KindBelief:
+def _with_beside(belief: JobClassEstimate, link: Link, kind: str, log_ratio: float) -> JobClassEstimate:
     old = next((b for b in belief.beside if (b.link, b.kind) == (link, kind)), None)
-    new = Beside(
+    new = ColocationSamples(
         link=link, kind=kind, logs=(*(old.logs if old else ()), min(log_ratio, 0.0))[-LATEST_BESIDE:],
         count=(old.count if old else 0) + 1,
     )  # fmt: skip
@@ -286,7 +290,7 @@ class _Lost(NamedTuple):
     variance: float
 
 
-def _lost(beside: Sequence[tuple[Known, Known, float]]) -> _Lost:
+def _lost(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> _Lost:
     products = [share * exp(min(float(mine.mean[0] + its.mean[1]), 3.0)) for mine, its, share in beside]
     total = 1 + sum(products)
     variance = sum(

@@ -12,7 +12,7 @@ from math import exp, sqrt
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from gpusched.model.interference import PaceOn, Shape, SlowGpu
+from gpusched.model.interference import JobShape, PaceOn, SlowGpu
 
 FALSE_ALARMS = 0.01  # the chance that any of a cluster's equal GPUs is called slow
 LEAST_JOBS = 5
@@ -27,7 +27,7 @@ _Gpu = tuple[str, int]
 
 def slow_gpus(paces: Sequence[PaceOn]) -> tuple[SlowGpu, ...]:
     """The slow ones, the surest first. ``paces``: of attempts, as they would have been alone."""
-    groups: dict[tuple[str, Shape], list[int]] = {}
+    groups: dict[tuple[str, JobShape], list[int]] = {}
     for row, pace in enumerate(paces):
         groups.setdefault((pace.kind, pace.shape), []).append(row)
     alike = [rows for rows in groups.values() if len(rows) >= _FEW and len({paces[row].gpus for row in rows}) > 1]

@@ -27,7 +27,7 @@ _ROUNDS = 25
 _FAMILY = 2.0  # a family counts as much as that many pairs where its own formula is off
 
 
-class Pairs(NamedTuple):
+class InterferenceTable(NamedTuple):
     """Measured pairs.
 
     Attributes:
@@ -42,12 +42,12 @@ class Pairs(NamedTuple):
     beside: Ints
     ratio: Floats
 
-    def only(self, rows: Ints) -> Pairs:
+    def only(self, rows: Ints) -> InterferenceTable:
         """Those of these rows; the kinds keep their numbers."""
         return self._replace(job=self.job[rows], beside=self.beside[rows], ratio=self.ratio[rows])
 
 
-class Known(NamedTuple):
+class ClassEffect(NamedTuple):
     """What is believed of one kind: ``mean: float64[2]``, logarithms of sensitivity and pressure, and ``cov``."""
 
     mean: Floats
@@ -66,8 +66,8 @@ class PairFit(NamedTuple):
         measured: ``float64[kinds, kinds]``: the mean ratio of a kind (row) beside another; NaN: not measured.
     """
 
-    kinds: tuple[Known, ...]
-    prior: Known
+    kinds: tuple[ClassEffect, ...]
+    prior: ClassEffect
     offsets: Floats
     family: Ints
     errors: Floats
@@ -97,7 +97,7 @@ def left(log_product: Floats) -> Floats:
     return 1 / (1 + np.exp(np.clip(log_product, _LOW, _HIGH)))
 
 
-def fit(pairs: Pairs) -> PairFit:
+def fit(pairs: InterferenceTable) -> PairFit:
     """The kinds' sensitivities and pressures; robust against single odd pairs, and shrunk to the mean of all kinds.
 
     The errors are those of fits without one part in `FOLDS` of the pairs, a pair being left out in both directions.
@@ -119,7 +119,7 @@ def fit(pairs: Pairs) -> PairFit:
     return found._replace(errors=np.sort(np.concatenate(errors)), noise=noise)
 
 
-class Left(NamedTuple):
+class RemainingSpeed(NamedTuple):
     """What will be left of a job's speed: the middle, and the bounds between which it lies as often as asked for."""
 
     ratio: float
@@ -127,20 +127,22 @@ class Left(NamedTuple):
     high: float
 
 
-def expected(job: Known, others: Sequence[Known], *, noise: float = NOISE, deviations: float = USUAL) -> Left:
+def expected(
+    job: ClassEffect, others: Sequence[ClassEffect], *, noise: float = NOISE, deviations: float = USUAL
+) -> RemainingSpeed:
     """What will be left of a job's speed beside these kinds; the usual bounds hold four times in five."""
     products = [float(np.exp(np.clip(job.mean[0] + other.mean[1], _LOW, _HIGH))) for other in others]
     total = 1 + sum(products)
     variance = noise**2 * bool(products) + job.cov[0, 0] * (sum(products) / total) ** 2
     variance += sum(other.cov[1, 1] * (product / total) ** 2 for other, product in zip(others, products, strict=True))
     by = float(np.exp(deviations * np.sqrt(variance)))
-    return Left(1 / total, 1 / (total * by), min(1.0, by / total))
+    return RemainingSpeed(1 / total, 1 / (total * by), min(1.0, by / total))
 
 
 def observed(
-    kinds: Sequence[Known], beside: Sequence[tuple[int, int]], shares: Sequence[float], log_ratio: float,
+    kinds: Sequence[ClassEffect], beside: Sequence[tuple[int, int]], shares: Sequence[float], log_ratio: float,
     noise: float = NOISE,
-) -> tuple[Known, ...]:  # fmt: skip
+) -> tuple[ClassEffect, ...]:  # fmt: skip
     """The kinds after one more measurement: a step of an iterated extended Kalman filter (Jazwinski, 1970).
 
     Args:
@@ -170,10 +172,10 @@ def observed(
         most = 3 * variance**0.5
         surprise = np.clip(log_ratio + np.log(total) - slope @ (before - x), -most, most)
         x, after = correct(before, cov, cov @ slope, surprise, variance)
-    return tuple(Known(x[i : i + 2], after[i : i + 2, i : i + 2]) for i in range(0, len(x), 2))
+    return tuple(ClassEffect(x[i : i + 2], after[i : i + 2, i : i + 2]) for i in range(0, len(x), 2))
 
 
-def _solved(pairs: Pairs) -> PairFit:
+def _solved(pairs: InterferenceTable) -> PairFit:
     """As `fit`, without the errors: Gauss-Newton steps on the ratio, reweighted towards its absolute error."""
     n, rows = len(pairs.kinds), np.arange(len(pairs.ratio))
     mean = min(max(float(pairs.ratio.mean()) if len(rows) else 0.9, 0.05), 0.99)
@@ -193,11 +195,11 @@ def _solved(pairs: Pairs) -> PairFit:
         x = x + np.clip(step, -0.7, 0.7)
     cov = np.asarray(np.linalg.inv(curve), np.float64)
     both = np.arange(n)[:, None] + np.array([0, n])
-    kinds = tuple(Known(x[of], cov[np.ix_(of, of)]) for of in both)
+    kinds = tuple(ClassEffect(x[of], cov[np.ix_(of, of)]) for of in both)
     seen = np.flatnonzero(np.bincount(pairs.job, minlength=n) + np.bincount(pairs.beside, minlength=n))
     means: Floats = x[both[seen]] if len(seen) else x[both]
     between = np.asarray(np.cov(means.T), np.float64) if len(means) > 2 else np.eye(2) * _BETWEEN**2
-    prior = Known(means.mean(axis=0), between + 0.05 * np.eye(2))  # never surer of a new one than that
+    prior = ClassEffect(means.mean(axis=0), between + 0.05 * np.eye(2))  # never surer of a new one than that
     names = sorted(set(pairs.families))
     family = np.array([names.index(name) for name in pairs.families], np.int64)
     offsets, count = np.zeros((len(names), len(names))), np.full((len(names), len(names)), _FAMILY)

@@ -27,10 +27,10 @@ from gpusched.sched.state import (
     ClusterState,
     Floats,
     Ints,
-    Outcome,
+    PassOutcome,
+    PlacementRequest,
     Records,
     Releases,
-    Request,
 )
 
 MOST_IN_VAIN = 16  # different jobs of a pass: each costs a look at all who run
@@ -71,7 +71,7 @@ class Pairings(NamedTuple):
 
 
 @jit
-def wait_for_room(outcome: Outcome, queue: Ints) -> Ints:
+def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
     """Those of a queue whom the pass of a policy left waiting for nothing but room."""
     found, count = np.empty(queue.size, np.int64), 0
     for job in queue:
@@ -119,7 +119,9 @@ def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
 
 
 @jit
-def _next(state: ClusterState, of: Pairings, row: int, request: Request, lost: float, before: int) -> tuple[float, int]:
+def _next(
+    state: ClusterState, of: Pairings, row: int, request: PlacementRequest, lost: float, before: int
+) -> tuple[float, int]:
     """The best mate behind one with whom so much is lost, and what is lost with it; -1: there is none."""
     best, least = -1, np.inf
     for at in range(of.mates.size):
@@ -137,7 +139,7 @@ def _next(state: ClusterState, of: Pairings, row: int, request: Request, lost: f
 
 
 @jit
-def _has_room(state: ClusterState, of: Pairings, request: Request, first: int) -> bool:
+def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, first: int) -> bool:
     """Whether a job may use a mate's nodes, and has room on them but for GPUs."""
     beside = with_gpus(request, 0)
     for part in range(request.parts):
@@ -149,7 +151,7 @@ def _has_room(state: ClusterState, of: Pairings, request: Request, first: int) -
 
 
 @jit
-def _delays(state: ClusterState, of: Pairings, job: int, request: Request, mate: int) -> bool:
+def _delays(state: ClusterState, of: Pairings, job: int, request: PlacementRequest, mate: int) -> bool:
     """Whether the head would fit later with the job there."""
     beside, first, releases = with_gpus(request, 0), of.mates[mate]["first"], state.releases
     for part in range(request.parts):
@@ -201,13 +203,13 @@ def _hold(state: ClusterState, job: int, code: int, of: Pairings) -> float:
 
 
 @jit
-def _taken(state: ClusterState, job: int, request: Request, of: Pairings) -> Request:
+def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Pairings) -> PlacementRequest:
     """Its mate has taken the GPUs."""
     return with_gpus(request, 0)
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, of: Pairings) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, of: Pairings) -> None:
     mate = of.mates[of.beside[of.counts[1]]]
     mate["taken"] = 1
     of.counts[1] += 1

@@ -11,10 +11,10 @@ from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.plan import hold_planned, is_begun, planned
 from gpusched.sched.kernel.queue_pass import Pass, queue_pass
-from gpusched.sched.state import CONSERVATIVE, RESERVED, ClusterState, Ints, Plan, Words
+from gpusched.sched.state import CONSERVATIVE, RESERVED, BackfillPlan, ClusterState, Ints, Words
 
 
-class Rule(NamedTuple):
+class PlacementRule(NamedTuple):
     """How jobs are placed: one of `state.PLACES`, and what it draws from."""
 
     place: int
@@ -22,7 +22,7 @@ class Rule(NamedTuple):
 
 
 @jit
-def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule) -> tuple[int, int]:
+def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
     """The naive placement's unlucky draw counts as not starting."""
     jobs = state.jobs
     return attempt_any(
@@ -31,7 +31,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Rule)
 
 
 @jit
-def _reserve(state: ClusterState, job: int, code: int, rule: Rule) -> float:
+def _reserve(state: ClusterState, job: int, code: int, rule: PlacementRule) -> float:
     return keep_for(state, job, rule.place)
 
 
@@ -48,7 +48,7 @@ def keep_for(state: ClusterState, job: int, place: int) -> float:
 
 
 @jit
-def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rule: Rule) -> tuple[int, int]:
+def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
     """In a plan, which is made anew in every pass, nothing is drawn: naive and random are first fit."""
     jobs, requests, scratch, shape = state.jobs, state.requests, state.scratch, state.jobs.shape[job]
     if jobs.feasibility[shape] == RESERVED:
@@ -60,7 +60,7 @@ def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rul
 
 
 @jit
-def _reserve_in_plan(state: ClusterState, job: int, code: int, rule: Rule) -> float:
+def _reserve_in_plan(state: ClusterState, job: int, code: int, rule: PlacementRule) -> float:
     return hold_planned(state.scratch.plan, state, job, undrawn(rule.place))
 
 
@@ -74,19 +74,21 @@ _by_rule = queue_pass(_attempt, _reserve)
 pass_by_plan = queue_pass(_attempt_in_plan, _reserve_in_plan, may_head=_waits_for_room)
 
 
-def pass_for(backfill: int) -> Pass[Rule]:
+def pass_for(backfill: int) -> Pass[PlacementRule]:
     """Return `pass_by_rule` for this backfill: where Python calls it, no plan is compiled that nobody asks for."""
     return pass_by_plan if backfill == CONSERVATIVE else _by_rule
 
 
 @jit
-def pass_by_rule(state: ClusterState, queue: Ints, backfill: int, rule: Rule) -> tuple[int, float]:
+def pass_by_rule(state: ClusterState, queue: Ints, backfill: int, rule: PlacementRule) -> tuple[int, float]:
     """`queue_pass.Pass`; conservative backfill needs ``scratch.plan``."""
     return _either(state.scratch.plan, state, queue, backfill, rule)
 
 
 @jit
-def _either(plan: Plan | None, state: ClusterState, queue: Ints, backfill: int, rule: Rule) -> tuple[int, float]:
+def _either(
+    plan: BackfillPlan | None, state: ClusterState, queue: Ints, backfill: int, rule: PlacementRule
+) -> tuple[int, float]:
     if plan is None:
         return _by_rule(state, queue, backfill, rule)
     if backfill == CONSERVATIVE:

@@ -21,23 +21,23 @@ from gpusched.sched.state import (
     FIRST_FIT,
     PRIORITY,
     STARTED,
+    BackfillPlan,
     Calendar,
     ClusterState,
     Flags,
-    Plan,
-    Request,
+    PlacementRequest,
     Resources,
 )
 
 
 @jit
-def is_begun(plan: Plan | None, state: ClusterState) -> bool:
+def is_begun(plan: BackfillPlan | None, state: ClusterState) -> bool:
     """Whether somebody waits in this pass."""
     return False if plan is None else bool(plan.used[1] == state.scratch.stamp[0])
 
 
 @jit
-def planned(plan: Plan | None, state: ClusterState, job: int, first: bool, rule: int) -> tuple[int, int]:
+def planned(plan: BackfillPlan | None, state: ClusterState, job: int, first: bool, rule: int) -> tuple[int, int]:
     """`queue_pass.Place` in a plan that is begun: the job gets its place in it, and starts if that is now.
 
     If it is the head, `hold_planned` gives it its place. Why it does not start: BACKFILL (it fits now, but somebody
@@ -57,7 +57,7 @@ def planned(plan: Plan | None, state: ClusterState, job: int, first: bool, rule:
 
 
 @jit
-def hold_planned(plan: Plan | None, state: ClusterState, job: int, rule: int) -> float:
+def hold_planned(plan: BackfillPlan | None, state: ClusterState, job: int, rule: int) -> float:
     """`queue_pass.Hold` of the first who waits, or of who waits for the end of a reservation: when it is to begin."""
     if plan is None:
         return np.inf
@@ -86,7 +86,7 @@ def _fits_now(state: ClusterState, shape: int) -> bool:
 
 
 @jit
-def _lay_out(plan: Plan, state: ClusterState, lo: int, hi: int) -> None:
+def _lay_out(plan: BackfillPlan, state: ClusterState, lo: int, hi: int) -> None:
     """What nodes have free from now on, by what running jobs are expected to give back (overdue: soon, not now)."""
     releases, points, nodes, now = state.releases, plan.points, plan.nodes, state.now
     settle(releases)
@@ -112,7 +112,7 @@ def _lay_out(plan: Plan, state: ClusterState, lo: int, hi: int) -> None:
 
 
 @jit
-def _insert_after(plan: Plan, at: int, time: float) -> int:
+def _insert_after(plan: BackfillPlan, at: int, time: float) -> int:
     """A new point behind ``at``, with as much free; its index."""
     points, new = plan.points, plan.used[0]
     plan.used[0] += 1
@@ -124,7 +124,7 @@ def _insert_after(plan: Plan, at: int, time: float) -> int:
 
 
 @jit
-def _chain_entries(plan: Plan, calendar: Calendar | None) -> None:
+def _chain_entries(plan: BackfillPlan, calendar: Calendar | None) -> None:
     """Makes a list of each node's entries in the calendar."""
     if calendar is None:
         return
@@ -137,7 +137,7 @@ def _chain_entries(plan: Plan, calendar: Calendar | None) -> None:
 
 
 @jit
-def _plan_job(plan: Plan, state: ClusterState, job: int, rule: int, latest: float) -> tuple[float, int]:
+def _plan_job(plan: BackfillPlan, state: ClusterState, job: int, rule: int, latest: float) -> tuple[float, int]:
     """When a job can begin, and which request it is given; ``scratch.chosen``: its nodes.
 
     They are taken off the plan if it begins at ``latest`` or before.
@@ -159,7 +159,7 @@ def _plan_job(plan: Plan, state: ClusterState, job: int, rule: int, latest: floa
 
 
 @jit
-def _earliest(plan: Plan, state: ClusterState, shape: int, lasts: float, rule: int) -> float:
+def _earliest(plan: BackfillPlan, state: ClusterState, shape: int, lasts: float, rule: int) -> float:
     """When a request fits first for so long; ``scratch.chosen``: its nodes, by the least that they have until then."""
     scratch, nodes, known, stamp = state.scratch, plan.nodes, plan.shapes[shape], state.scratch.stamp[0]
     asked, first = request_of(state.requests, shape), state.now
@@ -191,7 +191,9 @@ def _earliest(plan: Plan, state: ClusterState, shape: int, lasts: float, rule: i
 
 
 @jit
-def _soonest(plan: Plan, state: ClusterState, request: Request, row: int, first: float, lasts: float) -> float:
+def _soonest(
+    plan: BackfillPlan, state: ClusterState, request: PlacementRequest, row: int, first: float, lasts: float
+) -> float:
     """When as many nodes as the request has parts could each have begun with one, from ``first`` on.
 
     Each node's ``begin`` is the first such time of its own; ``scratch.future``: the least that it has while it lasts.
@@ -217,7 +219,14 @@ def _soonest(plan: Plan, state: ClusterState, request: Request, row: int, first:
 
 @jit
 def _begin_on(
-    plan: Plan, state: ClusterState, request: Request, row: int, node: int, first: float, lasts: float, latest: float
+    plan: BackfillPlan,
+    state: ClusterState,
+    request: PlacementRequest,
+    row: int,
+    node: int,
+    first: float,
+    lasts: float,
+    latest: float,
 ) -> float:
     """When a node can begin with a part, from ``first`` on; infinite where it never can, or later than ``latest``."""
     begin = first
@@ -232,7 +241,13 @@ def _begin_on(
 
 @jit
 def _free_from(
-    plan: Plan, least: Resources, request: Request, node: int, first: float, lasts: float, latest: float
+    plan: BackfillPlan,
+    least: Resources,
+    request: PlacementRequest,
+    node: int,
+    first: float,
+    lasts: float,
+    latest: float,
 ) -> float:
     """From when on a node has enough for so long; ``least``: the least that it has meanwhile."""
     points, at, begin = plan.points, node, np.inf
@@ -261,7 +276,14 @@ def _free_from(
 
 @jit
 def _unreserved_from(
-    calendar: Calendar | None, plan: Plan, masks: Flags, row: int, node: int, first: float, lasts: float, now: float
+    calendar: Calendar | None,
+    plan: BackfillPlan,
+    masks: Flags,
+    row: int,
+    node: int,
+    first: float,
+    lasts: float,
+    now: float,
 ) -> float:
     """From when on, ``first`` or later, jobs of a row of the masks may be on a node for so long; infinite: never."""
     if row < 0 or first == np.inf:
@@ -281,7 +303,7 @@ def _unreserved_from(
 
 
 @jit
-def _take(plan: Plan, node: int, request: Request, begin: float, end: float) -> None:
+def _take(plan: BackfillPlan, node: int, request: PlacementRequest, begin: float, end: float) -> None:
     """Takes one part off a node from ``begin`` to ``end``."""
     points, at = plan.points, node
     if end <= begin:

@@ -52,7 +52,7 @@ class Filling(NamedTuple):
     total: Floats
 
 
-class Sharing(NamedTuple):
+class PreemptiveAllocation(NamedTuple):
     """What is shared out, and who is given what.
 
     Attributes:
@@ -86,7 +86,7 @@ class Sharing(NamedTuple):
 
 
 @jit
-def _keeps(state: ClusterState, job: int, of: Sharing) -> bool:
+def _keeps(state: ClusterState, job: int, of: PreemptiveAllocation) -> bool:
     if not of.runs[job]:
         return False
     request = request_of(state.requests, state.jobs.shape[job])
@@ -103,7 +103,7 @@ def _note_kept(holders: Holders | None, through: Ints, kept: bool) -> None:
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) -> tuple[int, int]:
+def _place(state: ClusterState, job: int, late: bool, first: bool, of: PreemptiveAllocation) -> tuple[int, int]:
     jobs, scratch, shape = state.jobs, state.scratch, state.jobs.shape[job]
     request, idle = request_of(state.requests, shape), of.idle
     if not finds(of.whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
@@ -123,7 +123,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Sharing) 
 
 
 @jit
-def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Sharing) -> int:
+def _following(state: ClusterState, queue: Ints, at: int, head: int, of: PreemptiveAllocation) -> int:
     _fill(of.filling, state, queue, at)
     return in_order(state, queue, at, head, of)
 

@@ -31,7 +31,7 @@ from gpusched.sched.state import (
     STARTED,
     ClusterState,
     Ints,
-    Request,
+    PlacementRequest,
 )
 
 UNSOUND = -1
@@ -50,9 +50,9 @@ waits. Who marks a shape as failed (``scratch.failed``) is not asked about it ag
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
 can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
-Taken = Callable[[ClusterState, int, Request, More], Request]
+Taken = Callable[[ClusterState, int, PlacementRequest, More], PlacementRequest]
 """(state, job, request, more): what a start takes on each of ``scratch.chosen``, where jobs share GPUs."""
-Started = Callable[[ClusterState, int, Request, More], None]
+Started = Callable[[ClusterState, int, PlacementRequest, More], None]
 """(state, job, request, more): what follows for whoever decides from a start that took this on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
@@ -82,13 +82,13 @@ def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
 
 
 @jit
-def all_of_it(state: ClusterState, job: int, request: Request, more: Any) -> Request:
+def all_of_it(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> PlacementRequest:
     """As nobody shares anything."""
     return request
 
 
 @jit
-def nothing_follows(state: ClusterState, job: int, request: Request, more: Any) -> None:
+def nothing_follows(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> None:
     """Of a start."""
 
 

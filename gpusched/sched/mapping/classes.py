@@ -21,7 +21,7 @@ class TooMany(ValueError):
     """More ways to fill the nodes than can be looked at; its message is one line."""
 
 
-class Shape(NamedTuple):
+class PartShape(NamedTuple):
     """What a part takes of a node, and what may not be mixed up: masks, lateness, gangs of several nodes, the kind."""
 
     need: tuple[int, int, int]
@@ -106,17 +106,17 @@ def node_classes(problem: Problem) -> list[NodeClass]:
     return list(found.values())
 
 
-def shapes_of(classes: list[JobClass]) -> dict[Shape, int]:
+def shapes_of(classes: list[JobClass]) -> dict[PartShape, int]:
     """The distinct shapes -> how many jobs have them."""
-    found: dict[Shape, int] = {}
+    found: dict[PartShape, int] = {}
     for one in classes:
         for kind in one.kinds:
-            shape = Shape(*one.part, kind)
+            shape = PartShape(*one.part, kind)
             found[shape] = found.get(shape, 0) + len(one.jobs)
     return found
 
 
-def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[Shape, int]) -> list[Pattern]:
+def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[PartShape, int]) -> list[Pattern]:
     """Every way to fill each node class with something; see `check_ways`."""
     return [
         Pattern(index, counts, node_cost(problem, node.resources[0], node.total, gpus))
@@ -125,7 +125,7 @@ def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[Shape, in
     ]
 
 
-def check_ways(nodes: list[NodeClass], shapes: dict[Shape, int], most: int) -> None:
+def check_ways(nodes: list[NodeClass], shapes: dict[PartShape, int], most: int) -> None:
     """Counts the patterns without making them.
 
     Raises:
@@ -141,7 +141,7 @@ def check_ways(nodes: list[NodeClass], shapes: dict[Shape, int], most: int) -> N
 _Fitting = list[tuple[int, tuple[int, int, int], bool, int]]
 
 
-def _fitting(node: NodeClass, shapes: dict[Shape, int]) -> _Fitting:
+def _fitting(node: NodeClass, shapes: dict[PartShape, int]) -> _Fitting:
     """(shape, need, late, how many there can be) of the shapes that fit the node alone."""
     return [
         (i, s.need, s.late, jobs)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, highs
-from gpusched.sched.mapping.problem import Answer, Problem
+from gpusched.sched.mapping.milp import OUT_OF_TIME, MilpSearch, SearchLimits, highs
+from gpusched.sched.mapping.problem import MappingSolution, Problem
 
 STILL_BUSY = "the optimiser was still busy with earlier requests"
 _TO_TAKE_OVER_S = 0.02  # of the budget, at most a tenth: for checking what was found so far and starting its jobs
@@ -36,7 +36,7 @@ class Deadline:
         UsageError: HiGHS is not installed.
     """
 
-    work_per_s: ClassVar[float] = 100_000.0  # how fast programs are made here (`Limits`), by what was measured
+    work_per_s: ClassVar[float] = 100_000.0  # how fast programs are made here (`SearchLimits`), by what was measured
     _left: ClassVar[list[threading.Thread]] = []
     _settled: ClassVar[bool] = False
 
@@ -49,7 +49,7 @@ class Deadline:
         self._clock = clock
         self._end = clock() + budget_s - min(_TO_TAKE_OVER_S, 0.1 * budget_s)
 
-    def __call__(self, problem: Problem, start: Answer, share: float = 1.0) -> Answer:
+    def __call__(self, problem: Problem, start: MappingSolution, share: float = 1.0) -> MappingSolution:
         """An answer worth at least as much as ``start``, which it is where no time is left; see `solve`.
 
         ``share``: of the time that is left, what it may take.
@@ -62,7 +62,7 @@ class Deadline:
             return replace(start, note=STILL_BUSY)
         work = Deadline.work_per_s * _TO_BUILD * left
         end_s = now + left - min(_TO_READ_S, 0.1 * left)
-        search = Search(problem, start, Limits(end_s, None, work, self._clock), listen=True)
+        search = MilpSearch(problem, start, SearchLimits(end_s, None, work, self._clock), listen=True)
         errors: list[BaseException] = []
         # no daemon: at the program's end HiGHS must not be cut off amid its work
         thread = threading.Thread(target=_run, args=(search, errors), name="gpusched-milp")
@@ -85,7 +85,7 @@ class Deadline:
         return not Deadline._left[0].is_alive()
 
 
-def _run(search: Search, errors: list[BaseException]) -> None:
+def _run(search: MilpSearch, errors: list[BaseException]) -> None:
     try:
         search.run()
     except BaseException as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpusched.sched.mapping.problem import Answer, Flags, Nodes, Problem, node_cost, value_of
+from gpusched.sched.mapping.problem import Flags, MappingSolution, Nodes, Problem, node_cost, value_of
 from gpusched.sched.state import Ints
 
 Takes = Callable[[int, Nodes], bool]
@@ -18,7 +18,7 @@ def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None =
     ``head_blocks``: the first job that does not start ends it; ``takes``: asked before a job starts on nodes; where it
     says no the job is tried on the next GPU type.
     """
-    search = _Search(problem, takes)
+    search = _GreedyState(problem, takes)
     nodes: list[Nodes] = []
     for job in range(len(problem)):
         nodes.append(search.place(job))
@@ -27,9 +27,11 @@ def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None =
     return (*nodes, *((),) * (len(problem) - len(nodes)))
 
 
-def first_answer(problem: Problem, nodes: tuple[Nodes, ...]) -> Answer:
+def first_answer(problem: Problem, nodes: tuple[Nodes, ...]) -> MappingSolution:
     """What was placed greedily as an answer, for a solver to better."""
-    return Answer(nodes=nodes, value=value_of(problem, nodes), bound=_best_imaginable(problem), note="not optimised")
+    return MappingSolution(
+        nodes=nodes, value=value_of(problem, nodes), bound=_best_imaginable(problem), note="not optimised"
+    )
 
 
 def _best_imaginable(problem: Problem) -> float:
@@ -41,7 +43,7 @@ def _best_imaginable(problem: Problem) -> float:
     return float(np.maximum(best, 0.0).sum()) + problem.frag_cost * left * int((problem.resources[:, 0] > 0).sum())
 
 
-class _Search:
+class _GreedyState:
     """The resources while jobs are placed; a request that failed once will not fit later either."""
 
     def __init__(self, problem: Problem, takes: Takes | None) -> None:

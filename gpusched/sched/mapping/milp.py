@@ -30,8 +30,8 @@ from gpusched.errors import UsageError
 from gpusched.sched.mapping.classes import MAX_PATTERNS, TooMany, simplified
 from gpusched.sched.mapping.doubt import FEASIBLE, SLACK, Doubtful, check
 from gpusched.sched.mapping.greedy import greedy
-from gpusched.sched.mapping.problem import Answer, Nodes, Problem, faults, part_of, value_of
-from gpusched.sched.mapping.program import Program
+from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem, faults, part_of, value_of
+from gpusched.sched.mapping.program import LinearProgram
 
 GAP = 1e-4  # in parts of the value; proven this close counts as best
 OUT_OF_TIME = "stopped: time limit reached"
@@ -60,7 +60,7 @@ def highs() -> Any:
 _worth = attrgetter("value")
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """How long a search goes on.
 
     Attributes:
@@ -75,24 +75,26 @@ class Limits(NamedTuple):
     clock: Callable[[], float] = time.perf_counter
 
 
-def solve(problem: Problem, start: Answer, *, budget_s: float = 0.2, max_nodes: int | None = None) -> Answer:
+def solve(
+    problem: Problem, start: MappingSolution, *, budget_s: float = 0.2, max_nodes: int | None = None
+) -> MappingSolution:
     """An answer that is worth at least as much as ``start``.
 
     Args:
         problem: What to answer.
         start: A sound answer; it is the first incumbent, and what comes back where nothing better is found.
         budget_s: HiGHS is told to end then; it looks at the clock when it likes. `deadline.Deadline` does not wait.
-        max_nodes: See `Limits`: with a budget that does not bind, the same answer on every run.
+        max_nodes: See `SearchLimits`: with a budget that does not bind, the same answer on every run.
 
     Raises:
         UsageError: HiGHS is not installed.
     """
-    search = Search(problem, start, Limits(time.perf_counter() + budget_s, max_nodes))
+    search = MilpSearch(problem, start, SearchLimits(time.perf_counter() + budget_s, max_nodes))
     search.run()
     return search.best()
 
 
-class Search:
+class MilpSearch:
     """One problem's search: the relaxation; its solution rounded; the program near it; in the time left, all of it.
 
     Rounded: the whole nodes that the relaxation fills; the jobs that this leaves go greedily. Near: at least those
@@ -104,17 +106,17 @@ class Search:
     ``start``: see `solve`. ``listen``: incumbents count while HiGHS runs, not only when it has ended.
 
     Attributes:
-        work_per_s: How fast the program was made, see `Limits`; None: not made, or too small to tell.
+        work_per_s: How fast the program was made, see `SearchLimits`; None: not made, or too small to tell.
 
     Raises:
         UsageError: HiGHS is not installed.
     """
 
-    def __init__(self, problem: Problem, start: Answer, limits: Limits, *, listen: bool = False) -> None:
+    def __init__(self, problem: Problem, start: MappingSolution, limits: SearchLimits, *, listen: bool = False) -> None:
         self._module = highs()
         self._problem, self._start, self._limits, self._listen = problem, start, limits, listen
         self._jobs = len(problem)  # the first of them where that is not all
-        self._heard: tuple[Program, list[float]] | None = None
+        self._heard: tuple[LinearProgram, list[float]] | None = None
         self._begin(OUT_OF_TIME)
         self.work_per_s: float | None = None
 
@@ -145,12 +147,12 @@ class Search:
         if self._proven() or not program.patterns:
             self._note = ""
 
-    def best(self) -> Answer:
+    def best(self) -> MappingSolution:
         """The best answer so far."""
         heard, best = self._heard, self._best
         if heard is not None:
             best = max(best, self._found(*heard), key=_worth)
-        return Answer(
+        return MappingSolution(
             nodes=best.nodes,
             value=best.value,
             bound=max(self._bound, best.value) if np.isfinite(self._bound) else None,
@@ -167,13 +169,15 @@ class Search:
         left = self._limits.end_s - self._limits.clock()
         return left if left > _LEAST_S else 0.0
 
-    def _program(self) -> Program | None:
+    def _program(self) -> LinearProgram | None:
         """Of all jobs, or where those can fill nodes in too many ways, of the first of them; None: not to be had."""
         while (begin := self._limits.clock()) < self._limits.end_s - _LEAST_S:
             most = min(MAX_PATTERNS, self._limits.work - WORK_OF_JOB * self._jobs)
             nobody: tuple[Nodes, ...] = ((),) * len(self._problem)
             try:
-                program = Program(simplified(part_of(self._problem, nobody, np.arange(self._jobs))), max(0, int(most)))
+                program = LinearProgram(
+                    simplified(part_of(self._problem, nobody, np.arange(self._jobs))), max(0, int(most))
+                )
             except TooMany as error:
                 if self._jobs <= _FEWEST_JOBS:
                     self._note = str(error)
@@ -187,7 +191,7 @@ class Search:
             return program
         return None
 
-    def _improve(self, program: Program) -> None:
+    def _improve(self, program: LinearProgram) -> None:
         model = program.model(self._module)
         if not (left := self._left_s()):
             return
@@ -243,7 +247,7 @@ class Search:
         solver.passModel(model)
         return solver
 
-    def _run(self, program: Program, model: Any, solver: Any, may_fail: bool = False) -> float:
+    def _run(self, program: LinearProgram, model: Any, solver: Any, may_fail: bool = False) -> float:
         """HiGHS to its end; its best solution counts. What that is worth as a mapping; ``start``'s value without one.
 
         ``may_fail``: the model need not have a solution.
@@ -260,10 +264,10 @@ class Search:
         self._heard = None
         return found.value
 
-    def _hear(self, program: Program, column: Any) -> None:
+    def _hear(self, program: LinearProgram, column: Any) -> None:
         self._heard = (program, column.tolist())
 
-    def _found(self, program: Program, column: list[float]) -> Answer:
+    def _found(self, program: LinearProgram, column: list[float]) -> MappingSolution:
         """A solution, and what else goes, as an answer to the whole; ``start`` where it is not sound, or worth less."""
         problem, start = self._problem, self._start
         nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
@@ -274,5 +278,5 @@ class Search:
         value = value_of(problem, answer)
         kept = all(answer[job] for job in np.flatnonzero(problem.must))
         if value > start.value + _BETTER and kept and not faults(problem, answer):
-            return Answer(nodes=answer, value=value)
+            return MappingSolution(nodes=answer, value=value)
         return start

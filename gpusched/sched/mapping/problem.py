@@ -87,7 +87,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class MappingSolution:
     """Where each job goes.
 
     Attributes:

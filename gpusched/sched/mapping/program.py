@@ -11,8 +11,8 @@ from gpusched.sched.mapping.classes import (
     MAX_PATTERNS,
     JobClass,
     NodeClass,
+    PartShape,
     Pattern,
-    Shape,
     check_ways,
     job_classes,
     node_classes,
@@ -24,7 +24,7 @@ from gpusched.sched.mapping.problem import TOLERANCE, Nodes, Problem
 _NOTHING = 1e-3  # a reduced cost that small counts as none
 
 
-class Program:
+class LinearProgram:
     """The variables and rows of one problem.
 
     Raises:
@@ -36,7 +36,7 @@ class Program:
         self.jobs: list[JobClass] = job_classes(problem)
         self.nodes: list[NodeClass] = node_classes(problem)
         counted = shapes_of(self.jobs)
-        self.shapes: list[Shape] = list(counted)
+        self.shapes: list[PartShape] = list(counted)
         check_ways(self.nodes, counted, most)
         self.patterns: list[Pattern] = patterns_of(problem, self.nodes, counted)
         self._place = {shape: i for i, shape in enumerate(self.shapes)}
@@ -95,7 +95,7 @@ class Program:
             for shape, count in pattern.counts.items():
                 covered[shape][self.z + i] = float(count)
         for (s, kind), column in self.k.items():
-            shape = self._place[Shape(*self.jobs[s].part, kind)]
+            shape = self._place[PartShape(*self.jobs[s].part, kind)]
             covered[shape][column] = -float(self.jobs[s].part[3])
         self._rows += [(-np.inf, float(len(n.nodes)), row) for n, row in zip(self.nodes, used, strict=True) if row]
         self._covering = range(len(self._rows), len(self._rows) + sum(map(bool, covered)))
@@ -103,7 +103,7 @@ class Program:
 
     def _gang_rows(self) -> None:
         for (shape, count), column in self.u.items():
-            started = {self.k[s, k]: -1.0 for s, k in self.k if Shape(*self.jobs[s].part, k) == self.shapes[shape]}
+            started = {self.k[s, k]: -1.0 for s, k in self.k if PartShape(*self.jobs[s].part, k) == self.shapes[shape]}
             self._rows.append((-np.inf, 0.0, {column: float(count), **started}))
             for i, pattern in enumerate(self.patterns):
                 if pattern.counts.get(shape) == count:
@@ -164,7 +164,7 @@ class Program:
                 kind = one.kinds[0] if one.kinds[0] < 0 else int(kinds[nodes[job][0]])
                 column[self.k[s, kind]] += 1.0
                 column[self.e[s] + r] = 1.0
-                shape = self._place[Shape(*one.part, kind)]
+                shape = self._place[PartShape(*one.part, kind)]
                 for node in nodes[job]:
                     counts = filled.setdefault(node, {})
                     counts[shape] = counts.get(shape, 0) + 1
@@ -200,6 +200,6 @@ class Program:
             gains = self._problem.gain[like.jobs[0]]
             for kind in sorted(like.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
                 for _ in range(round(column[self.k[s, kind]])):
-                    if hand := hands[self._place[Shape(*like.part, kind)]]:
+                    if hand := hands[self._place[PartShape(*like.part, kind)]]:
                         nodes[next(waiting)] = hand.pop(0)
         return tuple(nodes)

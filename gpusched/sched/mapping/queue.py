@@ -21,8 +21,8 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
 from gpusched.sched.mapping.greedy import first_answer, greedy
 from gpusched.sched.mapping.head import reserve_head, starts_now
-from gpusched.sched.mapping.problem import Answer, Nodes, Problem
-from gpusched.sched.mapping.summary import Report
+from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem
+from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     BACKFILL,
@@ -37,12 +37,12 @@ from gpusched.sched.state import (
     ClusterState,
     Floats,
     Ints,
-    Request,
+    PlacementRequest,
     Resources,
 )
 
 Bools = npt.NDArray[np.bool_]
-Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
+Solver = Callable[[Problem, MappingSolution, float], MappingSolution]  # the last: of the time left, what it may take
 CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
 
@@ -87,7 +87,7 @@ def map_queue(
     backfill: int,
     solver: Solver | None,
     keep: Keep | None = None,
-) -> tuple[int, float, list[Report]]:
+) -> tuple[int, float, list[MappingReport]]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
@@ -156,7 +156,7 @@ class _Mapper:
         self._held, self._shadow = facts.held.copy(), np.inf
         self.asked: Iterator[int] = iter(())
         self.nodes: dict[int, Ints] = {}
-        self.reports: list[Report] = []
+        self.reports: list[MappingReport] = []
 
     def by_turns(self, others: Ints, waits: bool) -> Iterator[int]:
         """Starts jobs in their order until one does not fit, or ``waits`` for a faster type: the head.
@@ -261,7 +261,7 @@ class _Mapper:
             answer = self._solver(problem, first, share)
             nodes, gap = answer.nodes, np.inf if answer.gap is None else answer.gap
             starts = sum(map(bool, nodes))
-            report = Report(len(jobs), starts, answer.value, first.value, gap, answer.solver, answer.note)
+            report = MappingReport(len(jobs), starts, answer.value, first.value, gap, answer.solver, answer.note)
             self.reports.append(report)
         found = {int(jobs[i]): np.array(where) + self._rows.start for i, where in enumerate(nodes) if where}
         self.nodes |= found
@@ -274,7 +274,7 @@ class _Mapper:
             self._state.jobs.limit[job] = lasts(np.array([job]))[0, self._facts.kind[nodes]].max()
         return nodes
 
-    def started(self, job: int, request: Request) -> None:
+    def started(self, job: int, request: PlacementRequest) -> None:
         """The job's user holds more."""
         self._held[self._facts.user[job]] += request.parts * request.gpus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Report(NamedTuple):
+class MappingReport(NamedTuple):
     """One mapping: how many jobs were looked at and started, its value and the greedy answer's, and how sure it is."""
 
     jobs: int
@@ -17,7 +17,7 @@ class Report(NamedTuple):
     note: str
 
 
-def summary(reports: list[Report]) -> str:
+def summary(reports: list[MappingReport]) -> str:
     """The mappings of one decision in a line; "" where there were none."""
     if not reports:
         return ""

@@ -17,23 +17,23 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.model.interference import Cost, KindBelief, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, kind_of
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.plan import Action, Start
-from gpusched.model.resources import Sharing
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of
-from gpusched.sched.arrays import Waiting, node_arrays_of, releases_of, scratch_for
+from gpusched.sched.arrays import PendingArrays, node_arrays_of, releases_of, scratch_for
 from gpusched.sched.gpus import picked
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.state import ClusterState, Floats, Outcome, filled, ints, new_outcome
+from gpusched.sched.state import ClusterState, Floats, PassOutcome, filled, ints, new_outcome
 from gpusched.sched.tally import covers, need, shortfall_of, shut
 
 Party = tuple[str, str, int]
 """What matters of a job that shares: its user, its kind, and the MiB that it takes of each GPU."""
-Place = tuple[Sharing | None, int]
+Place = tuple[SharingSettings | None, int]
 """What matters of a node: how it shares, and the MiB of its GPUs."""
 Miss = tuple[int, float, Callable[[], str]]
 """A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
@@ -44,14 +44,14 @@ MOST_PARTIES = 32  # of waiting jobs, of which a decision looks at where they co
 class Losses:
     """How much slower jobs are expected to be with others on their GPUs, by what is believed of their kinds."""
 
-    def __init__(self, beliefs: Mapping[str, KindBelief]) -> None:
+    def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs = beliefs
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of(self, kind: str, beside: str) -> Cost:
         """Of a job of one kind beside one of another."""
         if (kind, beside) not in self._known:
-            own, other = (self._beliefs.get(one) or KindBelief(kind=one) for one in (kind, beside))
+            own, other = (self._beliefs.get(one) or JobClassEstimate(kind=one) for one in (kind, beside))
             self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
         return self._known[kind, beside]
 
@@ -84,7 +84,7 @@ def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[P
     return table
 
 
-class Beside(NamedTuple):
+class SharedPlace(NamedTuple):
     """A place beside another job.
 
     Attributes:
@@ -111,21 +111,25 @@ class Beside(NamedTuple):
         return f"{gpus} of {self.part.node} with job {self.other.id} (about {own} slower, that one {others}; {by})"
 
 
-def pairs_of(snapshot: Snapshot, waiting: Waiting, outcome: Outcome, actions: Sequence[Action]) -> Pairs | None:
+def pairs_of(
+    snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
+) -> SharingPass | None:
     """Who is put beside whom after these actions of the policies; None where nothing is shared."""
     if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
         return None
-    return Pairs(snapshot, waiting, outcome, actions)
+    return SharingPass(snapshot, waiting, outcome, actions)
 
 
-class Pairs:
+class SharingPass:
     """The pass behind the policies on a snapshot; ``outcome`` says whom these left waiting, and for what.
 
     Attributes:
         starts: The jobs that are put beside others, in order.
     """
 
-    def __init__(self, snapshot: Snapshot, waiting: Waiting, outcome: Outcome, actions: Sequence[Action]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
+    ) -> None:
         self._now, self._waiting = float(snapshot.now), waiting
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._losses = Losses(snapshot.beliefs)
@@ -208,7 +212,7 @@ class Pairs:
         if not own or not job.spec.share:
             return ""
         tried = [self._beside(job, other) for other in self._sharers if other.node in own]
-        places = [one for one in tried if isinstance(one, Beside)]
+        places = [one for one in tried if isinstance(one, SharedPlace)]
         if places:
             queue = [self._waiting.views[at].id for at in self._queues[job.spec.partition]]
             head = next((other for other in queue if other not in self._partners), job.id)
@@ -216,16 +220,16 @@ class Pairs:
             if head != job.id:
                 late = f": job {head}, ahead of it, would start later"
             return f"it {'does not' if late else 'may'} share {best.line}{late}" if job.id in queue else ""
-        misses = [one for one in tried if not isinstance(one, Beside)]
+        misses = [one for one in tried if not isinstance(one, SharedPlace)]
         nearest = min(misses, key=lambda miss: miss[:2], default=None)
         why = nearest[2]() if nearest is not None else "no running job shares its GPUs"
         return f"it cannot share GPUs now: {why}"
 
-    def _pair(self, job: PendingView, other: Sharer) -> Beside:
+    def _pair(self, job: PendingView, other: Sharer) -> SharedPlace:
         mine, its = kind_of(job.user, job.spec.name), kind_of(other.user, other.name)
-        return Beside(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
+        return SharedPlace(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
 
-    def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
+    def _beside(self, job: PendingView, other: Sharer) -> SharedPlace | Miss:
         """The place beside another one, or what is missing."""
         node, spec, found = self._nodes[other.node], job.spec, self._pair(job, other)
         why: str | None = shut(job, node, self._now) or ("" if node.available else "takes no jobs now")

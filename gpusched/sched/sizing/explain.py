@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of
-from gpusched.sched.alone import Alone
+from gpusched.sched.alone import SingleJobView
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.sizing.live import Sized, sizes_of
 from gpusched.sched.sizing.shapes import shape
@@ -34,7 +34,9 @@ class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-def sizes_now(snapshot: Snapshot, job_id: str, models: Mapping[str, Model] = {}) -> tuple[Snapshot, SizesNow | None]:
+def sizes_now(
+    snapshot: Snapshot, job_id: str, models: Mapping[str, TrainedModel] = {}
+) -> tuple[Snapshot, SizesNow | None]:
     """The snapshot with jobs at the sizes that they wait for, and what there is to say of this one's.
 
     None where the job is rigid, or its policy does not choose sizes. An agent without weights in ``models`` (by
@@ -46,7 +48,7 @@ def sizes_now(snapshot: Snapshot, job_id: str, models: Mapping[str, Model] = {})
         return snapshot, None
     sized = sizes_of(snapshot, node_arrays_of(snapshot), models)
     possible = _possible(snapshot, job)
-    alone = Alone(snapshot)
+    alone = SingleJobView(snapshot)
     fitting = tuple(gpus for gpus, view in possible.items() if alone.fits(view))
     given = sized.given.get(job_id)
     before = {view.id: view.allocation.gpus for view in snapshot.running}

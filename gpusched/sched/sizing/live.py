@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gpusched.config.weights import Model
+from gpusched.config.weights import TrainedModel
 from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Reason, ReasonCode, Resize
@@ -24,7 +24,7 @@ from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES, wish
-from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
+from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import shut
@@ -51,7 +51,7 @@ class Sized(msgspec.Struct, frozen=True):
     spare: dict[str, tuple[int, int]] = {}
 
 
-def sizes_of(snapshot: Snapshot, world: NodeArrays, models: Mapping[str, Model] = {}) -> Sized:
+def sizes_of(snapshot: Snapshot, world: NodeArrays, models: Mapping[str, TrainedModel] = {}) -> Sized:
     """Sizes for all partitions whose policy chooses them; the same arguments always give the same answer.
 
     Args:
@@ -104,7 +104,7 @@ class _Partition:
         self._sizes: list[dict[int, int]] = []  # of a menu: GPUs -> the view that asks for so many
         self._asked: list[dict[int, JobSpec]] = []  # of a menu: GPUs -> the request
 
-    def decided(self, model: Model | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
+    def decided(self, model: TrainedModel | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
         """The resizes; what waiting jobs ask for goes to ``specs``, what else there is to say to ``found``."""
         scene = self._scene()
         asked = waiting_of(self._views, self.world, {})
@@ -121,7 +121,7 @@ class _Partition:
             found.troubles[self.name] = why
         return self._answer(scene, claims, specs, found)
 
-    def _ask(self, claims: Claims, model: Model | None) -> Ints:
+    def _ask(self, claims: Claims, model: TrainedModel | None) -> Ints:
         """The agent's sizes; see `ask_agent`."""
         assert self.policy.agent is not None
         if model is None:
@@ -144,12 +144,12 @@ class _Partition:
                 queue.append(job)
         return queue
 
-    def _rules(self) -> Rules:
+    def _rules(self) -> SizingRules:
         soonest = min((_end_of(job) for job in self.all_running), default=inf)
         times = [j.submit_time for j in self.all_running if j.submit_time is not None]
         times += [j.submit_time for j in self.snapshot.pending if j.spec.partition == self.name]
         submits, blocks = np.array(times, np.float64), self.policy.backfill == "none"
-        return Rules(self.snapshot.now, soonest, submits, self.policy.resize.gain, blocks, self.lo, self.hi)
+        return SizingRules(self.snapshot.now, soonest, submits, self.policy.resize.gain, blocks, self.lo, self.hi)
 
     def _scene(self) -> Scene:
         rows = np.zeros(len(self.jobs), ROW)

@@ -22,7 +22,7 @@ _LATEST = 8  # submissions by which is judged how long a size lasts
 KEPT, WANTED, REFUSED = range(3)
 
 
-class Rules(NamedTuple):
+class SizingRules(NamedTuple):
     """What decides beside the scene.
 
     Attributes:
@@ -44,7 +44,7 @@ class Rules(NamedTuple):
 
 @jit
 def gather(
-    scene: Scene, rules: Rules, resources: Resources, usable: Resources, feasibility: Ints, claims: Claims
+    scene: Scene, rules: SizingRules, resources: Resources, usable: Resources, feasibility: Ints, claims: Claims
 ) -> None:
     """Who is to have GPUs, and which sizes; sets ``claims`` and what of ``scene.rows`` is admitted.
 
@@ -101,7 +101,7 @@ def gather(
 
 
 @jit
-def _horizon_s(rules: Rules) -> float:
+def _horizon_s(rules: SizingRules) -> float:
     """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
     latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
     for submit in rules.submits:

@@ -9,13 +9,13 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.state import RACK, Flags, Floats, Ints, Request, Requests, Resources, Scratch
+from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch
 from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
 from gpusched.sched.topology.slowdown import (
     BUS,
     NARROWEST,
     NIC,
-    Model,
+    SlowdownModel,
     beside,
     learned,
     link_kind,
@@ -23,7 +23,7 @@ from gpusched.sched.topology.slowdown import (
     needs_of,
     sure_only,
 )
-from gpusched.sched.topology.tree import Tree, Use, links_of, new_use
+from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of, new_use
 
 LEFT_OVER = 0.1
 """What breaking up an empty node counts for, against slowdown: of two that cost the same, the tighter."""
@@ -49,7 +49,7 @@ class Ways(NamedTuple):
     best: Floats
 
 
-class Search(NamedTuple):
+class PlacementSearch(NamedTuple):
     """Room to search in.
 
     Attributes:
@@ -58,7 +58,7 @@ class Search(NamedTuple):
             cost: ``float64[1]``: what it costs. tight: ``float64[1]``: 0: breaking up nodes counts for nothing, else 1.
     """
 
-    use: Use
+    use: LinkUse
     needs: Floats
     key: Floats
     fits: Ints
@@ -69,10 +69,10 @@ class Search(NamedTuple):
     tight: Floats
 
 
-def new_search(tree: Tree) -> Search:
+def new_search(tree: NetworkTree) -> PlacementSearch:
     """Room for a tree."""
     nodes = len(tree.rack)
-    return Search(
+    return PlacementSearch(
         new_use(tree), np.zeros(len(tree.weight)), np.zeros(nodes), np.zeros(len(tree.parent) + 1, np.int64),
         np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1), np.ones(1),
     )  # fmt: skip
@@ -80,8 +80,9 @@ def new_search(tree: Tree) -> Search:
 
 @jit
 def cheapest(
-    tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags, requests: Requests, ways: Ways,
-    of: int, most: float, search: Search,
+    tree: NetworkTree, model: SlowdownModel, load: Load, resources: Resources, masks: Flags, requests: Requests,
+    ways: Ways,
+    of: int, most: float, search: PlacementSearch,
 ) -> tuple[float, int]:  # fmt: skip
     """What the cheapest placement of one of class ``of`` costs now, and its way; nodes in ``search.best``.
 
@@ -110,8 +111,9 @@ def cheapest(
 
 @jit
 def set_keys(
-    tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags, request: Request, kind: int,
-    search: Search,
+    tree: NetworkTree, model: SlowdownModel, load: Load, resources: Resources, masks: Flags,
+    request: PlacementRequest, kind: int,
+    search: PlacementSearch,
 ) -> int:  # fmt: skip
     """How loud each node is for the request, infinite where it does not fit; how many fit, in all and by rack."""
     count, nodes = 0, tree.rack.size
@@ -136,7 +138,9 @@ def set_keys(
 
 
 @jit
-def _lost_at(tree: Tree, model: Model, load: Load, request: Request, kind: int, node: int) -> float:
+def _lost_at(
+    tree: NetworkTree, model: SlowdownModel, load: Load, request: PlacementRequest, kind: int, node: int
+) -> float:
     """What one of ``kind`` and those on a node would take from each other by what was measured."""
     lost, gpus = 0.0, max(1, request.parts * request.gpus)
     for link in (BUS, NIC):
@@ -153,7 +157,7 @@ def _lost_at(tree: Tree, model: Model, load: Load, request: Request, kind: int, 
 
 
 @jit
-def _lost_on(model: Model, load: Load, link: int, kind: int) -> float:
+def _lost_on(model: SlowdownModel, load: Load, link: int, kind: int) -> float:
     """What one of ``kind`` and those on a link would take from each other."""
     lost, at = 0.0, load.on[link]
     while at >= 0:
@@ -165,8 +169,9 @@ def _lost_on(model: Model, load: Load, link: int, kind: int) -> float:
 
 @jit
 def _in_one_way(
-    tree: Tree, model: Model, load: Load, ways: Ways, of: int, way: int, resources: Resources, request: Request,
-    search: Search, least: float,
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, way: int, resources: Resources,
+    request: PlacementRequest,
+    search: PlacementSearch, least: float,
 ) -> float:  # fmt: skip
     """The cheapest of one way's candidates, where cheaper than ``least``: its cost, its nodes in ``search.best``."""
     parts = request.parts
@@ -190,7 +195,8 @@ def _in_one_way(
 
 @jit
 def _is_no_less(
-    tree: Tree, model: Model, resources: Resources, request: Request, search: Search, switch: int, alone: float,
+    tree: NetworkTree, model: SlowdownModel, resources: Resources, request: PlacementRequest, search: PlacementSearch,
+    switch: int, alone: float,
     least: float,
 ) -> bool:  # fmt: skip
     """Whether no nodes of a rack can cost less than ``least``: even without neighbours, where the least is left over.
@@ -208,7 +214,14 @@ def _is_no_less(
 
 
 @jit
-def pick(tree: Tree, resources: Resources, request: Request, search: Search, switch: int, tight: bool) -> None:
+def pick(
+    tree: NetworkTree,
+    resources: Resources,
+    request: PlacementRequest,
+    search: PlacementSearch,
+    switch: int,
+    tight: bool,
+) -> None:
     """The nodes of a rack with the least left over, or the quietest, into ``search.trial``."""
     count, broken = 0, search.tight[0] * LEFT_OVER
     begin = tree.begin[switch] if switch >= 0 else 0
@@ -220,7 +233,9 @@ def pick(tree: Tree, resources: Resources, request: Request, search: Search, swi
 
 
 @jit
-def pick_across(tree: Tree, load: Load, resources: Resources, request: Request, search: Search, quiet: bool) -> None:
+def pick_across(
+    tree: NetworkTree, load: Load, resources: Resources, request: PlacementRequest, search: PlacementSearch, quiet: bool
+) -> None:
     """Nodes of the racks with the most room for it, or with the quietest ways up, into ``search.trial``."""
     count, far = 0, 2.0 * tree.rack.size
     for node in range(request.lo, request.hi):
@@ -235,7 +250,7 @@ def pick_across(tree: Tree, load: Load, resources: Resources, request: Request, 
 
 
 @jit
-def _keep(search: Search, count: int, parts: int, node: int, key: float) -> int:
+def _keep(search: PlacementSearch, count: int, parts: int, node: int, key: float) -> int:
     """Keeps the ``parts`` nodes with the smallest keys, equal ones by row; how many there are now."""
     if count == parts and key >= search.keys[count - 1]:
         return count
@@ -250,7 +265,8 @@ def _keep(search: Search, count: int, parts: int, node: int, key: float) -> int:
 
 @jit
 def _look(
-    tree: Tree, model: Model, load: Load, ways: Ways, of: int, resources: Resources, request: Request, search: Search,
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, resources: Resources,
+    request: PlacementRequest, search: PlacementSearch,
     least: float,
 ) -> float:  # fmt: skip
     """Keeps ``search.trial`` where its cost, and what it leaves over, is less than ``least``; the less of both."""
@@ -264,7 +280,7 @@ def _look(
 
 
 @jit
-def left_over(resources: Resources, request: Request, nodes: Ints) -> float:
+def left_over(resources: Resources, request: PlacementRequest, nodes: Ints) -> float:
     """What breaking up nodes counts for."""
     left = 0
     for i in range(request.parts):
@@ -274,7 +290,8 @@ def left_over(resources: Resources, request: Request, nodes: Ints) -> float:
 
 @jit
 def cost_of(
-    tree: Tree, model: Model, load: Load, ways: Ways, of: int, nodes: Ints, parts: int, gpus: int, search: Search
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, nodes: Ints, parts: int, gpus: int,
+    search: PlacementSearch
 ) -> tuple[float, float]:  # fmt: skip
     """What a placement costs the job, and its neighbours, see `cheapest`."""
     use, needs, kind = search.use, search.needs, ways.kind[of]
@@ -310,7 +327,9 @@ def cost_of(
 
 
 @jit
-def _lost_beside_all(tree: Tree, model: Model, load: Load, kind: int, use: Use, count: int) -> tuple[float, float]:
+def _lost_beside_all(
+    tree: NetworkTree, model: SlowdownModel, load: Load, kind: int, use: LinkUse, count: int
+) -> tuple[float, float]:
     """What all neighbours take by what was learned, each over the narrowest link that is shared; and what they lose."""
     look, lost, harm = new_look(load), 0.0, 0.0
     for link in NARROWEST:
@@ -331,8 +350,9 @@ def _lost_beside_all(tree: Tree, model: Model, load: Load, kind: int, use: Use, 
 
 @jit
 def alone_on(
-    tree: Tree, model: Model, resources: Resources, masks: Flags, request: Request, kind: int, scratch: Scratch,
-    use: Use, needs: Floats,
+    tree: NetworkTree, model: SlowdownModel, resources: Resources, masks: Flags, request: PlacementRequest, kind: int,
+    scratch: Scratch,
+    use: LinkUse, needs: Floats,
 ) -> float:  # fmt: skip
     """Seconds of a step alone on these resources, in as few racks as can be; -1: it fits nowhere."""
     if not choose(resources, masks, request, RACK, scratch):

@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.interference import Cost, KindBelief, Link, Shape, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, kind_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
 from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
-from gpusched.sched.topology.contention import Search, Ways, alone_on, new_search
+from gpusched.sched.topology.contention import PlacementSearch, Ways, alone_on, new_search
 from gpusched.sched.topology.load import Load, enter_links, new_load
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.slowdown import KIND, Believed, Model
-from gpusched.sched.topology.tree import Tree, tree_of
+from gpusched.sched.topology.slowdown import KIND, LearnedSlowdowns, SlowdownModel
+from gpusched.sched.topology.tree import NetworkTree, tree_of
 
 if TYPE_CHECKING:
-    from gpusched.sched.arrays import NodeArrays, Waiting
+    from gpusched.sched.arrays import NodeArrays, PendingArrays
 
 _LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `WAY_UP`
 _MOST = 0.9  # of a step that is exchange
 
 
-def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, scratch: Scratch) -> Costs | None:
+def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scratch: Scratch) -> Costs | None:
     """What places cost; None: no policy asks for it, or nothing was ever learned.
 
     Args:
@@ -112,7 +112,7 @@ def _running_kind(table: _Table, job: RunningView) -> int:
     return table.row(kind, job.allocation.gpus, (len(job.allocation.parts),))
 
 
-def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> Tree:
+def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> NetworkTree:
     """The topology; ways up whose width nobody declares count as usual ones where something was learned of any.
 
     The usual one weighs 1: kinds' figures of ways up are of that.
@@ -126,7 +126,7 @@ def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> Tree:
     return tree
 
 
-def _depth(tree: Tree) -> int:
+def _depth(tree: NetworkTree) -> int:
     """Most switches above one another."""
     depth, at = 0, np.arange(len(tree.parent))
     while len(at):
@@ -140,7 +140,7 @@ def _depth(tree: Tree) -> int:
 class _Table:
     """Rows of the model as jobs need them."""
 
-    def __init__(self, beliefs: Mapping[str, KindBelief]) -> None:
+    def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs, self._kept = beliefs, _kept_for(beliefs)
         self._rows: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self.usual_width = 1.0
@@ -158,11 +158,11 @@ class _Table:
         key = (kind if kind in self._beliefs else "", gpus, counts)
         return self._rows.setdefault(key, len(self._rows))
 
-    def model(self, nodes: int, unknown: bool) -> Model:
+    def model(self, nodes: int, unknown: bool) -> SlowdownModel:
         """All rows so far."""
         rows = [self._figures(key) for key in self._rows]
         names = {name: i for i, name in enumerate(dict.fromkeys(kind for kind, _, _ in self._rows))}
-        known = [self._beliefs.get(name) or KindBelief(kind=name) for name in names]
+        known = [self._beliefs.get(name) or JobClassEstimate(kind=name) for name in names]
         kinds = np.zeros(len(rows), KIND)
         for field in ("compute", "bus_a", "net_a", "net_b"):
             kinds[field] = [getattr(row, field) for row in rows]
@@ -177,7 +177,7 @@ class _Table:
         pairs = [self._pairs(belief, names) for belief in known]
         sway = np.array([[_sway(belief, link) for link in _LINKS] for belief in known], np.float64)
         measured = {(i, s.link) for i, belief in enumerate(known) for s in belief.links if s.count}
-        believed = Believed(
+        believed = LearnedSlowdowns(
             nodes=nodes, unknown=unknown, up=up, name=ints([names[kind] for kind, _, _ in self._rows]),
             sway=sway.reshape(len(known), 3, 2),
             told=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
@@ -185,9 +185,9 @@ class _Table:
             link=ints([p[1] for p in chain.from_iterable(pairs)]),
             lost=np.array([p[2] for p in chain.from_iterable(pairs)], np.float64),
         )  # fmt: skip
-        return Model(kinds, np.zeros((0, 0)), False, believed)
+        return SlowdownModel(kinds, np.zeros((0, 0)), False, believed)
 
-    def _pairs(self, own: KindBelief, names: Mapping[str, int]) -> list[tuple[int, int, float]]:
+    def _pairs(self, own: JobClassEstimate, names: Mapping[str, int]) -> list[tuple[int, int, float]]:
         """Of those that are there, by number, what was measured beside them: (name, link, part of a step)."""
         found = []
         for beside in own.beside:
@@ -218,15 +218,15 @@ class _Figures(NamedTuple):
     alone: bool = True
 
 
-def _figures(kept: _Kept, kind: str, gpus: int, counts: tuple[int, ...]) -> _Figures:
-    own = kept.beliefs.get(kind) or KindBelief(kind=kind)
+def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) -> _Figures:
+    own = kept.beliefs.get(kind) or JobClassEstimate(kind=kind)
     usual = max(own.shapes, key=lambda paces: paces.count).shape if own.shapes else None
     alone = True
 
     def longer(wide: tuple[int, int], tight: tuple[int, int]) -> float | None:
         """By which factor a step is longer over (nodes, racks) than over others."""
         nonlocal alone
-        shapes = (Shape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
+        shapes = (JobShape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
                         most=gpus // nodes, nodes=nodes, racks=racks) for nodes, racks in (wide, tight))  # fmt: skip
         cost = kept.of_others(wide, tight) if usual is None else cost_of_spread(kept.beliefs.values(), kind, *shapes)
         alone = alone and cost is not None and cost.source != "others"
@@ -260,17 +260,17 @@ def _through(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return (y[0] - b * x[0], b) if y[0] >= b * x[0] else (0.0, y[-1] / x[-1])
 
 
-def _sway(belief: KindBelief, link: Link) -> tuple[float, float]:
+def _sway(belief: JobClassEstimate, link: Link) -> tuple[float, float]:
     """Sensitivity and pressure; as jobs of public tables where nothing was learned."""
     found = next((s for s in belief.links if s.link == link), None)
     mine, its = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
     return exp(min(mine, 3.0)), exp(min(its, 3.0))
 
 
-class _Kept:
+class _BeliefCache:
     """What was made of beliefs; they change when attempts end, and decisions are made every cycle."""
 
-    def __init__(self, beliefs: Mapping[str, KindBelief], before: _Kept | None) -> None:
+    def __init__(self, beliefs: Mapping[str, JobClassEstimate], before: _BeliefCache | None) -> None:
         """What other beliefs went into is made anew."""
         self.beliefs = beliefs
         self.rows: dict[tuple[str, int, tuple[int, ...]], _Figures] = {}
@@ -281,7 +281,7 @@ class _Kept:
             self.rows = {key: row for key, row in before.rows.items() if key[0] in same and row.alone}
             self._lost = {key: lost for key, lost in before._lost.items() if same.issuperset(key[:2])}
 
-    def lost_beside(self, own: KindBelief, other: KindBelief, link: Link) -> float:
+    def lost_beside(self, own: JobClassEstimate, other: JobClassEstimate, link: Link) -> float:
         """By how much a step is longer beside one whose pair was measured."""
         key = (own.kind, other.kind, link)
         if key not in self._lost:
@@ -291,26 +291,27 @@ class _Kept:
     def of_others(self, wide: tuple[int, int], tight: tuple[int, int]) -> Cost | None:
         """What (nodes, racks) cost against others, of a kind whose pace nobody told."""
         if (wide, tight) not in self._others:
-            shapes = (Shape(gpu_type="", unit="", gpus=0, most=0, nodes=n, racks=r) for n, r in (wide, tight))
+            shapes = (JobShape(gpu_type="", unit="", gpus=0, most=0, nodes=n, racks=r) for n, r in (wide, tight))
             self._others[wide, tight] = cost_of_spread(self.beliefs.values(), "", *shapes)
         return self._others[wide, tight]
 
 
-_last: list[_Kept] = []
+_last: list[_BeliefCache] = []
 
 
-def _kept_for(beliefs: Mapping[str, KindBelief]) -> _Kept:
+def _kept_for(beliefs: Mapping[str, JobClassEstimate]) -> _BeliefCache:
     """What was made of these beliefs, and of what of them was there before."""
     before = _last[0] if _last else None
     if before is None or before.beliefs is not beliefs:
-        before = _Kept(beliefs, before)
+        before = _BeliefCache(beliefs, before)
         _last[:] = [before]
     return before
 
 
 def _ways_of(
-    tree: Tree, model: Model, sure: Model, classes: Iterable[tuple[int, int]], waiting: Waiting, usable: Resources,
-    scratch: Scratch, search: Search,
+    tree: NetworkTree, model: SlowdownModel, sure: SlowdownModel, classes: Iterable[tuple[int, int]],
+    waiting: PendingArrays, usable: Resources,
+    scratch: Scratch, search: PlacementSearch,
 ) -> tuple[Ways, Ways]:  # fmt: skip
     """The ways of every class, with what is shortest by all that is believed, and by what is sure."""
     heads = ints([shape for shape, _ in classes])
@@ -332,8 +333,9 @@ def _ways_of(
 
 @jit
 def _lay_out(
-    tree: Tree, model: Model, usable: Resources, masks: Flags, requests: Requests, heads: Ints, kinds: Ints,
-    scratch: Scratch, search: Search, first: Ints, shape: Ints, step: Floats, best: Floats,
+    tree: NetworkTree, model: SlowdownModel, usable: Resources, masks: Flags, requests: Requests, heads: Ints,
+    kinds: Ints,
+    scratch: Scratch, search: PlacementSearch, first: Ints, shape: Ints, step: Floats, best: Floats,
 ) -> None:  # fmt: skip
     """Every class's requests that fit on the well nodes into ``shape`` and ``step``; the shortest into ``best``."""
     count = 0
@@ -356,7 +358,14 @@ def _lay_out(
 
 @jit
 def _enter_running(
-    tree: Tree, model: Model, load: Load, slot: int, first: Ints, nodes: Ints, gpus: Ints, search: Search
+    tree: NetworkTree,
+    model: SlowdownModel,
+    load: Load,
+    slot: int,
+    first: Ints,
+    nodes: Ints,
+    gpus: Ints,
+    search: PlacementSearch,
 ) -> None:
     """Running jobs onto their links, from ``slot`` on; job i is on ``nodes[first[i] : first[i + 1]]``."""
     for i in range(first.size - 1):

@@ -8,8 +8,8 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Records
-from gpusched.sched.topology.slowdown import Model, beside, needs_of, press
-from gpusched.sched.topology.tree import Tree, Use, links_of
+from gpusched.sched.topology.slowdown import SlowdownModel, beside, needs_of, press
+from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of
 
 # One job on one link. next: the next on that link, more: the next link of that job; -1: none. need: seconds S_l.
 # part: of its step alone that it occupies the link, in units of 1 / ONE: whole numbers add up the same in any order.
@@ -42,7 +42,7 @@ class Load(NamedTuple):
     at: Ints
 
 
-def new_load(tree: Tree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Load:
+def new_load(tree: NetworkTree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Load:
     """Nothing runs; ``most`` uses at once."""
     jobs, uses = np.zeros(len(kind), JOB), np.zeros(most + 1, USE)
     jobs["first"], jobs["kind"], jobs["gpus"], jobs["best"] = -1, kind, gpus, best
@@ -54,7 +54,7 @@ def new_load(tree: Tree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Loa
 
 
 @jit
-def enter(load: Load, job: int, use: Use, needs: Floats, count: int, alone: float) -> None:
+def enter(load: Load, job: int, use: LinkUse, needs: Floats, count: int, alone: float) -> None:
     """``job`` runs, on the first ``count`` links of ``use``."""
     of = load.jobs[job]
     of["alone"] = alone
@@ -70,7 +70,15 @@ def enter(load: Load, job: int, use: Use, needs: Floats, count: int, alone: floa
 
 @jit
 def enter_links(
-    tree: Tree, model: Model, load: Load, slot: int, nodes: Ints, parts: int, gpus: int, use: Use, needs: Floats
+    tree: NetworkTree,
+    model: SlowdownModel,
+    load: Load,
+    slot: int,
+    nodes: Ints,
+    parts: int,
+    gpus: int,
+    use: LinkUse,
+    needs: Floats,
 ) -> None:
     """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
     kind = load.jobs[slot]["kind"]
@@ -109,7 +117,7 @@ def part_of(need: float, alone: float) -> int:
 
 
 @jit
-def speed_of(model: Model, load: Load, job: int) -> float:
+def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
     """How fast a running job goes, with `Load.more` on the links; 1: alone where it is fastest."""
     of = load.jobs[job]
     if model.ratio.size > 0:
@@ -126,7 +134,7 @@ def speed_of(model: Model, load: Load, job: int) -> float:
 
 
 @jit
-def set_speeds(model: Model, load: Load, job: int) -> None:
+def set_speeds(model: SlowdownModel, load: Load, job: int) -> None:
     """Sets how fast a job goes that has begun, and whoever shares a link with it."""
     load.jobs[job]["speed"] = speed_of(model, load, job)
     at = load.jobs[job]["first"]
@@ -140,7 +148,7 @@ def set_speeds(model: Model, load: Load, job: int) -> None:
 
 
 @jit
-def _speed_by_table(model: Model, load: Load, job: int) -> float:
+def _speed_by_table(model: SlowdownModel, load: Load, job: int) -> float:
     """By who shares a node with it, each counted once."""
     look, left, kind = new_look(load), 1.0, load.jobs[job]["kind"]
     load.jobs[job]["seen"] = look

@@ -26,17 +26,17 @@ from gpusched.sched.state import (
     ClusterState,
     Floats,
     Ints,
-    Jobs,
-    Request,
+    PlacementRequest,
+    QueueJobs,
     Requests,
     Resources,
     Scratch,
 )
-from gpusched.sched.topology.contention import Search, Ways, cheapest, cost_of
+from gpusched.sched.topology.contention import PlacementSearch, Ways, cheapest, cost_of
 from gpusched.sched.topology.load import Load, enter_links, set_speeds
 from gpusched.sched.topology.patience import HARMLESS, is_waiting, waits_until
-from gpusched.sched.topology.slowdown import Model, learned
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.slowdown import SlowdownModel, learned
+from gpusched.sched.topology.tree import NetworkTree
 
 
 class Costs(NamedTuple):
@@ -57,9 +57,9 @@ class Costs(NamedTuple):
         search: Room.
     """
 
-    tree: Tree
-    model: Model
-    sure: Model
+    tree: NetworkTree
+    model: SlowdownModel
+    sure: SlowdownModel
     load: Load
     ways: Ways
     sure_ways: Ways
@@ -70,7 +70,7 @@ class Costs(NamedTuple):
     looked: Ints
     seen: Floats
     told: Floats
-    search: Search
+    search: PlacementSearch
 
     def until(self, job: int, cost: float) -> float:
         """When a waiting job takes a place that costs so much (Unix seconds)."""
@@ -108,7 +108,7 @@ def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
 
 
 @jit
-def _enter(state: ClusterState, job: int, request: Request, priced: Priced) -> None:
+def _enter(state: ClusterState, job: int, request: PlacementRequest, priced: Priced) -> None:
     """What started is a neighbour of others from now on."""
     costs = priced.costs
     enter_links(
@@ -149,7 +149,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
 
 
 @jit
-def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
+def _offer(costs: Costs, room: Resources, requests: Requests, jobs: QueueJobs, c: int, price: Floats) -> int:
     """The cheapest place of a class, its nodes in ``search.best``; before it waits nothing counts but what is sure.
 
     ``price``: what it costs the job and its neighbours, as far as is sure. -1: it has none, else its way.
@@ -164,7 +164,14 @@ def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int
 
 @jit
 def _price(
-    costs: Costs, model: Model, ways: Ways, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats
+    costs: Costs,
+    model: SlowdownModel,
+    ways: Ways,
+    room: Resources,
+    requests: Requests,
+    jobs: QueueJobs,
+    c: int,
+    price: Floats,
 ) -> int:
     """`contention.cheapest`, and its ``price``."""
     tree, search = costs.tree, costs.search
@@ -192,7 +199,7 @@ def _waits(costs: Costs, job: int, price: Floats, now: float) -> bool:
 
 
 @jit
-def no_room(resources: Resources, requests: Requests, jobs: Jobs, shape: int, late: bool, scratch: Scratch) -> int:
+def no_room(resources: Resources, requests: Requests, jobs: QueueJobs, shape: int, late: bool, scratch: Scratch) -> int:
     """PRIORITY where no request fits; BACKFILL where one does, but would be in the head's way."""
     if late:
         scratch.failed_late[shape] = scratch.stamp[0]

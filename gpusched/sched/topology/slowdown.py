@@ -17,7 +17,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Flags, Floats, Ints, Records
-from gpusched.sched.topology.tree import Tree, Use
+from gpusched.sched.topology.tree import LinkUse, NetworkTree
 
 # seconds of a step: computing; sending between the GPUs of a node, and between nodes
 KIND = np.dtype([(name, np.float64) for name in ("compute", "bus_a", "bus_b", "net_a", "net_b")])
@@ -26,7 +26,7 @@ BUS, NIC, WAY_UP = range(3)  # kinds of links
 NARROWEST = (NIC, BUS, WAY_UP)  # of several links that two jobs share the first counts
 
 
-class Believed(NamedTuple):
+class LearnedSlowdowns(NamedTuple):
     """What the cluster's own jobs taught of kinds of jobs and their neighbours.
 
     Attributes:
@@ -53,7 +53,7 @@ class Believed(NamedTuple):
     lost: Floats
 
 
-class Model(NamedTuple):
+class SlowdownModel(NamedTuple):
     """What is known of kinds of jobs.
 
     Attributes:
@@ -67,11 +67,11 @@ class Model(NamedTuple):
     kinds: Records
     ratio: Floats
     by_sum: bool
-    believed: Believed | None = None
+    believed: LearnedSlowdowns | None = None
 
 
 @jit
-def needs_of(tree: Tree, model: Model, kind: int, use: Use, count: int, needs: Floats) -> float:
+def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, count: int, needs: Floats) -> float:
     """Seconds S_l on each of the links in ``use``, into ``needs``; the seconds of a step alone."""
     if model.ratio.size > 0:
         needs[:count] = 0.0
@@ -88,26 +88,26 @@ def needs_of(tree: Tree, model: Model, kind: int, use: Use, count: int, needs: F
 
 
 @jit
-def beside(model: Model, left: float, kind: int, other: int) -> float:
+def beside(model: SlowdownModel, left: float, kind: int, other: int) -> float:
     """What is ``left`` of the speed of one of ``kind`` with one neighbour more, by the table."""
     ratio = model.ratio[kind, other]
     return float(left - (1.0 - ratio) if model.by_sum else left * ratio)
 
 
 @jit
-def _up(believed: Believed | None, kind: int, weight: float, formula: float) -> float:
+def _up(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
     """Seconds over a way up."""
     return formula if believed is None else float(weight * believed.up[kind])
 
 
 @jit
-def learned(believed: Believed | None) -> bool:
+def learned(believed: LearnedSlowdowns | None) -> bool:
     """Whether neighbours count as was learned."""
     return believed is not None
 
 
 @jit
-def sure_only(believed: Believed | None) -> bool:
+def sure_only(believed: LearnedSlowdowns | None) -> bool:
     """Whether nothing counts but what was measured."""
     if believed is None:
         return False
@@ -115,7 +115,7 @@ def sure_only(believed: Believed | None) -> bool:
 
 
 @jit
-def press(believed: Believed | None, kind: int, use: Use, count: int, needs: Floats, alone: float) -> None:
+def press(believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float) -> None:
     """Makes ``needs``, for `load.enter`, what one of the kind is believed to press on others, by its step alone."""
     if believed is None:
         return
@@ -130,7 +130,7 @@ def link_kind(nodes: int, link: int) -> int:
 
 
 @jit
-def lost_beside(believed: Believed | None, link: int, kind: int, other: int) -> float:
+def lost_beside(believed: LearnedSlowdowns | None, link: int, kind: int, other: int) -> float:
     """By how much a step of one kind is longer beside one job of another that shares such a link, by its step."""
     if believed is None:
         return 0.0

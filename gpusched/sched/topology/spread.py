@@ -17,7 +17,7 @@ from gpusched.model.snapshot import PendingView
 from gpusched.model.units import count_of, local_clock
 
 
-class Ask(NamedTuple):
+class SpreadRequest(NamedTuple):
     """So many nodes, each with so many GPUs, cores and MiB; ``one_rack``: all in one."""
 
     parts: int
@@ -32,13 +32,13 @@ class Ask(NamedTuple):
         return self.gpus, self.cores, self.memory_mib
 
 
-def splits(spec: JobSpec) -> tuple[Ask, ...]:
+def splits(spec: JobSpec) -> tuple[SpreadRequest, ...]:
     """Over how many nodes the job may be spread, the fewest first; cores and memory rounded up."""
     if spec.max_nodes is None:
-        return (Ask(spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node),)
+        return (SpreadRequest(spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node),)
     cores, memory = spec.amounts
     counts = _divisors(spec.gpus, spec.max_nodes)
-    return tuple(Ask(n, spec.gpus // n, -(-cores // n), -(-memory // n)) for n in counts)
+    return tuple(SpreadRequest(n, spec.gpus // n, -(-cores // n), -(-memory // n)) for n in counts)
 
 
 @cache
@@ -61,8 +61,8 @@ def waits_until(job: PendingView, policy: PolicySpec) -> float:
 
 
 def asks(
-    job: PendingView, policy: PolicySpec, now: float, racked: bool, possible: Callable[[Ask], bool]
-) -> tuple[Ask, ...]:
+    job: PendingView, policy: PolicySpec, now: float, racked: bool, possible: Callable[[SpreadRequest], bool]
+) -> tuple[SpreadRequest, ...]:
     """What the job asks for now, first to last.
 
     Args:
@@ -90,7 +90,7 @@ def asks(
 
 
 def gives_up(
-    job: PendingView, policy: PolicySpec, asked_at: Callable[[float], tuple[Ask, ...]], now: float
+    job: PendingView, policy: PolicySpec, asked_at: Callable[[float], tuple[SpreadRequest, ...]], now: float
 ) -> float | None:
     """When a job that waits for better nodes takes what is free (Unix seconds); None: it does not wait for any.
 

@@ -15,7 +15,7 @@ NIC_GBPS = 100.0
 """Of a node's NICs together, where nothing says how fast they are."""
 
 
-class Tree(NamedTuple):
+class NetworkTree(NamedTuple):
     """Nodes, switches and links.
 
     Link ``node`` is a node's bus, ``nodes + node`` its NIC, ``2 * nodes + switch`` a switch's way up.
@@ -38,7 +38,7 @@ class Tree(NamedTuple):
     meet: Ints
 
 
-class Use(NamedTuple):
+class LinkUse(NamedTuple):
     """Room for the links that a placement uses: ``int64[most]`` and, on each, how many parts meet there."""
 
     link: Ints
@@ -48,7 +48,7 @@ class Use(NamedTuple):
 def tree_of(
     topology: Topology, names: Sequence[str], *, nvswitch: bool = False, nic_gbps: float = NIC_GBPS,
     measured_gbps: float = NIC_GBPS,
-) -> Tree:  # fmt: skip
+) -> NetworkTree:  # fmt: skip
     """The arrays of a topology.
 
     Args:
@@ -67,7 +67,7 @@ def tree_of(
         weight[2 * nodes + i] = measured_gbps / switch.uplink_gbps if switch.uplink_gbps else 0.0
     rack = np.array([number[racks[name]] if name in racks else -1 for name in names], np.int64)
     by_rack = np.argsort(rack, kind="stable").astype(np.int64)
-    return Tree(
+    return NetworkTree(
         rack=rack,
         parent=np.array([number.get(switch.parent or "", -1) for switch in topology.switches], np.int64),
         weight=weight,
@@ -78,13 +78,13 @@ def tree_of(
     )
 
 
-def new_use(tree: Tree) -> Use:
+def new_use(tree: NetworkTree) -> LinkUse:
     """Room for the links of a job on every node."""
-    return Use(np.zeros(len(tree.weight), np.int64), np.zeros(len(tree.weight), np.int64))
+    return LinkUse(np.zeros(len(tree.weight), np.int64), np.zeros(len(tree.weight), np.int64))
 
 
 @jit
-def links_of(tree: Tree, nodes: Ints, parts: int, gpus: int, use: Use) -> int:
+def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse) -> int:
     """The links that a job over ``nodes[:parts]`` with ``gpus`` on each uses, into ``use``; how many there are.
 
     What meets on a bus are the GPUs there, on a NIC the nodes, on a way up those switches (and nodes) directly below

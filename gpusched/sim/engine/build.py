@@ -17,7 +17,7 @@ from gpusched.sched.fit import set_feasibility
 from gpusched.sched.state import (
     Floats,
     Ints,
-    Jobs,
+    QueueJobs,
     Records,
     Scratch,
     copied,
@@ -26,10 +26,10 @@ from gpusched.sched.state import (
     new_scratch,
     seed_words,
 )
-from gpusched.sim.engine.ledger import Ledger
+from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
-from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
@@ -48,7 +48,7 @@ from gpusched.sim.engine.state import (
     SLOT,
     UNMEASURED,
     WAITING,
-    Log,
+    EventLog,
     Pace,
     Paired,
     Passes,
@@ -64,8 +64,8 @@ from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
-from gpusched.sim.result import CutRuns, Events, Result
-from gpusched.sim.sharing import Believed, Share, fractional, lost_together, sharing_of
+from gpusched.sim.result import CutRuns, Events, ReplayResult
+from gpusched.sim.sharing import Share, SharingBeliefs, fractional, lost_together, sharing_of
 from gpusched.traces.trace import Trace
 
 
@@ -82,7 +82,7 @@ class Outage(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Elastic:
+class ResizableJobs:
     """Which jobs may change size.
 
     Attributes:
@@ -103,7 +103,7 @@ class Elastic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReplayOptions:
     """How to replay.
 
     Attributes:
@@ -148,13 +148,13 @@ class Options:
     rates: Rates | None = None
     predictor: Predictor | None = None
     share: Share = "no"
-    believed: Believed | None = None
-    elastic: Elastic | None = None
-    network: Network | None = None
+    believed: SharingBeliefs | None = None
+    elastic: ResizableJobs | None = None
+    network: PlacementNetwork | None = None
     progress: Callable[[float], None] | None = None
 
 
-class World(NamedTuple):
+class SimWorld(NamedTuple):
     """One replay.
 
     Attributes:
@@ -165,7 +165,7 @@ class World(NamedTuple):
     trace: Trace
     pool: Pool
     policy: ReplayPolicy
-    options: Options
+    options: ReplayOptions
     rule: str
     knowledge: Knowledge
     demand: Demand
@@ -185,7 +185,7 @@ class World(NamedTuple):
 _BLIND = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
 
 
-def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -> World:
+def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOptions) -> SimWorld:
     """The world before anything has happened.
 
     Raises:
@@ -200,7 +200,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
-    ledger: Ledger | None = None
+    ledger: SimLedger | None = None
     if options.quotas is not None:
         demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
@@ -245,12 +245,14 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed, pairs=pairs))
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
-    return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
+    return SimWorld(
+        trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share
+    )
 
 
 def _limited(
-    demand: Demand, trace: Trace, quotas: QuotaSet, elastic: Elastic | None
-) -> tuple[Demand, Ledger | None]:  # fmt: skip
+    demand: Demand, trace: Trace, quotas: QuotaSet, elastic: ResizableJobs | None
+) -> tuple[Demand, SimLedger | None]:  # fmt: skip
     """The limits, and the demand without the jobs that exceed one alone."""
     least = trace.gpus if elastic is None else np.minimum(elastic.least, trace.gpus)
     ledger, never = ledger_of(trace, limits_of(trace, trace.duration), least, quotas)
@@ -280,12 +282,12 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     )
 
 
-def estimator_for(world: World) -> Estimator:
+def estimator_for(world: SimWorld) -> Estimator:
     """Return who estimates run times: the trained predictor, where there is one and the policy goes by estimates."""
     return world.options.predictor if world.options.predictor and world.policy.by_estimate else LastTwo()
 
 
-def log_of(world: World) -> Log:
+def log_of(world: SimWorld) -> EventLog:
     """A log with room for every run that is not cut."""
     widest = int(world.demand.parts.max(initial=0)) + 64
     return new_log(3 * len(world.trace) + len(world.sim.changes) + 64, widest, widest)
@@ -338,14 +340,14 @@ def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int
 
 
 def _passes(
-    demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: Ledger | None
+    demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: SimLedger | None
 ) -> Passes:  # fmt: skip
     """What the live passes take."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
     account, room, links = (None,) * 3 if ledger is None else (ledger.account, ledger.room, ledger.links)
     passes = Passes(
         requests=demand.requests,
-        jobs=Jobs(demand.shape, limit, account, room, feasibility, demand.masks, links),  # type: ignore[arg-type]
+        jobs=QueueJobs(demand.shape, limit, account, room, feasibility, demand.masks, links),  # type: ignore[arg-type]
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),
@@ -363,7 +365,7 @@ def most_parts_running(demand: Demand, parts: int) -> int:
     return int(min(parts, demand.resources.gpus.sum() + demand.parts[gpuless].sum()))
 
 
-def result_of(world: World, log: Log, seconds: float) -> Result:
+def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
     """What was done, in ``seconds`` of wall time."""
     trace, demand, sim = world.trace, world.demand, world.sim
     logged, cuts, cut_parts = (int(sim.counter[i]) for i in (LOGGED, CUTS, CUT_PARTS))
@@ -381,7 +383,7 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
         notes.append(f"{count_of(beside, 'time')} a job shared a GPU with one whose slowdown was not measured")
     if stuck:
         notes.append(f"{count_of(stuck, 'job')} still pending at the end")
-    return Result(
+    return ReplayResult(
         policy=world.policy.name,
         knows=world.knowledge.knows,
         source=world.policy.source,
@@ -421,7 +423,7 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
     )
 
 
-def _held(world: World) -> tuple[Ints, Ints, Ints]:
+def _held(world: SimWorld) -> tuple[Ints, Ints, Ints]:
     """Nodes of each job's last run, GPUs on each, and which they are, job by job."""
     sim, demand = world.sim, world.demand
     changed = world.options.elastic is not None or world.options.network is not None

@@ -11,20 +11,31 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.estimation.features import PastRunTimes, expected_run_s, note_end
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import BACKFILLS, CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
-from gpusched.sim.engine.build import World, estimator_for
+from gpusched.sched.state import (
+    BACKFILLS,
+    CONSERVATIVE,
+    NAIVE,
+    NONE,
+    OK,
+    Floats,
+    Ints,
+    PassOutcome,
+    Records,
+    new_outcome,
+)
+from gpusched.sim.engine.build import SimWorld, estimator_for
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, held_by_user, order_keys
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_run
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
 from gpusched.sim.engine.share import count_once, pair_up, share_gpus
-from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
 
 
-class Queue(NamedTuple):
+class SimQueue(NamedTuple):
     """The waiting jobs and their users.
 
     Attributes:
@@ -40,7 +51,7 @@ class Queue(NamedTuple):
     waiting: Ints
     size: Ints
     users: Records
-    outcome: Outcome
+    outcome: PassOutcome
     run_times: PastRunTimes
     estimates: bool
     order: int
@@ -50,10 +61,10 @@ class Queue(NamedTuple):
     next_s: Floats
 
 
-def new_queue(world: World) -> Queue:
+def new_queue(world: SimWorld) -> SimQueue:
     """An empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    return Queue(
+    return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
         users=np.zeros(world.users + 1, USER),
@@ -69,7 +80,7 @@ def new_queue(world: World) -> Queue:
 
 
 @jit
-def decide_generic(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
+def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> int:
     """Every partition's pass in which something happened."""
     remember(sim, passes, queue)
     due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
@@ -93,7 +104,7 @@ run_generic = looped(decide_generic)
 
 
 @jit
-def remember(sim: Sim, passes: Passes, queue: Queue) -> None:
+def remember(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """What ended at this instant, and what came to wait."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
@@ -109,7 +120,7 @@ def remember(sim: Sim, passes: Passes, queue: Queue) -> None:
 
 
 @jit
-def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
+def _any_can(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
     """Whether any waiting job can run; with nothing running, an unlucky draw is drawn again, or it might never be."""
     for i in range(queue.size[0]):
         if passes.jobs.feasibility[sim.jobs[queue.waiting[i]]["shape"]] == OK:
@@ -118,7 +129,7 @@ def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
 
 
 @jit
-def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, backfill: int) -> None:
+def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition: int, backfill: int) -> None:
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
@@ -126,14 +137,14 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, ba
     if backfill == CONSERVATIVE or not share_gpus(
         sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
-        pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, Rule(queue.rule, passes.rng))
+        pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
         begin_started(sim, log, queue.outcome, None)
     pair_up(sim.pace, sim, log, passes, queue.outcome, waiting)
     forget_started(sim, queue, waiting)
 
 
 @jit
-def ordered(sim: Sim, queue: Queue, partition: int) -> Ints:
+def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
     """The partition's waiting jobs by (key, rank), ``int64[waiting]``."""
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
     if queue.order == PLAIN or jobs.size < 2:
@@ -144,7 +155,7 @@ def ordered(sim: Sim, queue: Queue, partition: int) -> Ints:
 
 
 @jit
-def forget_started(sim: Sim, queue: Queue, ordered: Ints) -> None:
+def forget_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     """Takes what has started out of the queue, and counts it for its user."""
     started = 0
     for job in ordered:

@@ -1,6 +1,6 @@
 """What a replay's running jobs take of limits, and what has been used of those of GPU hours; as `queue.quotas` live.
 
-A pass that starts a job charges `Jobs.room` (`sched.bounds`); here it comes back: at once when the job ends or is
+A pass that starts a job charges `QueueJobs.room` (`sched.bounds`); here it comes back: at once when the job ends or is
 stopped, GPU seconds that it used when they leave the seven days, hour by hour of the calendar.
 """
 
@@ -13,17 +13,17 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched import bounds
-from gpusched.sched.state import Floats, Ints, Jobs, Records
+from gpusched.sched.state import Floats, Ints, QueueJobs, Records
 
 HOUR_S = 3600.0
 HOURS = WEEK_S // 3600 + 1  # that the seven days before a time within an hour touch
 
 
-class Ledger(NamedTuple):
+class SimLedger(NamedTuple):
     """The limits of a replay.
 
     Attributes:
-        account, room, links: The same arrays as in `Jobs`.
+        account, room, links: The same arrays as in `QueueJobs`.
         row: ``int64[bounds]``: row of ``used`` of a bound of GPU seconds, else -1.
         used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
         hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
@@ -43,7 +43,7 @@ class Ledger(NamedTuple):
     limit: Floats
 
 
-def planned(ledger: Ledger | None) -> Ledger | None:
+def planned(ledger: SimLedger | None) -> SimLedger | None:
     """The same with a room and accounts of its own, for those who plan before they start anything (`plan_anew`)."""
     if ledger is None:
         return None
@@ -51,29 +51,29 @@ def planned(ledger: Ledger | None) -> Ledger | None:
 
 
 @jit
-def plan_anew(plan: Ledger | None, ledger: Ledger | None) -> None:
+def plan_anew(plan: SimLedger | None, ledger: SimLedger | None) -> None:
     """Set the plan's room to what is left now."""
     if plan is not None and ledger is not None:
         plan.room[:] = ledger.room
 
 
 @jit
-def bind_waiting(plan: Ledger | None, ledger: Ledger | None, job: int, waits: bool) -> None:
+def bind_waiting(plan: SimLedger | None, ledger: SimLedger | None, job: int, waits: bool) -> None:
     """Have limits bind the job in the plan if it waits; what runs, elsewhere too, is counted already."""
     if plan is not None and ledger is not None:
         plan.account[job, 0] = ledger.account[job, 0] if waits else -1
 
 
 @jit
-def jobs_planned(plan: Ledger | None, jobs: Jobs) -> Jobs:
+def jobs_planned(plan: SimLedger | None, jobs: QueueJobs) -> QueueJobs:
     """Return the jobs as a pass that plans sees them."""
     if plan is None:
         return jobs
-    return Jobs(jobs.shape, jobs.limit, plan.account, plan.room, jobs.feasibility, jobs.masks, jobs.links)
+    return QueueJobs(jobs.shape, jobs.limit, plan.account, plan.room, jobs.feasibility, jobs.masks, jobs.links)
 
 
 @jit
-def exceeds_limit(ledger: Ledger | None, job: int) -> bool:
+def exceeds_limit(ledger: SimLedger | None, job: int) -> bool:
     """Whether a limit leaves too little for the job; for those who start jobs without `sched.kernel`."""
     if ledger is None:
         return False
@@ -81,14 +81,14 @@ def exceeds_limit(ledger: Ledger | None, job: int) -> bool:
 
 
 @jit
-def charge_limits(ledger: Ledger | None, job: int) -> None:
+def charge_limits(ledger: SimLedger | None, job: int) -> None:
     """Take what a job takes that is started without `sched.kernel`."""
     if ledger is not None:
         bounds.charge(ledger.links, ledger.room, ledger.account, job)
 
 
 @jit
-def give_back_limits(ledger: Ledger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
+def give_back_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
     """Give back what a job that ran from ``begun`` until ``now`` took, but for the GPU seconds that it used."""
     if ledger is None:
         return
@@ -106,7 +106,7 @@ def give_back_limits(ledger: Ledger | None, job: int, begun: float, now: float, 
 
 
 @jit
-def note_used(ledger: Ledger, row: int, gpus: int, begin: float, end: float) -> int:
+def note_used(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) -> int:
     """Note GPUs that were used from ``begin`` to ``end``; return the GPU seconds of them that count yet."""
     epoch, first = ledger.epoch[0], ledger.hour[0] - HOURS + 1
     at = max(begin + epoch, first * HOUR_S)
@@ -125,7 +125,7 @@ def note_used(ledger: Ledger, row: int, gpus: int, begin: float, end: float) -> 
 
 
 @jit
-def next_hour(ledger: Ledger | None, waits: bool) -> float:
+def next_hour(ledger: SimLedger | None, waits: bool) -> float:
     """Return when GPU seconds may leave the seven days that somebody waits for; infinite: never."""
     if ledger is None:
         return np.inf
@@ -133,7 +133,7 @@ def next_hour(ledger: Ledger | None, waits: bool) -> float:
 
 
 @jit
-def turn_hours(ledger: Ledger | None, now: float, dirty: Ints) -> None:
+def turn_hours(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
     """Bring the seven days up to now."""
     if ledger is None:
         return
@@ -152,20 +152,20 @@ def turn_hours(ledger: Ledger | None, now: float, dirty: Ints) -> None:
 
 
 @jit
-def just_turned(ledger: Ledger | None) -> bool:
+def just_turned(ledger: SimLedger | None) -> bool:
     """Whether at this instant something has left the seven days."""
     return ledger is not None and ledger.kept[1] > 0
 
 
 @jit
-def set_gpus(ledger: Ledger | None, job: int, gpus: int) -> None:
+def set_gpus(ledger: SimLedger | None, job: int, gpus: int) -> None:
     """Set what a waiting job would take, when it is to have so many GPUs."""
     if ledger is not None:
         ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * ledger.limit[job])
 
 
 @jit
-def exceeds_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: float) -> bool:
+def exceeds_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float) -> bool:
     """Whether a limit leaves too little for the job with so many GPUs, of which it has ``held`` for ``left_s`` yet."""
     if ledger is None or 0 < held >= gpus:
         return False
@@ -179,7 +179,7 @@ def exceeds_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: fl
 
 
 @jit
-def charge_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: float) -> None:
+def charge_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float) -> None:
     """Take what `exceeds_at` asks about."""
     if ledger is None or 0 < held >= gpus:
         return
@@ -191,7 +191,7 @@ def charge_at(ledger: Ledger | None, job: int, gpus: int, held: int, left_s: flo
 
 
 @jit
-def _cost_at(ledger: Ledger, unit: int, job: int, gpus: int, held: int, left_s: float) -> int:
+def _cost_at(ledger: SimLedger, unit: int, job: int, gpus: int, held: int, left_s: float) -> int:
     """What a waiting job takes (``held`` 0), or what one that runs takes more: it is the same one job."""
     if unit == 0:
         return 0 if held > 0 else 1

@@ -13,11 +13,11 @@ from gpusched.compiled import filled_in, in_python, jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import next_turn, turn_due
-from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, IN_SYSTEM, MOVED, RUNS, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, IN_SYSTEM, MOVED, RUNS, EventLog, Passes, Sim
 from gpusched.sim.engine.step import advance
 
 State = TypeVar("State")
-Decide = Callable[[Sim, Log, Passes, State], int]
+Decide = Callable[[Sim, EventLog, Passes, State], int]
 
 
 def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
@@ -33,7 +33,7 @@ def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
 
 
 @jit
-def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
+def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
     """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
 
     What ended gives nothing back any more, and what nodes changed decides what can run.
@@ -57,7 +57,7 @@ def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
 _decide: Decide[Any] = cast(Any, None)  # is filled in
 
 
-def _run(sim: Sim, log: Log, passes: Passes, state: Any) -> int:
+def _run(sim: Sim, log: EventLog, passes: Passes, state: Any) -> int:
     """What `looped` makes, once for each `_decide`."""
     while True:
         code = next_decision(sim, log, passes)

@@ -9,16 +9,16 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
-from gpusched.sched.mapping.problem import Answer, Problem
+from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
-from gpusched.sched.mapping.summary import Report
+from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
-from gpusched.sim.engine.build import World
+from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import forget_started, new_queue, ordered, remember
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import begin_started, state_of
-from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -31,7 +31,7 @@ class MappedRun:
         UsageError: The optimiser is not installed, or the policy cannot be mapped.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimWorld) -> None:
         policy, agent = world.policy, world.policy.kind == "agent"
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
             raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "use another placement")
@@ -58,13 +58,13 @@ class MappedRun:
             unfit=unfit_of(world.demand.requests.gpus[shape], int(pool.gpus.max(initial=0))),
             lasts=self._lasts if by_type else None,
         )
-        self.reports: list[Report] = []
+        self.reports: list[MappingReport] = []
 
-    def __call__(self, log: Log) -> int:
+    def __call__(self, log: EventLog) -> int:
         """Replays to the end; OVER, or GROW (call again)."""
         return _run(self._world.sim, log, self._world.passes, self)
 
-    def decide(self, log: Log) -> int:
+    def decide(self, log: EventLog) -> int:
         """Every partition's mapping in which something happened."""
         sim = self._world.sim
         self.remember()
@@ -88,7 +88,7 @@ class MappedRun:
     def started(self, jobs: Ints) -> None:
         """These run from now on."""
 
-    def _decide(self, log: Log, partition: int) -> None:
+    def _decide(self, log: EventLog, partition: int) -> None:
         """One partition's mapping, and its starts in the engine's terms."""
         sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
         waiting, keep = self.order(partition)
@@ -126,7 +126,7 @@ class MappedRun:
         )
 
 
-def _decide_mapped(sim: Sim, log: Log, passes: Passes, run: MappedRun) -> int:
+def _decide_mapped(sim: Sim, log: EventLog, passes: Passes, run: MappedRun) -> int:
     return run.decide(log)
 
 
@@ -139,13 +139,13 @@ def _solver() -> Solver:
 
     highs()
 
-    def solver(problem: Problem, start: Answer, _share: float) -> Answer:
+    def solver(problem: Problem, start: MappingSolution, _share: float) -> MappingSolution:
         return solve(problem, start, budget_s=AMPLE_S, max_nodes=SEARCH_NODES)
 
     return solver
 
 
-def _speeds(world: World, mapping: Mapping) -> Floats:
+def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
     """``float64[jobs, kinds]``: measured where there are profiles, else by the policy's patterns of (model) names."""
     trace, pool = world.trace, world.pool
     names = (*trace.models, "")
@@ -155,7 +155,7 @@ def _speeds(world: World, mapping: Mapping) -> Floats:
     return speeds
 
 
-def _set_measured(speeds: Floats, world: World) -> None:
+def _set_measured(speeds: Floats, world: SimWorld) -> None:
     """Puts the measured speeds, in parts of the recorded one, into ``float64[jobs, kinds]``, where there are any."""
     pace = world.sim.pace
     if pace is not None:
@@ -163,6 +163,6 @@ def _set_measured(speeds: Floats, world: World) -> None:
         speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
 
 
-def is_mapped(world: World) -> bool:
+def is_mapped(world: SimWorld) -> bool:
     """Whether the replay's jobs are placed by mapping."""
     return world.rule in MAPPED

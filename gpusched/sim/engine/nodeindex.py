@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, Request, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, PlacementRequest, Resources
 
 _BITS = 32
 _FULL = (1 << _BITS) - 1
@@ -70,7 +70,7 @@ def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
 
 
 @jit
-def pick(index: NodeIndex, request: Request, rule: int, chosen: Ints) -> bool:
+def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
     """`place.choose` for first fit, best fit and spread, where nodes differ in free GPUs alone; into ``chosen``."""
     if not enough(index, request.gpus, request.parts):
         return False
@@ -98,7 +98,7 @@ def pick(index: NodeIndex, request: Request, rule: int, chosen: Ints) -> bool:
 
 
 @jit
-def _collect(bits: int, word: int, request: Request, found: int, chosen: Ints) -> int:
+def _collect(bits: int, word: int, request: PlacementRequest, found: int, chosen: Ints) -> int:
     """Adds the nodes of one word to ``chosen``, up to ``request.parts``; how many there are now."""
     if bits == 0:
         return found

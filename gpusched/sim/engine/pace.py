@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
-from gpusched.sched.state import Records, Request
+from gpusched.sched.state import PlacementRequest, Records
 from gpusched.sched.topology.load import speed_of
 from gpusched.sim.engine.links import join_links, quit_links, speed_on_links
 from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
@@ -63,7 +63,7 @@ def interrupt(pace: Pace | None, sim: Sim, job: int, kind: int) -> None:
 
 
 @jit
-def claim(pace: Pace | None, sim: Sim, job: int, request: Request, node: int) -> Request:
+def claim(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest, node: int) -> PlacementRequest:
     """The request with the whole GPUs that a starting job takes of each of its nodes, the first of which is given."""
     if pace is None:
         return request
@@ -76,7 +76,7 @@ def claim(pace: Pace | None, sim: Sim, job: int, request: Request, node: int) ->
 
 
 @jit
-def release(pace: Pace | None, sim: Sim, job: int, request: Request) -> Request:
+def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
     """The request with the whole GPUs that a stopped job gives back."""
     if pace is None:
         return request
@@ -215,7 +215,7 @@ def best_slot(slots: Records, first: int, gpus: int, milli: int) -> int:
 
 
 @jit
-def _enter_slot(pace: Pace, sim: Sim, job: int, request: Request, node: int, milli: int) -> Request:
+def _enter_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest, node: int, milli: int) -> PlacementRequest:
     """Puts a job on a GPU of ``node``, a shared one if one has room."""
     slot = best_slot(pace.slots, pace.first[node], sim.node[node]["total"], milli)
     opened = slot < 0
@@ -231,7 +231,7 @@ def _enter_slot(pace: Pace, sim: Sim, job: int, request: Request, node: int, mil
 
 
 @jit
-def _leave_slot(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
+def _leave_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
     slot = pace.runs[job]["slot"]
     if pace.slots[slot]["jobs"] == job:
         pace.slots[slot]["jobs"] = pace.runs[job]["next"]
@@ -248,7 +248,7 @@ def _leave_slot(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
 
 
 @jit
-def _leave_mate(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
+def _leave_mate(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
     """Parts a job from the one that shares its GPUs, which keeps those that both have."""
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1

@@ -14,10 +14,10 @@ from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
-from gpusched.sched.topology.contention import Search, Ways, cheapest
+from gpusched.sched.topology.contention import PlacementSearch, Ways, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
-from gpusched.sched.topology.slowdown import Model
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.slowdown import SlowdownModel
+from gpusched.sched.topology.tree import NetworkTree
 from gpusched.sim.engine.ledger import exceeds_limit, just_turned
 from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
@@ -37,25 +37,25 @@ QUEUE = np.dtype(
 )
 
 
-class Network(NamedTuple):
+class PlacementNetwork(NamedTuple):
     """What a replay is told of links, and how long jobs wait for a better place.
 
     Attributes:
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
-        wait_s, patience_s, hold_s: See `Placing`.
+        wait_s, patience_s, hold_s: See `PlacingState`.
         sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
     """
 
-    tree: Tree
-    model: Model
+    tree: NetworkTree
+    model: SlowdownModel
     kind: Ints
     wait_s: float = WAIT_S
     patience_s: float = PATIENCE_S
     hold_s: float = HOLD_S
-    sure: Model | None = None
+    sure: SlowdownModel | None = None
 
 
-class Placing(NamedTuple):
+class PlacingState(NamedTuple):
     """What is kept between decisions.
 
     Attributes:
@@ -89,12 +89,12 @@ class Placing(NamedTuple):
     at: Ints
     order: Heap
     fits: Ints
-    search: Search
+    search: PlacementSearch
     backfill: int
 
 
 @jit
-def look_again(sim: Sim, of: Placing) -> None:
+def look_again(sim: Sim, of: PlacingState) -> None:
     """Where something changed for those that were looked at before, or it is time, all are looked at again."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
@@ -106,7 +106,7 @@ def look_again(sim: Sim, of: Placing) -> None:
 
 
 @jit
-def wait_on(sim: Sim, of: Placing) -> None:
+def wait_on(sim: Sim, of: PlacingState) -> None:
     """Nobody else starts now: who is the first of all, and when to look again."""
     _note_oldest(sim, of, sim.clock[0])
     sim.clock[1] = of.wake[0]
@@ -114,14 +114,14 @@ def wait_on(sim: Sim, of: Placing) -> None:
 
 
 @jit
-def holds(sim: Sim, of: Placing, c: int, job: int, now: float) -> bool:
+def holds(sim: Sim, of: PlacingState, c: int, job: int, now: float) -> bool:
     """Whether a job has been the first of all for so long that it must start before those behind it."""
     queue = of.classes[c]["queue"]
     return bool(sim.jobs[job]["rank"] == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s)
 
 
 @jit
-def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
+def _note_oldest(sim: Sim, of: PlacingState, now: float) -> None:
     """Who is the first of all from now on."""
     for q in range(of.queues.size):
         queue, oldest = of.queues[q], sim.jobs.size
@@ -136,7 +136,7 @@ def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
 
 
 @jit
-def append(sim: Sim, of: Placing, job: int) -> None:
+def append(sim: Sim, of: PlacingState, job: int) -> None:
     """A job comes to wait, at its place by rank, also where it waits again."""
     own, rank, following = of.classes[of.of[job]], sim.jobs[job]["rank"], of.next
     following[job] = -1
@@ -156,7 +156,7 @@ def append(sim: Sim, of: Placing, job: int) -> None:
 
 
 @jit
-def ways_now(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
+def ways_now(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float) -> tuple[int, int]:
     """The first of the ways that a job takes now, and the one behind the last; notes when it takes more."""
     first, last = of.ways.first[c], of.ways.first[c + 1]
     until = sim.jobs[job]["submit"] + of.wait_s
@@ -170,7 +170,7 @@ def ways_now(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float
 
 
 @jit
-def drawn_way(sim: Sim, passes: Passes, of: Placing, resources: Resources, first: int, last: int) -> int:
+def drawn_way(sim: Sim, passes: Passes, of: PlacingState, resources: Resources, first: int, last: int) -> int:
     """One of the ways that fit, each as likely, and nodes that fit."""
     count = 0
     for way in range(first, last):
@@ -189,7 +189,7 @@ def drawn_way(sim: Sim, passes: Passes, of: Placing, resources: Resources, first
 
 @jit
 def cheapest_way(
-    sim: Sim, passes: Passes, of: Placing, resources: Resources, c: int, job: int, now: float
+    sim: Sim, passes: Passes, of: PlacingState, resources: Resources, c: int, job: int, now: float
 ) -> tuple[int, float]:
     """The cheapest way in which it fits (-1: none), with its nodes in ``sim.chosen``; and until when it waits for less.
 

@@ -27,7 +27,7 @@ from gpusched.sim.engine.placing import (
     MOVES,
     RACK_WAIT,
     TRY,
-    Placing,
+    PlacingState,
     append,
     cheapest_way,
     drawn_way,
@@ -36,12 +36,12 @@ from gpusched.sim.engine.placing import (
     wait_on,
     ways_now,
 )
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 
 
 @jit
-def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
+def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> int:
     """Starts whoever may start."""
     order, now, runs = of.order, sim.clock[0], sim.counter[RUNS]
     behind = _only_behind(sim, of, now)
@@ -101,7 +101,7 @@ run_placed = looped(decide_placed)
 
 
 @jit
-def _gather(sim: Sim, of: Placing) -> None:
+def _gather(sim: Sim, of: PlacingState) -> None:
     """The first of each class is looked at, if anything has changed for it; nothing is reserved any more."""
     of.at[MOVES] = 0
     for queue in range(of.queues.size):
@@ -123,14 +123,14 @@ def _free_gpus(sim: Sim) -> int:
 
 
 @jit
-def _key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
+def _key_of(sim: Sim, of: PlacingState, c: int, job: int) -> float:
     """The place of a class's job among those that are looked at."""
     rank = sim.jobs[job]["rank"]
     return float(rank - of.classes[c]["gpus"] * sim.jobs.size if of.rule == ALIGNED else rank)
 
 
 @jit
-def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, way: int, now: float) -> None:
+def _start(sim: Sim, log: EventLog, passes: Passes, of: PlacingState, c: int, job: int, way: int, now: float) -> None:
     """Starts a job so on ``sim.chosen``."""
     shape, queue, end = of.ways.shape[way], of.queues[of.classes[c]["queue"]], now + sim.jobs[job]["expected"]
     sim.jobs[job]["shape"] = shape
@@ -143,7 +143,7 @@ def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, wa
 
 
 @jit
-def _note_waits(sim: Sim, of: Placing, now: float) -> None:
+def _note_waits(sim: Sim, of: PlacingState, now: float) -> None:
     """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
     for c in range(of.classes.size):
         job = of.classes[c]["head"]
@@ -155,7 +155,7 @@ def _note_waits(sim: Sim, of: Placing, now: float) -> None:
 
 
 @jit
-def _only_behind(sim: Sim, of: Placing, now: float) -> bool:
+def _only_behind(sim: Sim, of: PlacingState, now: float) -> bool:
     """Whether all that has happened since the last pass is that jobs came behind those that wait with a reservation.
 
     Then it holds as it was made, and no other job can start that could not start before.
@@ -174,7 +174,7 @@ def _only_behind(sim: Sim, of: Placing, now: float) -> bool:
 
 
 @jit
-def _gather_ready(sim: Sim, of: Placing) -> None:
+def _gather_ready(sim: Sim, of: PlacingState) -> None:
     """Only those who have just come are looked at."""
     for i in range(sim.counter[READY]):
         of.classes[of.of[sim.ready[i]]]["looked"] = -1
@@ -190,7 +190,7 @@ def _gather_ready(sim: Sim, of: Placing) -> None:
 
 
 @jit
-def _take_out(of: Placing, c: int, job: int) -> None:
+def _take_out(of: PlacingState, c: int, job: int) -> None:
     """A job of a class waits no more."""
     before, at = -1, of.classes[c]["head"]
     while at != job:
@@ -205,7 +205,7 @@ def _take_out(of: Placing, c: int, job: int) -> None:
 
 @jit
 def _try(
-    sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, late: bool
+    sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float, late: bool
 ) -> tuple[int, float]:  # fmt: skip
     """The way in which a job fits, with its nodes in ``sim.chosen``, -1: none; and until when it waits for less."""
     scratch = passes.scratch
@@ -234,7 +234,7 @@ def _try(
 
 
 @jit
-def _next(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
+def _next(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float) -> int:
     """The first of a class from ``job`` on that may start in this pass; -1: none."""
     failed, failed_late = passes.scratch.failed, passes.scratch.failed_late
     stamp, queue = passes.scratch.stamp[0], of.classes[c]["queue"]
@@ -256,7 +256,7 @@ def _next(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -
 
 
 @jit
-def _all_failed(failed: Ints, of: Placing, c: int, stamp: int) -> bool:
+def _all_failed(failed: Ints, of: PlacingState, c: int, stamp: int) -> bool:
     """Whether none of a class's ways fits any more in this pass."""
     for way in range(of.ways.first[c], of.ways.first[c + 1]):
         if failed[of.ways.shape[way]] != stamp:
@@ -265,7 +265,7 @@ def _all_failed(failed: Ints, of: Placing, c: int, stamp: int) -> bool:
 
 
 @jit
-def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float, then: float) -> float:
+def _reserve(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float, then: float) -> float:
     """When the first job that does not start can, by the limits of what runs; keeps its nodes for it.
 
     ``then``: from when on it would take what is free.
@@ -285,7 +285,7 @@ def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float
 
 
 @jit
-def _reserve_way(sim: Sim, passes: Passes, of: Placing, job: int, way: int, rule: int, begin: float) -> float:
+def _reserve_way(sim: Sim, passes: Passes, of: PlacingState, job: int, way: int, rule: int, begin: float) -> float:
     """When it fits so, from ``begin`` on."""
     request = shape_request(sim.shapes, of.ways.shape[way])
     lasts = sim.jobs[job]["expected"]

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, Outcome
+from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, Placing, holds, look_again, wait_on
+from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, holds, look_again, wait_on
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
-from gpusched.sim.engine.state import DECIDE, READY, RUNNING, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
 
 class Walk(NamedTuple):
@@ -32,16 +32,16 @@ class Walk(NamedTuple):
         outcome: Where the pass writes.
     """
 
-    placing: Placing
+    placing: PlacingState
     costs: Costs
     alone: Ints
     waiting: Ints
     size: Ints
-    outcome: Outcome
+    outcome: PassOutcome
 
 
 @jit
-def decide_walk(sim: Sim, log: Log, passes: Passes, walk: Walk) -> int:
+def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
     """Every partition's pass."""
     begin_walk(sim, walk)
     for queue in range(walk.placing.queues.size):
@@ -141,11 +141,11 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
 
 
 @jit
-def _pass(sim: Sim, log: Log, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
+def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
     """Starts whoever may start of these."""
     of, outcome, state = walk.placing, walk.outcome, state_now(sim, passes, walk)
     if of.rule != CHEAPEST:
-        pass_by_rule(state, waiting, backfill, Rule(TRY[of.rule], passes.rng))
+        pass_by_rule(state, waiting, backfill, PlacementRule(TRY[of.rule], passes.rng))
     else:
         pass_by_cost(state, waiting, backfill, Priced(walk.costs, 0))
         for job in waiting:
@@ -163,7 +163,7 @@ def state_now(sim: Sim, passes: Passes, walk: Walk) -> ClusterState:
 
 
 @jit
-def begin(sim: Sim, log: Log, passes: Passes, walk: Walk) -> None:
+def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
     """Starts what a pass has decided."""
     outcome = walk.outcome
     for i in range(outcome.total[0]):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.kernel.preempting import Filling, Sharing, preempting_pass, steady_rule
+from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
 from gpusched.sched.sorting import stable_order
@@ -23,16 +23,16 @@ from gpusched.sched.state import (
     ClusterState,
     Floats,
     Ints,
-    Outcome,
+    PassOutcome,
     new_outcome,
     new_resources,
 )
-from gpusched.sim.engine.build import World
-from gpusched.sim.engine.ledger import Ledger, bind_waiting, jobs_planned, plan_anew, planned
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_anew, planned
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.queue import enter
-from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
@@ -42,7 +42,7 @@ PREEMPTIVE_CODES = {"srtf": SRTF, "las": LAS, "drf": DRF}
 _SLACK_GPU_S = 1e-3
 
 
-class Plan(NamedTuple):
+class PreemptionPlan(NamedTuple):
     """Who gets what at this decision.
 
     Attributes:
@@ -53,25 +53,25 @@ class Plan(NamedTuple):
 
     active: Ints
     size: Ints
-    ledger: Ledger | None
-    shares: Sharing
-    outcome: Outcome
+    ledger: SimLedger | None
+    shares: PreemptiveAllocation
+    outcome: PassOutcome
 
 
-def new_plan(world: World, holders: Holders | None = None, filling: Filling | None = None) -> Plan:
-    """An empty plan; ``holders``, ``filling``: see `Sharing`."""
+def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling | None = None) -> PreemptionPlan:
+    """An empty plan; ``holders``, ``filling``: see `PreemptiveAllocation`."""
     sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), steady_rule(PLACEMENTS[world.rule])
     order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
     runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
-    shares = Sharing(
+    shares = PreemptiveAllocation(
         new_resources(nodes), new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
         sim.held, holders, np.zeros(2, np.int64), rule, order,
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
-    return Plan(active, np.zeros(1, np.int64), planned(sim.ledger), shares, new_outcome(jobs, 0))
+    return PreemptionPlan(active, np.zeros(1, np.int64), planned(sim.ledger), shares, new_outcome(jobs, 0))
 
 
-def filling_of(world: World) -> Filling:
+def filling_of(world: SimWorld) -> Filling:
     """Nobody has anything yet; under other policies than DRF nobody is asked about."""
     users = world.users + 1 if world.policy.order == "drf" else 0
     total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
@@ -86,21 +86,21 @@ class Preemptive(NamedTuple):
         thresholds: GPU seconds that part LAS's queues, ascending.
     """
 
-    plan: Plan
+    plan: PreemptionPlan
     policy: int
     restart_s: Floats
     thresholds: Floats
 
 
 @jit
-def decide_preemptive(sim: Sim, log: Log, passes: Passes, of: Preemptive) -> int:
+def decide_preemptive(sim: Sim, log: EventLog, passes: Passes, of: Preemptive) -> int:
     """Plans for all jobs anew, and carries the plan out."""
     plan = of.plan
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
     reset(sim, passes, plan)
     keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
-    share_out(sim, passes, plan, jobs[stable_order(keys)])
+    allocate_with_preemption(sim, passes, plan, jobs[stable_order(keys)])
     apply_plan(sim, log, plan, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)
@@ -111,7 +111,7 @@ run_preemptive = looped(decide_preemptive)
 
 
 @jit
-def refresh_active(sim: Sim, plan: Plan) -> None:
+def refresh_active(sim: Sim, plan: PreemptionPlan) -> None:
     """Drops what has ended, enters what has arrived (by rank)."""
     kept = 0
     for i in range(plan.size[0]):
@@ -166,7 +166,7 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) 
 
 
 @jit
-def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
+def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
     """An empty plan on nodes as they are."""
     whole, idle, runs = plan.shares.whole, plan.shares.idle, plan.shares.runs
     plan.shares.used[:] = 0
@@ -180,7 +180,7 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
 
 
 @jit
-def share_out(sim: Sim, passes: Passes, plan: Plan, queue: Ints) -> None:
+def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, queue: Ints) -> None:
     """Gives jobs their nodes, others, or none, in this order."""
     jobs, outcome = jobs_planned(plan.ledger, passes.jobs), plan.outcome
     state = ClusterState(sim.resources, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
@@ -188,14 +188,14 @@ def share_out(sim: Sim, passes: Passes, plan: Plan, queue: Ints) -> None:
 
 
 @jit
-def spare(sim: Sim, plan: Plan, job: int) -> None:
+def spare(sim: Sim, plan: PreemptionPlan, job: int) -> None:
     """A running job keeps its nodes, whoever comes before it."""
     retain(plan.shares.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
     plan.outcome.code[job] = KEPT
 
 
 @jit
-def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: Floats) -> None:
+def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats) -> None:
     """Stops running jobs that got no nodes or others, then starts."""
     for i in range(plan.size[0]):
         job = plan.active[i]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import ClusterState, Floats, Ints, Outcome
-from gpusched.sim.engine.state import RUNNING, Log, Passes, Sim
+from gpusched.sched.state import ClusterState, Floats, Ints, PassOutcome
+from gpusched.sim.engine.state import RUNNING, EventLog, Passes, Sim
 from gpusched.sim.engine.step import start_job
 
 
 @jit
-def state_of(sim: Sim, passes: Passes, outcome: Outcome) -> ClusterState:
+def state_of(sim: Sim, passes: Passes, outcome: PassOutcome) -> ClusterState:
     """What a pass over a queue reads and changes, now."""
     return ClusterState(
         sim.resources, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, sim.clock[0]
@@ -42,7 +42,7 @@ def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
 
 
 @jit
-def begin_started(sim: Sim, log: Log, outcome: Outcome, restart_s: Floats | None) -> None:
+def begin_started(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
     """Starts in the engine's terms what a pass has decided, each job with the request that it was given.
 
     ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
@@ -60,7 +60,7 @@ def _restart_s(restart_s: Floats | None, job: int) -> float:
 
 
 @jit
-def apply_outcome(sim: Sim, log: Log, waiting: Ints, size: Ints, outcome: Outcome) -> None:
+def apply_outcome(sim: Sim, log: EventLog, waiting: Ints, size: Ints, outcome: PassOutcome) -> None:
     """The same, and takes what has started out of the queue."""
     if outcome.total[0] > 0:
         begin_started(sim, log, outcome, None)

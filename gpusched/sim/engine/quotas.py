@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule
+from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
 from gpusched.sched.state import LINK, Floats, Ints, ints
-from gpusched.sim.engine.ledger import HOUR_S, HOURS, Ledger, note_used
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, note_used
 from gpusched.sim.quotas import QuotaSet
 from gpusched.traces.trace import Trace
 
@@ -19,7 +19,7 @@ class _Bounds:
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
         self._row: dict[tuple[tuple[str, str, str], str], int] = {}
-        self.rules: list[Rule] = []
+        self.rules: list[LimitRule] = []
         self.links: list[tuple[int, int, int]] = []
 
     def of(self, user: str | None, group: str, qos: str) -> list[int]:
@@ -28,7 +28,7 @@ class _Bounds:
         rules = [r for r in self._quotas.rules(user or "", group, qos) if r.unit in COLUMNS]
         return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]
 
-    def _enter(self, rule: Rule) -> int:
+    def _enter(self, rule: LimitRule) -> int:
         row = self._row.setdefault((rule.key, rule.unit), len(self.rules))
         if row == len(self.rules):
             self.rules.append(rule)
@@ -43,7 +43,7 @@ class _Bounds:
 
 def ledger_of(
     trace: Trace, limit: Floats, least: Ints, applied: QuotaSet
-) -> tuple[Ledger | None, dict[int, str]]:  # fmt: skip
+) -> tuple[SimLedger | None, dict[int, str]]:  # fmt: skip
     """Return the limits that the trace's jobs count for (None: none), and which jobs exceed one alone, with why.
 
     ``limit: float64[jobs]``: time limits, seconds; ``least: int64[jobs]``: the fewest GPUs that each may have.
@@ -69,7 +69,7 @@ def ledger_of(
         return None, never
     hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules])
     epoch = trace.epoch or 0.0
-    ledger = Ledger(
+    ledger = SimLedger(
         account=np.column_stack((first[of], trace.gpus, (trace.gpus * week).astype(np.int64))),
         room=ints([rule.most for rule in bounds.rules]),
         links=np.array(bounds.links, LINK),

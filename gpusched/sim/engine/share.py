@@ -35,15 +35,15 @@ from gpusched.sched.state import (
     ClusterState,
     Flags,
     Ints,
-    Outcome,
+    PassOutcome,
+    PlacementRequest,
     Records,
     Releases,
-    Request,
     Resources,
 )
 from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
-from gpusched.sim.engine.state import Log, Pace, Paired, Passes, Sim
+from gpusched.sim.engine.state import EventLog, Pace, Paired, Passes, Sim
 from gpusched.sim.engine.step import note, start_job
 from gpusched.sim.result import PAIRED
 
@@ -53,7 +53,7 @@ class Shared(NamedTuple):
 
     pace: Pace
     sim: Sim
-    log: Log
+    log: EventLog
     passes: Passes
     rule: int
     backfill: int
@@ -61,7 +61,8 @@ class Shared(NamedTuple):
 
 @jit
 def share_gpus(
-    pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints, rule: int, backfill: int,
+    pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints, rule: int,
+    backfill: int,
     own: int,
 ) -> bool:  # fmt: skip
     """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: no parts of GPUs are shared.
@@ -97,19 +98,26 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -
 
 
 @jit
-def _taken(state: ClusterState, job: int, request: Request, of: Shared) -> Request:
+def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Shared) -> PlacementRequest:
     return claim(of.pace, of.sim, job, request, state.scratch.chosen[0])
 
 
 @jit
-def _started(state: ClusterState, job: int, request: Request, of: Shared) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, of: Shared) -> None:
     """At once, as those behind it may share with it."""
     start_job(of.sim, of.log, job, state.scratch.chosen, 0, request.gpus, 0.0)
 
 
 @jit
 def place_shared(
-    pace: Pace, sim: Sim, passes: Passes, resources: Resources, slots: Records, request: Request, milli: int, rule: int
+    pace: Pace,
+    sim: Sim,
+    passes: Passes,
+    resources: Resources,
+    slots: Records,
+    request: PlacementRequest,
+    milli: int,
+    rule: int,
 ) -> bool:
     """Picks nodes for a job into ``sim.chosen``; whether there are any."""
     masks, scratch = passes.jobs.masks, passes.scratch
@@ -147,7 +155,14 @@ _NOWHERE = -2
 
 @jit
 def _fitting_slot(
-    resources: Resources, slots: Records, masks: Flags, request: Request, milli: int, node: int, first: int, gpus: int
+    resources: Resources,
+    slots: Records,
+    masks: Flags,
+    request: PlacementRequest,
+    milli: int,
+    node: int,
+    first: int,
+    gpus: int,
 ) -> int:
     """The shared GPU that a job for part of one would take on ``node``; -1: a free GPU; -2: it does not fit."""
     if not node_fits(resources, masks, with_gpus(request, 0), node):
@@ -161,7 +176,7 @@ def _fitting_slot(
 
 @inlined
 @jit
-def pair_up(pace: Pace | None, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints) -> None:
+def pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
     """Starts beside others whom a queue's own pass left waiting for room; ``outcome``: that pass's."""
     if pace is None:
         return
@@ -176,7 +191,7 @@ def _has_pairs(pairs: Paired | None) -> bool:
 
 @jit
 def _pair_up(
-    pairs: Paired | None, pace: Pace, sim: Sim, log: Log, passes: Passes, outcome: Outcome, ordered: Ints
+    pairs: Paired | None, pace: Pace, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints
 ) -> None:
     if pairs is None:
         return
@@ -299,7 +314,14 @@ def _sharers(pace: Pace, releases: Releases) -> Records:
 
 @jit
 def part_fits(
-    pace: Pace, sim: Sim, passes: Passes, resources: Resources, slots: Records, request: Request, milli: int, node: int
+    pace: Pace,
+    sim: Sim,
+    passes: Passes,
+    resources: Resources,
+    slots: Records,
+    request: PlacementRequest,
+    milli: int,
+    node: int,
 ) -> int:
     """1 if one part of a job fits a node, else 0."""
     masks = passes.jobs.masks
@@ -311,7 +333,8 @@ def part_fits(
 
 @jit
 def _give_back(
-    pace: Pace, sim: Sim, passes: Passes, future: Resources, slots: Records, request: Request, milli: int, at: int
+    pace: Pace, sim: Sim, passes: Passes, future: Resources, slots: Records, request: PlacementRequest, milli: int,
+    at: int
 ) -> int:  # fmt: skip
     """A part of a running job leaves ``future``; on how many nodes more the head fits by that."""
     job, node = passes.releases.owner[at], passes.releases.node[at]

@@ -14,18 +14,18 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
-from gpusched.sched.kernel.by_rule import Rule, pass_by_rule
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
-from gpusched.sched.sizing.settle import Rules, gather, settle
+from gpusched.sched.sizing.settle import SizingRules, gather, settle
 from gpusched.sched.sorting import ascending
-from gpusched.sched.state import NONE, Floats, Ints, Outcome, Records
-from gpusched.sim.engine.ledger import Ledger, charge_at, exceeds_at, plan_anew, set_gpus
+from gpusched.sched.state import NONE, Floats, Ints, PassOutcome, Records
+from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, plan_anew, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
-from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 from gpusched.sim.engine.step import cut
 from gpusched.sim.result import PREEMPTED
 
@@ -70,7 +70,7 @@ class Sizer(NamedTuple):
     size: Ints
     scene: Scene
     claims: Claims
-    outcome: Outcome
+    outcome: PassOutcome
     at: Ints
     asks: bool
     rule: int
@@ -79,11 +79,11 @@ class Sizer(NamedTuple):
     min_run_s: float
     gain: float
     restart_s: Floats
-    ledger: Ledger | None
+    ledger: SimLedger | None
 
 
 @jit
-def run_sized(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
+def run_sized(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
     """To the end; every partition's sizes, and what starts, again where somebody was stopped.
 
     Returns:
@@ -130,7 +130,7 @@ def _ask(sim: Sim, passes: Passes, of: Sizer, partition: int) -> None:
 
 
 @jit
-def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
+def _carry_out(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
     """What of the wishes is done: starts first, then stops; how many stops there were, or UNSOUND."""
     scene = _scene_now(of)
     if not settle(scene, of.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
@@ -138,7 +138,7 @@ def _carry_out(sim: Sim, log: Log, passes: Passes, of: Sizer) -> int:
     if of.size[0] > 0:
         queue = _sized_queue(sim, passes, of, scene)
         of.outcome.total[:] = 0
-        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, Rule(of.place, passes.rng))
+        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, PlacementRule(of.place, passes.rng))
         begin_started(sim, log, of.outcome, of.restart_s)
         for i in range(of.outcome.total[0]):
             of.jobs[of.outcome.started[i]]["resume"] = 0
@@ -176,7 +176,7 @@ def _scene_now(of: Sizer) -> Scene:
 
 
 @jit
-def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int) -> Rules:
+def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int) -> SizingRules:
     """The scene of now: resizable jobs that run, by number, and all that wait, what was stopped for a resize first."""
     now, count, parts = sim.clock[0], 0, 0
     soonest, of_partition = np.inf, 0
@@ -239,7 +239,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             rows[count]["work"] = state[job]["left"]
             count += 1
     of.at[ROWS] = count
-    return Rules(now, soonest, submits[:of_partition], of.gain, of.backfill == NONE, lo, hi)
+    return SizingRules(now, soonest, submits[:of_partition], of.gain, of.backfill == NONE, lo, hi)
 
 
 @jit
@@ -249,7 +249,7 @@ def _left_of_limit(sim: Sim, of: Sizer, job: int) -> float:
 
 
 @jit
-def _set_unusable(ledger: Ledger | None, sim: Sim, of: Sizer, job: int, held: int) -> None:
+def _set_unusable(ledger: SimLedger | None, sim: Sim, of: Sizer, job: int, held: int) -> None:
     """Mark the sizes for which limits leave too little."""
     if ledger is None:
         return
@@ -303,7 +303,7 @@ def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
 
 
 @jit
-def _stop(sim: Sim, log: Log, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
+def _stop(sim: Sim, log: EventLog, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
     """Stops a job to go on with so many GPUs."""
     own = of.jobs[job]
     of.stopped[job, own["stops"] % of.stopped.shape[1]] = sim.clock[0]

@@ -16,10 +16,10 @@ from gpusched.sched.heaps import Heap, new_heap
 from gpusched.sched.state import (
     Floats,
     Ints,
-    Jobs,
+    PlacementRequest,
+    QueueJobs,
     Records,
     Releases,
-    Request,
     Requests,
     Resources,
     Scratch,
@@ -28,9 +28,9 @@ from gpusched.sched.state import (
     filled,
 )
 from gpusched.sched.topology.load import Load
-from gpusched.sched.topology.slowdown import Model
-from gpusched.sched.topology.tree import Tree, Use
-from gpusched.sim.engine.ledger import Ledger
+from gpusched.sched.topology.slowdown import SlowdownModel
+from gpusched.sched.topology.tree import LinkUse, NetworkTree
+from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
@@ -60,7 +60,7 @@ STATE = np.dtype(
     [("status", _I8), ("needs", _I8), ("restarts", _I8)]
     + [(name, _F8) for name in ("first", "start", "end", "due", "until", "left")]
 )
-# A `Request` and the partition that it queues in.
+# A `PlacementRequest` and the partition that it queues in.
 SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
@@ -87,10 +87,10 @@ class Links(NamedTuple):
         use, needs: Room for the links of one job. found: ``int64[jobs]``: room for its neighbours.
     """
 
-    tree: Tree
-    model: Model
+    tree: NetworkTree
+    model: SlowdownModel
     load: Load
-    use: Use
+    use: LinkUse
     needs: Floats
     found: Ints
 
@@ -172,10 +172,10 @@ class Sim(NamedTuple):
     dirty: Ints
     chosen: Ints
     pace: Pace | None
-    ledger: Ledger | None = None
+    ledger: SimLedger | None = None
 
 
-class Log(NamedTuple):
+class EventLog(NamedTuple):
     """The event log and the cut runs, with room to spare; `Sim.counter` says how much is used.
 
     Attributes:
@@ -196,7 +196,7 @@ class Passes(NamedTuple):
     """
 
     requests: Requests
-    jobs: Jobs
+    jobs: QueueJobs
     releases: Releases
     scratch: Scratch
     rng: Words
@@ -205,10 +205,12 @@ class Passes(NamedTuple):
 
 
 @jit
-def shape_request(shapes: Records, shape: int) -> Request:
+def shape_request(shapes: Records, shape: int) -> PlacementRequest:
     """The request with index ``shape``."""
     of = shapes[shape]
-    return Request(of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"])
+    return PlacementRequest(
+        of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"]
+    )
 
 
 def shapes_of(requests: Requests, queue: Ints) -> Records:
@@ -220,7 +222,7 @@ def shapes_of(requests: Requests, queue: Ints) -> Records:
 def new_sim(
     jobs: Records, shapes: Records, node: Records, resources: Resources, *, parts: Ints, needs: Ints,
     children: Ints, changes: Records, partitions: int, runs: int, half_life_s: float, scratch: Scratch,
-    by_free: NodeIndex, ledger: Ledger | None = None,
+    by_free: NodeIndex, ledger: SimLedger | None = None,
 ) -> Sim:  # fmt: skip
     """A world in which nothing has happened yet, at recorded speeds; see `Sim`.
 
@@ -250,12 +252,12 @@ def new_sim(
     )
 
 
-def new_log(events: int, cuts: int, parts: int) -> Log:
+def new_log(events: int, cuts: int, parts: int) -> EventLog:
     """An empty log with room for that many events, cut runs, and parts of cut runs."""
-    return Log(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
+    return EventLog(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
 
 
-def grown(log: Log, sim: Sim) -> Log:
+def grown(log: EventLog, sim: Sim) -> EventLog:
     """The same log with more room."""
     cuts, parts = 2 * len(log.cuts) + len(sim.jobs), 2 * len(log.cut_nodes) + len(sim.held)
     more = new_log(2 * len(log.events), cuts, parts)

@@ -15,10 +15,10 @@ from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt, note_release, protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
-from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, Records, Request
+from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, PlacementRequest, Records
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.nodeindex import enough, pick
-from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.engine.waitlist import Waitlist, following, set_leaf
 
@@ -40,7 +40,7 @@ class Fixed(NamedTuple):
 
 
 @jit
-def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
+def decide_strict(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> int:
     """With one partition whose head blocks, without node events."""
     heads, last = fixed.waitlist.heads, fixed.last[0]
     for i in range(sim.counter[READY]):
@@ -62,7 +62,7 @@ def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
 
 
 @jit
-def decide_merged(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
+def decide_merged(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> int:
     """Strict, skip or EASY, any number of partitions."""
     waitlist, last = fixed.waitlist, fixed.last[0]
     for i in range(sim.counter[READY]):
@@ -117,7 +117,7 @@ def _gather_ready(sim: Sim, waitlist: Waitlist) -> None:
 
 
 @jit
-def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
+def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
     """One pass over one partition's waiting jobs in ``waitlist.shapes``, the next of every shape at a time."""
     waitlist, last, rule, backfill = fixed.waitlist, fixed.last[0], fixed.rule, fixed.backfill
     scratch, shapes, now = passes.scratch, waitlist.shapes, sim.clock[0]
@@ -185,7 +185,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
 
 
 @jit
-def _try(sim: Sim, passes: Passes, request: Request, shape: int, rule: int, late: bool) -> bool:
+def _try(sim: Sim, passes: Passes, request: PlacementRequest, shape: int, rule: int, late: bool) -> bool:
     """`sched.backfill.attempt`, with the index where there is one; marks the shape as failed as it does."""
     scratch, masks = passes.scratch, passes.jobs.masks
     if sim.by_free.many.size == 0 or rule >= RANDOM:

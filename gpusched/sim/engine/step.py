@@ -41,7 +41,7 @@ from gpusched.sim.engine.state import (
     RUNNING,
     RUNS,
     WAITING,
-    Log,
+    EventLog,
     Sim,
     shape_request,
 )
@@ -51,7 +51,7 @@ NOTHING_TAKEN = -1
 
 
 @jit
-def note(sim: Sim, log: Log, kind: int, subject: int) -> None:
+def note(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
     """Adds an event of now to the log."""
     event = log.events[sim.counter[LOGGED]]
     event["time"] = sim.clock[0]
@@ -61,7 +61,7 @@ def note(sim: Sim, log: Log, kind: int, subject: int) -> None:
 
 
 @jit
-def advance(sim: Sim, log: Log) -> int:
+def advance(sim: Sim, log: EventLog) -> int:
     """Goes to the next instant; ends, node events and arrivals of it are done when this returns.
 
     Returns:
@@ -98,7 +98,7 @@ def advance(sim: Sim, log: Log) -> int:
 
 
 @jit
-def _short_of_room(sim: Sim, log: Log) -> bool:
+def _short_of_room(sim: Sim, log: EventLog) -> bool:
     """Whether this instant might not fit the log: each job starts, is cut and ends at most once at one instant."""
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
@@ -146,7 +146,7 @@ def make_ready(sim: Sim, job: int) -> None:
 
 
 @jit
-def _finish(sim: Sim, log: Log, job: int) -> None:
+def _finish(sim: Sim, log: EventLog, job: int) -> None:
     sim.state[job]["status"] = DONE
     sim.state[job]["end"] = sim.clock[0]
     note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
@@ -180,7 +180,7 @@ def end_job(sim: Sim, job: int) -> None:
 
 
 @jit
-def start_job(sim: Sim, log: Log, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
+def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
     """Start ``job``, whoever decided that: with its request, on ``nodes[first:]``.
 
     ``taken``: a pass has taken so many whole GPUs of each node (`backfill.launch`), and all else that the start takes;
@@ -215,7 +215,7 @@ def start_job(sim: Sim, log: Log, job: int, nodes: Ints, first: int, taken: int,
 
 
 @jit
-def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
+def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
     """Stops a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
     counter, offset = sim.counter, sim.jobs[job]["offset"]
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
@@ -238,7 +238,7 @@ def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
 
 
 @jit
-def _change(sim: Sim, log: Log) -> None:
+def _change(sim: Sim, log: EventLog) -> None:
     """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller.
 
     And jobs that may start from now on, or settle for less.
@@ -270,7 +270,7 @@ def _change(sim: Sim, log: Log) -> None:
 
 
 @jit
-def _fail_jobs(sim: Sim, log: Log, node: int) -> None:
+def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
     """Cuts the jobs on a node that failed, in order of their numbers; they wait again, with all their work to do."""
     running = ascending(sim.ends.item[: sim.ends.size[0]])
     for job in running:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusched.errors import FileError, GpuschedError
-from gpusched.sched.interference.pairs import Pairs
+from gpusched.sched.interference.pairs import InterferenceTable
 from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.table import Profiles, split_model, type_key
 from gpusched.traces.readers.columns import open_text
@@ -31,7 +31,7 @@ _Row = tuple[tuple[str, str], tuple[str, str], float]
 """What a job is and its model, the same of its neighbour, and what is left of its speed."""
 
 
-def read_pairs(path: Path | str) -> Pairs:
+def read_pairs(path: Path | str) -> InterferenceTable:
     """The pairs of one file. Speeds of 0 (it did not run) are no figures; a ratio above 1 counts as 1.
 
     Raises:
@@ -52,7 +52,7 @@ def read_pairs(path: Path | str) -> Pairs:
         raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
 
 
-def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> Pairs:
+def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> InterferenceTable:
     """The pairs of a table that were measured on so many GPUs of a type, each job on all of them."""
     return _assembled(
         ((job, split_model(job)[0]), (other, split_model(other)[0]), ratio)
@@ -61,11 +61,11 @@ def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> Pairs:
     )
 
 
-def _assembled(rows: Iterable[_Row]) -> Pairs:
+def _assembled(rows: Iterable[_Row]) -> InterferenceTable:
     kept = [(job, other, min(ratio, 1.0)) for job, other, ratio in rows if ratio > 0]
     kinds = sorted({kind for job, other, _ in kept for kind in (job, other)})
     number = {kind: place for place, kind in enumerate(kinds)}
-    return Pairs(
+    return InterferenceTable(
         kinds=tuple(name for name, _ in kinds),
         families=tuple(family for _, family in kinds),
         job=np.array([number[job] for job, _, _ in kept], np.int64),

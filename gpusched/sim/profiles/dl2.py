@@ -32,7 +32,7 @@ _MOST_TASKS = 16  # servers, and workers, that a job has in DL2's setting
 _NOTHING = 1e-6
 
 
-class Measured(NamedTuple):
+class MeasuredSpeed(NamedTuple):
     """One line: the job's speed, in steps/s, with so many servers and workers; 0 says that it did not run."""
 
     model: str
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     speed: float
 
 
-def records(path: Path | None) -> Iterator[Measured]:
+def records(path: Path | None) -> Iterator[MeasuredSpeed]:
     """Yield the lines of one file; None: of the table that comes along.
 
     Raises:
@@ -49,7 +49,7 @@ def records(path: Path | None) -> Iterator[Measured]:
     """
     if path is None:
         for row in rows_of("dl2_speeds"):
-            yield Measured(row["model"], int(row["servers"]), int(row["workers"]), float(row["steps_per_s"]))
+            yield MeasuredSpeed(row["model"], int(row["servers"]), int(row["workers"]), float(row["steps_per_s"]))
         return
     with open_text(path) as text:
         for number, line in enumerate(text, 1):
@@ -144,13 +144,13 @@ def _distances(a: Floats, b: Floats) -> Floats:
     return distances
 
 
-def _record(path: Path, number: int, line: str) -> Measured:
+def _record(path: Path, number: int, line: str) -> MeasuredSpeed:
     found: Any = None
     try:
         found = ast.literal_eval(line.strip())
         model, _, _, servers, workers, speeds, _, _ = found
         if len(speeds) == workers >= 1 and min(speeds) >= 0 and sum(speeds) < float("inf") and servers >= 1:
-            return Measured(model_key(model), int(servers), int(workers), float(sum(speeds)))
+            return MeasuredSpeed(model_key(model), int(servers), int(workers), float(sum(speeds)))
     except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
         pass
     shown = repr(found) if found is not None else line.strip()

@@ -70,7 +70,7 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
     return [Profiles(series=series, usual=usual, recorded_on=recorded_on, sources=sources, notes=notes)]
 
 
-class Measured(NamedTuple):
+class MeasuredSteps(NamedTuple):
     """Steps of a model on a machine as they were measured; ``bus``: whether GPUs of a server share one."""
 
     model: str
@@ -79,7 +79,7 @@ class Measured(NamedTuple):
     bus: bool
 
 
-def read_steps(path: Path) -> Measured:
+def read_steps(path: Path) -> MeasuredSteps:
     """The steps of one file. Sia's servers hang on one switch: they are of one rack.
 
     Raises:
@@ -94,7 +94,7 @@ def read_steps(path: Path) -> Measured:
     most, gpus, nodes = (np.array(c, np.int64) for c in zip(*((r.most, r.gpus, r.nodes) for r in rows), strict=True))
     placed = Placed(most, gpus, nodes, np.ones_like(nodes))
     times = StepTimes(placed, np.array([float(r.batch) for r in rows]), np.array([r.step_s for r in rows]))
-    return Measured(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))
+    return MeasuredSteps(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))
 
 
 def _models(path: Path, keys: list[str]) -> frozenset[str]:

@@ -30,7 +30,7 @@ Rows = list[list[float | None]]
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class ModelSensitivity:
     """Of one model: GPUs -> relative throughput by CPU cores and memory for each GPU; None: not measured."""
 
     tables: dict[int, Rows]
@@ -88,7 +88,7 @@ def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
     for model in dict.fromkeys(model for model, _ in found):
         sets = {name: tables for (of, name), tables in found.items() if of == model}
         tables = sets.get("models") or sets[min(sets)]
-        sensitivity[model] = Sensitivity(_completed(tables))
+        sensitivity[model] = ModelSensitivity(_completed(tables))
     models = frozenset(sensitivity)
     return Profiles(series={}, sensitivity=sensitivity, sources=((path.name, models),), notes=((_NOTE, models),))
 

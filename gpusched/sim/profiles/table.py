@@ -13,7 +13,7 @@ _SEPARATORS = re.compile(r"[\s_-]+")
 Spread = Literal["nodes", "apart", "any"]
 
 
-class Sensitivity(Protocol):
+class ResourceSensitivity(Protocol):
     """How a model's speed depends on CPU cores and memory."""
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
@@ -85,7 +85,7 @@ class Profiles:
     beside: Mapping[tuple[str, str, int, str], float] = field(default_factory=dict)
     recorded_on: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, str] = field(default_factory=dict)
-    sensitivity: Mapping[str, Sensitivity] = field(default_factory=dict)
+    sensitivity: Mapping[str, ResourceSensitivity] = field(default_factory=dict)
     sources: tuple[tuple[str, frozenset[str]], ...] = ()
     notes: tuple[tuple[str, frozenset[str]], ...] = ()
 
@@ -144,7 +144,7 @@ class Profiles:
         ]
 
     def share_of(self, model: str, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """As `Sensitivity.at`; 1.0 for a model of which nothing is known."""
+        """As `ResourceSensitivity.at`; 1.0 for a model of which nothing is known."""
         key = model_key(model)
         base = split_model(key)[0]
         if key not in self.sensitivity and not any(name == base for name, _ in self.series):
@@ -190,7 +190,7 @@ def merged(parts: Iterable[Profiles]) -> Profiles:
     beside: dict[tuple[str, str, int, str], float] = {}
     recorded_on: dict[str, str] = {}
     usual: dict[str, str] = {}
-    sensitivity: dict[str, Sensitivity] = {}
+    sensitivity: dict[str, ResourceSensitivity] = {}
     sources: list[tuple[str, frozenset[str]]] = []
     notes: list[tuple[str, frozenset[str]]] = []
     for part in parts:

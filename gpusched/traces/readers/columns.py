@@ -56,16 +56,16 @@ def stem(path: Path) -> str:
     return path.stem if path.suffix in _SUFFIXES else path.name
 
 
-class Reading(io.FileIO):
+class CountedFile(io.FileIO):
     """A file that can be asked how much of it has been read."""
 
-    latest: Reading | None = None
+    latest: CountedFile | None = None
     """The one that was opened last, for whoever shows how far it is."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.path, self.size = path, os.fstat(self.fileno()).st_size
-        Reading.latest = self
+        CountedFile.latest = self
 
     @property
     def done(self) -> int:
@@ -88,7 +88,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: p)
     try:
         with (
-            io.BufferedReader(Reading(path), 1 << 16) as packed,
+            io.BufferedReader(CountedFile(path), 1 << 16) as packed,
             opener(packed) as raw,
             io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as text,
         ):

@@ -11,13 +11,13 @@ import numpy as np
 
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.ids import id_key
-from gpusched.model.jobs import ENDED, DependencyKind, Job
+from gpusched.model.jobs import ENDED, DependencyKind, JobRecord
 from gpusched.model.progress import JobProgress, speeds_of
 from gpusched.model.units import count_of
-from gpusched.queue.store import DATABASE, Reader, Run
+from gpusched.queue.store import DATABASE, Reader, RunRecord
 from gpusched.sched.sizing.live import pace_of
 from gpusched.traces.readers.draft import assemble, intern
-from gpusched.traces.trace import Ints, Told, Trace
+from gpusched.traces.trace import Ints, ProgressRecords, Trace
 
 
 def read(path: Path, *, strict: bool) -> Trace:
@@ -96,7 +96,7 @@ LEFT_OUT = "that never ran"
 
 
 def _assembled(
-    name: str, jobs: list[Job], submits: list[float], durations: list[float], first_start: dict[str, float],
+    name: str, jobs: list[JobRecord], submits: list[float], durations: list[float], first_start: dict[str, float],
     notes: list[str],
 ) -> Trace:  # fmt: skip
     """The trace of these jobs, in this order."""
@@ -138,7 +138,7 @@ def _assembled(
     )  # fmt: skip
 
 
-def as_submitted(jobs: list[Job]) -> Trace:
+def as_submitted(jobs: list[JobRecord]) -> Trace:
     """At least one job at its submission: those that ended ran as long as their last attempt did, others never end.
 
     Of a resized one all attempts count that its time limit counted.
@@ -152,37 +152,37 @@ def as_submitted(jobs: list[Job]) -> Trace:
     return _assembled("queue", jobs, [_submit(job) for job in jobs], list(ran.values()), start, [])
 
 
-def _of_all(job: Job, per_node: int, base: str) -> int:
+def _of_all(job: JobRecord, per_node: int, base: str) -> int:
     return job.spec.nodes * per_node if job.spec.elastic is None else int(getattr(job.spec.elastic, base))
 
 
-def _submit(job: Job) -> float:
+def _submit(job: JobRecord) -> float:
     return max(job.submit_time, job.spec.begin_time or 0.0)
 
 
 class _Past(NamedTuple):
     """The attempts and the progress of all jobs; ``until``: what has not ended is taken to end then."""
 
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[RunRecord]]
     first_start: dict[str, float]
     progress: dict[str, tuple[JobProgress, ...]]
     until: float | None
 
     @classmethod
     def of(cls, reader: Reader, until: float | None = None) -> _Past:
-        runs: dict[str, list[Run]] = {}
+        runs: dict[str, list[RunRecord]] = {}
         first: dict[str, float] = {}
         for run in reader.runs(0.0, np.inf if until is None else until):
             first.setdefault(run.job_id, run.start_time)
             runs.setdefault(run.job_id, []).append(run)
         return cls(runs, first, reader.progress_of_all(), until)
 
-    def work_s(self, job: Job, since: float = 0.0) -> float:
+    def work_s(self, job: JobRecord, since: float = 0.0) -> float:
         """Seconds that what a job did after ``since`` takes at its `_size`."""
         scale = _scale(job, self.progress.get(job.id, ()))
         return sum((run.work_s * scale(run.gpus) for run in self.attempts(job, since)), 0.0)
 
-    def attempts(self, job: Job, since: float = 0.0) -> list[_Attempt]:
+    def attempts(self, job: JobRecord, since: float = 0.0) -> list[_Attempt]:
         """What of its attempts counts as work, after ``since``."""
         told = {one.attempt: one for one in self.progress.get(job.id, ())}
         found = []
@@ -198,19 +198,19 @@ class _Past(NamedTuple):
             found.append(_Attempt(run.gpus, begin, max(0.0, end - begin)))
         return found
 
-    def had_s(self, job: Job, before: float) -> float:
+    def had_s(self, job: JobRecord, before: float) -> float:
         """Seconds of a job's limit that were over then."""
         if job.resizes is None:
             return max(0.0, before - job.start_time) if job.start_time else 0.0
         ran = ((run, self._end(run)) for run in self.runs[job.id])
         return sum(max(0.0, min(before, end) - run.start_time) for run, end in ran if end is not None)
 
-    def _end(self, run: Run) -> float | None:
+    def _end(self, run: RunRecord) -> float | None:
         if self.until is None:
             return run.end_time
         return self.until if run.end_time is None else min(run.end_time, self.until)
 
-    def told(self, trace: Trace, jobs: Sequence[Job]) -> Trace:
+    def told(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
         """The trace of these jobs with what they told; as it is where they told nothing, and none is resizable."""
         if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
             return trace
@@ -223,7 +223,7 @@ class _Past(NamedTuple):
         size, run = np.array(sizes, np.float64).reshape(-1, 3), np.array(runs, np.float64).reshape(-1, 4)
         last = [self.progress.get(job.id, ())[-1:] for job in jobs]
         costs = [job.resizes.cost_s if job.resizes is not None else None for job in jobs]
-        told = Told(
+        told = ProgressRecords(
             steps=np.array([one[0].step if one else None for one in last], np.float64),
             cost_s=np.array(costs, np.float64),
             cooldown_s=np.array([job.spec.elastic.cooldown_s if job.spec.elastic else 0 for job in jobs], np.float64),
@@ -250,16 +250,16 @@ OWN_PACE = (
 )
 
 
-def _size(job: Job) -> int:
+def _size(job: JobRecord) -> int:
     """GPUs of the job that its run time is of."""
     return job.spec.gpus if job.spec.elastic is None else job.spec.elastic.base_gpus
 
 
-def _sizes(job: Job) -> tuple[int, ...]:
+def _sizes(job: JobRecord) -> tuple[int, ...]:
     return (job.spec.gpus,) if job.spec.elastic is None else job.spec.elastic.sizes
 
 
-def _scale(job: Job, told: Sequence[JobProgress]) -> Callable[[int], float]:
+def _scale(job: JobRecord, told: Sequence[JobProgress]) -> Callable[[int], float]:
     """How fast a job is with so many GPUs, its speed at its `_size` being 1: as policies that choose sizes see it."""
     speeds, own = speeds_of(told), _size(job)
     if job.spec.elastic is None or own < 1:
@@ -275,7 +275,7 @@ def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
     return max(0.0, one.step - max(after.first_step, one.first_step)) / pace if pace > 0 else 0.0
 
 
-def _dependencies(jobs: list[Job]) -> tuple[Ints, list[str]]:
+def _dependencies(jobs: list[JobRecord]) -> tuple[Ints, list[str]]:
     """Of each job, the row of the job it waited for that ended last; ``after`` (started) is not kept."""
     rows = {job.id: row for row, job in enumerate(jobs)}
     arrays: dict[str, list[int]] = {}

@@ -28,7 +28,7 @@ _LONG = {letter: name for name, letter in _ALL.items() if letter}
 _GPUS = re.compile(r"(?:gres[/:])?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
-class Refused(Exception):
+class StepOptionError(Exception):
     """One line: what cannot be."""
 
 
@@ -43,17 +43,19 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
         found, command = getopt.getopt(_without_optional(words), short, [name.replace(":", "=") for name in _ALL])
     except getopt.GetoptError as error:
         if error.opt.startswith("container-"):
-            raise Refused(f"--{error.opt}: a step runs in its job's image; see gpusched submit --image") from None
-        raise Refused(f"{error.msg}; not supported by srun inside a job of gpusched") from None
+            raise StepOptionError(
+                f"--{error.opt}: a step runs in its job's image; see gpusched submit --image"
+            ) from None
+        raise StepOptionError(f"{error.msg}; not supported by srun inside a job of gpusched") from None
     asked = {}  # type: dict[str, str]
     for option, value in found:
         name = option[2:] if option.startswith("--") else _LONG[option[1:]].rstrip(":")
         allowed = _ONE_VALUE.get(name + ":")
         if allowed is not None and value not in allowed:
-            raise Refused("--{}={}: only {} is supported here".format(name, value, " or ".join(allowed)))
+            raise StepOptionError("--{}={}: only {} is supported here".format(name, value, " or ".join(allowed)))
         asked[{"tasks-per-node": "ntasks-per-node"}.get(name, name)] = value
     if not command:
-        raise Refused("no command given")
+        raise StepOptionError("no command given")
     return asked, command
 
 
@@ -84,7 +86,7 @@ def number(asked: "Mapping[str, str]", name: str) -> "int | None":
     if name not in asked:
         return None
     if not re.match(r"[0-9]{1,7}$", asked[name]) or int(asked[name]) < 1:
-        raise Refused(f"--{name}={asked[name]}: expected a number, at least 1")
+        raise StepOptionError(f"--{name}={asked[name]}: expected a number, at least 1")
     return int(asked[name])
 
 
@@ -104,7 +106,7 @@ def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: i
         wanted = hostnames(asked["nodelist"])
         strangers = [name for name in wanted if name not in names]
         if strangers:
-            raise Refused(f"--nodelist: {strangers[0]} is not a node of this job")
+            raise StepOptionError(f"--nodelist: {strangers[0]} is not a node of this job")
         chosen = [i for i in chosen if names[i] in wanted]
     left_out = hostnames(asked.get("exclude", ""))
     chosen = [i for i in chosen if names[i] not in left_out]
@@ -115,13 +117,13 @@ def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: i
         low = number({"nodes": least}, "nodes") or 1
         high = number({"nodes": most or least}, "nodes") or 1
         if low > len(chosen):
-            raise Refused("--nodes={}: this job has {} nodes for the step".format(asked["nodes"], len(chosen)))
+            raise StepOptionError("--nodes={}: this job has {} nodes for the step".format(asked["nodes"], len(chosen)))
         count = min(high, count)
     if not count:
-        raise Refused("no node left for the step")
+        raise StepOptionError("no node left for the step")
     if tasks is not None:
         if each is not None and tasks > each * count:
-            raise Refused(f"--ntasks={tasks}: {count} nodes with {each} each are fewer")
+            raise StepOptionError(f"--ntasks={tasks}: {count} nodes with {each} each are fewer")
         count = min(count, tasks)
         if each is not None:
             count = min(count, -(-tasks // each))
@@ -145,7 +147,7 @@ def gpus(asked: "Mapping[str, str]", nodes: int, tasks: int, per_task: int) -> "
     if "gpus" in asked:
         total = _gpus(asked, "gpus")
         if total % nodes:
-            raise Refused(f"--gpus={total}: cannot be divided by {nodes} nodes; use --gpus-per-node")
+            raise StepOptionError(f"--gpus={total}: cannot be divided by {nodes} nodes; use --gpus-per-node")
         return total // nodes, per_task if "gpus-per-task" in asked else 0
     return (per_task * tasks, per_task) if per_task else (None, 0)
 
@@ -155,7 +157,7 @@ def _gpus(asked: "Mapping[str, str]", name: str) -> int:
     if found is None or found.end() != len(asked[name]):
         if asked[name] == "gpu":
             return 1
-        raise Refused(f"--{name}={asked[name]}: expected a number of GPUs")
+        raise StepOptionError(f"--{name}={asked[name]}: expected a number of GPUs")
     return int(found.group(1))
 
 
@@ -181,7 +183,7 @@ def _pieces(part: str, text: str) -> "list[str]":
     for item in part[1:-1].split(","):
         first, _, last = item.partition("-")
         if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > 65536:
-            raise Refused(f"{text}: not a list of nodes")
+            raise StepOptionError(f"{text}: not a list of nodes")
         pieces += [str(i).zfill(len(first)) for i in range(int(first), int(last or first) + 1)]
     return pieces
 
@@ -194,7 +196,7 @@ def seconds(asked: "Mapping[str, str]", name: str, unit_s: int) -> "float | None
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(p.isdigit() for p in [*parts, days or "0"]) or len(parts) > 3:
-        raise Refused(f"--{name}={text}: expected a time")
+        raise StepOptionError(f"--{name}={text}: expected a time")
     values = [int(p) for p in parts]
     if dash:
         values += [0] * (3 - len(values))
@@ -213,5 +215,5 @@ def exported(asked: "Mapping[str, str]") -> "dict[str, str]":
     """
     items = asked.get("export", "ALL").split(",")
     if items[0] not in ("ALL", "") and "=" not in items[0]:
-        raise Refused("--export={}: only ALL[,NAME=VALUE...] is supported here".format(asked["export"]))
+        raise StepOptionError("--export={}: only ALL[,NAME=VALUE...] is supported here".format(asked["export"]))
     return dict(item.split("=", 1) for item in items if "=" in item)

@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
 
 from gpusched.nodes.batch.steps import wire
-from gpusched.nodes.batch.steps.tasks import Tasks, own_folder
+from gpusched.nodes.batch.steps.tasks import StepTasks, own_folder
 
 MYPY = False
 if MYPY:
@@ -24,12 +24,12 @@ _OTHERS = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
 _KINDS = {"out": wire.OUT, "err": wire.ERR, "exit": wire.EXIT}
 
 
-class Server:
+class StepServer:
     """The steps of this node."""
 
     def __init__(self) -> None:
         self.settings = wire.settings()
-        self._steps = {}  # type: dict[int, Tasks]
+        self._steps = {}  # type: dict[int, StepTasks]
 
     async def serve(self) -> None:
         """Until a signal that ends."""
@@ -103,7 +103,7 @@ class Server:
         if (request["attempt"], request["rank"]) != (self.settings["attempt"], self.settings["rank"]):
             writer.write(wire.frame(wire.REFUSED, 1, b"another job"))
             return
-        tasks = Tasks(request["step"], request["changes"])
+        tasks = StepTasks(request["step"], request["changes"])
         hears = asyncio.ensure_future(wire.read_frame(reader))
         claims = asyncio.ensure_future(tasks.claim(lambda: writer.write(wire.frame(wire.WAITS))))
         try:
@@ -123,7 +123,9 @@ class Server:
             hears.cancel()
             tasks.release()
 
-    async def _run(self, tasks: Tasks, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, feed: bool) -> None:
+    async def _run(
+        self, tasks: StepTasks, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, feed: bool
+    ) -> None:
         step = tasks.step["id"]
         self._steps[step] = tasks
         listening, one = asyncio.ensure_future(self._obey(tasks, reader)), asyncio.Lock()
@@ -144,7 +146,7 @@ class Server:
             listening.cancel()
             del self._steps[step]
 
-    async def _obey(self, tasks: Tasks, reader: asyncio.StreamReader) -> None:
+    async def _obey(self, tasks: StepTasks, reader: asyncio.StreamReader) -> None:
         heard = await wire.read_frame(reader)
         while heard is not None:
             kind, number, data = heard
@@ -161,7 +163,7 @@ class Server:
 if __name__ == "__main__":
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(Server().serve())
+    loop.run_until_complete(StepServer().serve())
     shutil.rmtree(own_folder(), ignore_errors=True)
     sys.stdout.flush()
     os._exit(0)

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
 
 from gpusched.nodes.batch.steps import options, wire
 from gpusched.nodes.batch.steps.output import Output
-from gpusched.nodes.batch.steps.tasks import Tasks, new_step
+from gpusched.nodes.batch.steps.tasks import StepTasks, new_step
 
 MYPY = False
 if MYPY:
@@ -30,13 +30,13 @@ class Here:
 
     def __init__(self, step: "dict[str, Any]", changes: "dict[str, str | None]", emit: "Callable[..., None]") -> None:
         self.name, self._step, self._emit = step["node"], step, emit
-        self._tasks = Tasks(step, changes)
+        self._tasks = StepTasks(step, changes)
 
     async def prepare(self, waits: "Callable[[], None]") -> None:
         """Take what it needs; nothing is started."""
         why = await self._tasks.claim(waits)
         if why:
-            raise options.Refused(why)
+            raise options.StepOptionError(why)
 
     async def run(self, capture: bool, feed: bool) -> None:
         """Start its tasks, and wait for their end."""
@@ -75,7 +75,7 @@ class There:
                 if why is None:
                     return
             if loop.time() >= until:
-                raise options.Refused(
+                raise options.StepOptionError(
                     f"node {self.name} cannot run steps ({self._address}, port {self._ports[0]}: {why}); no python3?"
                 )
             await asyncio.sleep(0.3)
@@ -95,7 +95,7 @@ class There:
             return None
         self._writer.close()
         if answer is not None and answer[0] == wire.REFUSED and answer[1] == 0:
-            raise options.Refused(answer[2].decode())
+            raise options.StepOptionError(answer[2].decode())
         return "another job's"
 
     async def run(self, capture: bool, feed: bool) -> None:
@@ -131,7 +131,7 @@ class There:
             self._writer.write(wire.frame(wire.SIGNAL, number))
 
 
-class Step:
+class SrunCall:
     """One call of srun."""
 
     def __init__(self, words: "list[str]") -> None:
@@ -300,8 +300,8 @@ def main() -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        step = Step(sys.argv[1:])
-    except options.Refused as error:
+        step = SrunCall(sys.argv[1:])
+    except options.StepOptionError as error:
         print(f"srun: error: {error}; nothing was started", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
@@ -309,7 +309,7 @@ def main() -> None:
         sys.exit(1)
     try:
         code = loop.run_until_complete(step.run())
-    except options.Refused as error:
+    except options.StepOptionError as error:
         print(f"srun: error: {error}; nothing was started", file=sys.stderr)
         code = 1
     except OSError as error:

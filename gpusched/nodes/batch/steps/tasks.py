@@ -21,7 +21,7 @@ _NOT_STARTED = {errno.ENOENT: 2, errno.EACCES: 13}
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
 
 
-class Tasks:
+class StepTasks:
     """They are started with `start`; `done` waits for their end."""
 
     def __init__(self, step: "dict[str, Any]", changes: "dict[str, str | None]") -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.web.feed import Feed, Packed, Site
-from gpusched.web.usage import Used
+from gpusched.web.feed import Feed, Packed, SiteReader
+from gpusched.web.usage import UsageStats
 
 _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
 _REST = 10.0  # so many times as long as the last one took is waited before the next
@@ -21,7 +21,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
-class Slowly:
+class BackgroundStats:
     """Makes both again when the view has changed, and tells the feed."""
 
     def __init__(self, feed: Feed) -> None:
@@ -31,7 +31,7 @@ class Slowly:
 
     def run(self) -> None:
         """Again and again, until `stop`."""
-        site, used = Site(), Used()
+        site, used = SiteReader(), UsageStats()
         works: dict[str, Callable[[Client], Any]] = {
             "usage": lambda client: used.figures(client.reader, time.time()),
             "forecast": forecast_of,
@@ -47,7 +47,7 @@ class Slowly:
                 end = time.monotonic()
                 due[name] = end + max(_PAUSE_S[name], _REST * (end - begin))
 
-    def _make(self, name: str, work: Callable[[Client], Any], site: Site) -> None:
+    def _make(self, name: str, work: Callable[[Client], Any], site: SiteReader) -> None:
         try:
             site.refresh()
             found = work(site.client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.model.indices import each
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 
@@ -13,7 +13,7 @@ SPARE = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
 MOST_AHEAD = 1000  # parts of an array that are run forward, but at least as many as can run at once
 
 
-class Room:
+class ArrayTaskLimit:
     """What is free by what is declared and held: never less than a job could have.
 
     Args:
@@ -27,7 +27,7 @@ class Room:
         self,
         inventory: Inventory,
         policies: Mapping[str, PolicySpec],
-        active: Iterable[Job],
+        active: Iterable[JobRecord],
         array_limits: Mapping[str, int],
         running_tasks: Mapping[str, int],
     ) -> None:
@@ -45,12 +45,12 @@ class Room:
                     for i, amount in enumerate((len(part.gpus), part.cores, part.memory_mib)):
                         self._free[name][i] -= amount
 
-    def of_array(self, job: Job) -> int | None:
+    def of_array(self, job: JobRecord) -> int | None:
         """How many more tasks of its array may run; None: there is no bound."""
         limit = self._limits.get(job.array_id) if job.array_id else None
         return None if limit is None else max(0, limit - self._running.get(job.array_id or "", 0))
 
-    def for_tasks(self, row: Job, now: float) -> int:
+    def for_tasks(self, row: JobRecord, now: float) -> int:
         """How many tasks of a row to look at: as many as could start at once, and some to plan ahead with; at least 1.
 
         Who behind them waits for the same as the last of them, which did not start either.
@@ -61,7 +61,7 @@ class Room:
         room = self.of_array(row)
         return most if room is None else max(1, min(most, room + 1))
 
-    def ahead(self, row: Job) -> list[tuple[int, int]]:
+    def ahead(self, row: JobRecord) -> list[tuple[int, int]]:
         """The tasks of a row to run forward, and how many that come next each stands for besides itself.
 
         Of a long array so many tasks one after the other as one that lasts as long as they; the last ones, whose ends
