@@ -30,8 +30,8 @@ from msgspec.structs import replace as with_changes
 from benchmarks.decide import build, median_ms
 from gpusched.agents.common.vector import named
 from gpusched.agents.topology import live as agents
-from gpusched.agents.topology.engine import placed_by
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, untrained
+from gpusched.agents.topology.replay import placed_by
 from gpusched.agents.topology.reproduce import run_of, settings_of
 from gpusched.agents.topology.workloads import draw, ours
 from gpusched.config.weights import TrainedModel
@@ -156,10 +156,10 @@ def parts_ms(snapshot: Snapshot, model: TrainedModel) -> tuple[float, float, flo
         marks = [time.thread_time()]
         queue = context.waiting.ordered(context.partition, context.policy.order)
         costs = agents.own_room(context.costs)
-        deal = agents.new_deal(agent, context, costs, queue)
+        deal = agents.dealt(agent, context, costs, queue)
         marks.append(time.thread_time())
         count, longest = context.policy.schedulers, 0.0
-        desks = [agents.desk_of(deal, context, costs) for _ in range(count)] if count > 1 else []
+        desks = agents.desks_of(deal, context, costs) if count > 1 else []
         for others in (False, True):
             took = []
             for number, desk in enumerate(desks):

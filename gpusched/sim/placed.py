@@ -81,12 +81,8 @@ def one_node() -> PlacementNetwork:
     return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
 
 
-def with_ways(world: SimWorld, parts: int = 1) -> tuple[SimWorld, PlacingState]:
+def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """The world with the requests of every way in which its jobs may be laid out, and what a run of it keeps.
-
-    With several ``parts`` each has its share of every partition's nodes, one after the other, and classes of its own:
-    class number ``i * parts + part``. Jobs go round; one that fits on no part it would come to goes to the next, and
-    one that needs half a part or more is the first's, on all nodes.
 
     Raises:
         UsageError: The policy's order, backfill or placement means nothing here.
@@ -111,16 +107,12 @@ def with_ways(world: SimWorld, parts: int = 1) -> tuple[SimWorld, PlacingState]:
     found, index = np.unique(columns, axis=0, return_inverse=True)
     distinct: Ints = found[:, :3].astype(np.int64)
     of = np.full(len(trace), -1, np.int64)
-    of[runs] = index.reshape(-1) * parts + runs % parts
-    distinct = np.column_stack((np.repeat(distinct, parts, axis=0), np.tile(np.arange(parts), len(distinct))))
-    world, laid_out = _with_shapes(world, distinct, rule, parts)
-    for _ in range(parts - 1):  # on to where it can run
-        none = np.array([not found for found in laid_out] + [False])[of]
-        of[none] += np.where(of[none] % parts == parts - 1, 1 - parts, 1)
+    of[runs] = index.reshape(-1)
+    world, laid_out = _with_shapes(world, distinct, rule)
     ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
-    most = np.append(np.repeat(most.reshape(-1, parts).max(1, initial=0), parts), 0)[of]  # it may go to another part
+    most = np.append(most, 0)[of]
     world.sim.jobs["offset"] = np.cumsum(most) - most
     gpus = np.where(of >= 0, trace.gpus, 0)
     pace = world.sim.pace
@@ -134,9 +126,9 @@ def with_ways(world: SimWorld, parts: int = 1) -> tuple[SimWorld, PlacingState]:
             jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
         ),
     )
-    queue = world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3]
+    queue = world.sim.shapes["queue"][distinct[:, 0]]
     own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
-    queues = len(world.sim.dirty) * parts
+    queues = len(world.sim.dirty)
     own_wait_s = world.policy.place_wait_s
     wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, PlacingState(
@@ -185,29 +177,19 @@ def _uses(world: SimWorld, tree: NetworkTree) -> int:
     return int(world.pool.total_gpus * (2 + depth))
 
 
-def _with_shapes(world: SimWorld, distinct: Ints, rule: int, shares: int) -> tuple[SimWorld, list[list[int]]]:
+def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, list[list[int]]]:
     """The world with every request that a class may have, and which those are, in the rule's order."""
     sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
     known = {tuple(row.values()): i for i, row in enumerate(rows)}
     laid_out: list[list[int]] = []
-    for shape, _, fixed, share in distinct.tolist():
+    for shape, _, fixed in distinct.tolist():
         base = rows[shape]
         parts, gpus = base["parts"], base["parts"] * base["gpus"]
-        bounds = [base["lo"] + k * (base["hi"] - base["lo"]) // shares for k in range(shares + 1)]
-        counts = []
-        for lo, hi in pairwise(bounds):
-            nodes = np.arange(lo, hi)
-            has = pool.gpus[nodes if base["mask"] < 0 else nodes[world.demand.masks[base["mask"], nodes] != 0]]
-            counts.append(_divisions(gpus, has, parts, bool(fixed), rule == BALANCED))
-        within = bounds[share : share + 2]
-        large = 2 * shares * gpus >= int(pool.gpus[bounds[0] : bounds[-1]].sum())
-        if shares > 1 and (large or not any(counts)):  # it would wait for long: the first decides, on all nodes
-            within = [bounds[0], bounds[-1]] if share == 0 else [bounds[0], bounds[0]]
-            counts[0] = _divisions(gpus, pool.gpus[bounds[0] : bounds[-1]], parts, bool(fixed), rule == BALANCED)
-        base = base | {"lo": within[0], "hi": within[1]}
+        nodes = np.arange(base["lo"], base["hi"])
+        has = pool.gpus[nodes if base["mask"] < 0 else nodes[world.demand.masks[base["mask"], nodes] != 0]]
         found: list[int] = []
-        for count in counts[share]:
+        for count in _divisions(gpus, has, parts, bool(fixed), rule == BALANCED):
             for spread in (1, 0) if rule in (ONE_RACK, RACK_WAIT) else (0,):
                 row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
                 row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}

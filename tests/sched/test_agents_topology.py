@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from gpusched.agents.common import vector
 from gpusched.agents.common.vector import size_of
-from gpusched.agents.topology.live import NOTHING_LEARNED, parts_of, prepare
+from gpusched.agents.topology.deal import Site, parts_of
+from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
@@ -63,7 +64,7 @@ def shares(snap: Snapshot, count: int) -> dict[str, int]:
     """Node -> the scheduler that has it."""
     world = node_arrays_of(snap)
     tree = tree_of(snap.topology, [n.name for n in world.nodes])
-    found = parts_of(world, tree, 0, len(world.nodes), count)
+    found = parts_of(Site(0, len(world.nodes), world.rack, world.total.gpus), tree, count)
     return {n.name: int(part) for n, part in zip(world.nodes, found, strict=True)}
 
 

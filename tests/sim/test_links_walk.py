@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from gpusched.model.plan import ReasonCode
+from gpusched.agents.common.vector import size_of
+from gpusched.agents.topology.live import prepare
+from gpusched.agents.topology.network import SHAPES, untrained
+from gpusched.agents.topology.replay import new_acting, run_agents
+from gpusched.config.weights import TrainedModel
+from gpusched.model.limits import Limits, Quotas
+from gpusched.model.plan import Plan, ReasonCode
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sched.state import POLICY
@@ -21,8 +28,13 @@ from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, NEVER, PARTS, RU
 from gpusched.sim.placed import walked, walks, with_ways
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
+from gpusched.sim.reserving import Booking
+from tests.sched.limited import with_bounds
+from tests.sched.test_agents_topology import by_agents, weights
 from tests.sched.test_contention import LATE, arrays, clusters
+from tests.sched.test_reservations import with_reservations
 from tests.sched.worlds import started
 from tests.sim.test_links import BLIND, World
 from tests.sim.worlds import trace_of
@@ -92,11 +104,18 @@ def states(draw: st.DrawFn) -> Snapshot:
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
 
-def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
+Starts = dict[str, list[tuple[str, int]]]
+"""Job -> its nodes, and the GPUs of each."""
+
+
+def first_decision(
+    snap: Snapshot, model: TrainedModel | None = None, quotas: QuotaSet | None = None, booked: tuple[Booking, ...] = ()
+) -> tuple[Starts, set[str]]:
     """Who starts where in a replay that begins in the snapshot's state, and who waits for a better place.
 
     Jobs are numbered as live: those that wait, then those that run; the last, without GPUs, starts at once, so that the
-    run ends for want of room in its log.
+    run ends for want of room in its log. ``model``: of topology agents, who decide then. ``quotas`` count for those
+    that wait.
     """
     (policy,) = snap.policies.values()
     if not snap.pending:
@@ -110,14 +129,24 @@ def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
     gpus = [v.spec.gpus for v in pending] + [r.allocation.gpus for r in running] + [0]
     limit = [float(v.spec.time_limit_s) for v in pending] + [r.expected_end - LATE for r in running] + [1.0]
     submit = np.array([v.submit_time for v in pending] + [LATE] * (len(running) + 1))
-    trace = replace(trace_of(submit, limit, gpus, limit=limit), nodes=np.array(parts))
+    trace = replace(
+        trace_of(submit, limit, gpus, limit=limit, user=[0] * len(pending) + [1] * (len(running) + 1)),
+        nodes=np.array(parts), users=("alice", "bob"),
+        ids=(*(v.id for v in pending), *(r.id for r in running), "last"),
+    )  # fmt: skip
     kind = np.append(costs.load.jobs["kind"], 0)
     network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
     rule = ordered(policy.place, "fifo", policy.backfill, policy.place_wait_s)
-    world, placing = with_ways(world_of(trace, pool, rule, ReplayOptions(network=network, generic=True)))
+    options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked)
+    world = world_of(trace, pool, rule, options)
     assert walks(world)
-    world, walk = walked(world, placing)
+    if model is None:
+        world, walk = walked(*with_ways(world))
+        run = lambda log: run_walk(world.sim, log, world.passes, walk)  # noqa: E731
+    else:
+        world, acting = new_acting(world, prepare(model), policy)
+        walk, run = acting.walk, lambda log: run_agents(world.sim, log, world.passes, acting)
     sim, log = world.sim, log_of(world)
     for row, job in enumerate(running, first):
         at, own = sim.jobs["offset"][row], [(nodes.row[p.node], len(p.gpus)) for p in job.allocation.parts]
@@ -132,28 +161,39 @@ def first_decision(snap: Snapshot) -> tuple[dict[str, list[str]], set[str]]:
         sim.state["status"][row], sim.state["start"][row] = RUNNING, LATE
         sim.counter[PARTS] += len(own)
     for mine, its in zip(walk.costs.load, costs.load, strict=True):
-        mine[: len(its)] = its
+        mine[: len(its)] = its[: len(mine)]
+    if len(costs.load.uses) > len(walk.costs.load.uses):  # of what is unused, one after the other, live has more
+        walk.costs.load.uses["next"][-1] = -1
+    walk.costs.since[-1] = 0.0  # the last waits for no better place
     walk.costs.load.jobs["best"][:first] = walk.costs.ways.best[walk.placing.of[:first]]
-    order = [*np.lexsort(([v.id for v in pending], submit[:first])).tolist(), jobs - 1]
+    size = np.array([v.spec.gpus for v in pending])
+    keys = {"fifo": 0 * size, "sjf": np.array(limit[:first]), "ljf": -size}[policy.order]
+    order = [*np.lexsort(([v.id for v in pending], submit[:first], keys)).tolist(), jobs - 1]
     order = [job for job in order if sim.state["status"][job] != NEVER]
     walk.waiting[: len(order)], walk.size[0] = order, len(order)
     sim.jobs["rank"][order] = np.arange(len(order))
     sim.state["status"][order] = WAITING
     sim.counter[RUNS], sim.counter[IN_SYSTEM], sim.counter[ARRIVED], sim.clock[1] = len(running), jobs, jobs, LATE
     log = log._replace(cuts=log.cuts[: len(running)])
-    assert run_walk(sim, log, world.passes, walk) == GROW
+    assert run(log) == GROW
     assert sim.clock[0] == LATE
     return _found(walk, world, [v.id for v in pending])
 
 
-def _found(walk: Walk, world, names: list[str]) -> tuple[dict[str, list[str]], set[str]]:
+def _found(walk: Walk, world, names: list[str]) -> tuple[Starts, set[str]]:
     sim, starts = world.sim, {}
     for job, name in enumerate(names):
         if sim.state["status"][job] == RUNNING:
             at = sim.jobs["offset"][job]
             held = sim.held[at : at + sim.shapes["parts"][sim.jobs["shape"][job]]]
-            starts[name] = [world.pool.names[node] for node in held]
+            gpus = int(sim.shapes["gpus"][sim.jobs["shape"][job]])
+            starts[name] = [(world.pool.names[node], gpus) for node in held]
     return starts, {name for job, name in enumerate(names) if walk.outcome.code[job] == POLICY}
+
+
+def counted(plan: Plan) -> Starts:
+    """What a plan starts."""
+    return {job: [(node, len(gpus)) for node, gpus in parts] for job, parts in started(plan).items()}
 
 
 @settings(max_examples=150, deadline=None)
@@ -161,5 +201,41 @@ def _found(walk: Walk, world, names: list[str]) -> tuple[dict[str, list[str]], s
 def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot) -> None:
     plan = decide(snap)
     starts, waits = first_decision(snap)
-    assert starts == {job: [node for node, _ in parts] for job, parts in started(plan).items()}
+    assert starts == counted(plan)
+    assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    states(), st.sampled_from([1, 3]), st.sampled_from(["fifo", "sjf", "ljf"]), st.integers(0, 3),
+    st.sampled_from([None, 1, 3]), st.booleans(),
+)  # fmt: skip
+def test_topology_agents_decide_live_as_in_a_replay(
+    snap: Snapshot, schedulers: int, order: str, seed: int, most: int | None, reserved: bool
+) -> None:
+    """So many schedulers, by their policy's order and backfill, under limits, beside a reservation and who keeps clear.
+
+    Four times as many jobs wait, so that offers cross, and several want the same place.
+    """
+    more = [(job, i) for job in snap.pending for i in range(1, 4)]
+    more = [changed(job, id=f"{job.id}.{i}", submit_time=job.submit_time - i) for job, i in more]
+    snap = changed(snap, pending=(*snap.pending, *more))
+    (behind,) = snap.policies.values()
+    asked = by_agents(changed(snap, policies={"p": changed(behind, order=order)}), schedulers)
+    (policy,) = asked.policies.values()
+    asked = changed(asked, policies={"p": changed(policy, place_wait_s=behind.place_wait_s)})
+    numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, size_of(SHAPES))
+    booked, limits = (), None
+    if reserved:
+        asked = with_reservations(asked, Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000))
+        booked = (Booking("m", (0,), LATE + 1800, LATE + 9000),)
+    if most is not None:
+        run = sum(job.user == "alice" for job in snap.running)
+        live, quotas = (Quotas(users={"alice": Limits(jobs=jobs)}) for jobs in (most + run, most))
+        asked, limits = with_bounds(asked, live, ()), QuotaSet(quotas)
+    model = weights(numbers)
+    plan = decide(asked, {"p": model})
+    assert not plan.troubles
+    starts, waits = first_decision(asked, model, limits, booked)
+    assert starts == counted(plan)
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}

@@ -1,19 +1,17 @@
 """What several schedulers offer the jobs of a queue, each on nodes of its own, and who of them gets which job.
 
 `offer` is one scheduler alone: it looks at the jobs that are its, in their order, and takes what it would start for
-gone; then at those that others have no good place for. Several run side by side. `settle` then goes through the queue
-once. Of a job's offers the one that
-ranks highest counts, as in replays (`engine`): if its place is gone meanwhile, that scheduler makes another on what is
-there now.
+gone; then at those that others have no good place for. Live several run side by side, in replays one after the other
+(`offer_in_turn`). `settle` then goes through the queue once. Of a job's offers the one that ranks highest counts: if
+its place is gone meanwhile, that scheduler makes another on what is there now.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from gpusched.agents.topology.network import Graph, TopologyWeights, start_in
+from gpusched.agents.topology.deal import DAY_S, UNASKED, Deal, Desk, Offers, desk_of
+from gpusched.agents.topology.network import Graph, start_in
 from gpusched.agents.topology.places import GOOD, MOST, PlaceChoice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
@@ -29,98 +27,38 @@ from gpusched.sched.state import (
     Calendar,
     ClusterState,
     Flags,
-    Floats,
     Ints,
     QueueJobs,
-    Requests,
     Resources,
 )
 from gpusched.sched.topology.contention import Ways, cost_of
-from gpusched.sched.topology.load import Load, enter_links, new_look
+from gpusched.sched.topology.load import enter_links, leave, neighbours, set_speeds, speed_of
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
-from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, link_kind, lost_beside
+from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
-DAY_S = 86_400.0
-"""In whose parts the network hears of a wait: as in training."""
 _HAND = 1e-6  # of two places that are worth the same, its own scheduler's
-UNASKED = -2
 
 
-class Offers(NamedTuple):
-    """Of each scheduler to each job, ``[schedulers, jobs]``.
-
-    Attributes:
-        rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
-        own, harm: What the place costs the job and its neighbours, as far as is sure.
-        way: Of `AuctionState.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
-        nodes: ``int64[schedulers, parts]``: a job's are ``nodes[:, offset[job]:]``. offset: ``int64[jobs]``.
-        sound: ``uint8[schedulers]``: 0: some value was no number.
-    """
-
-    rank: Floats
-    value: Floats
-    waits: Floats
-    own: Floats
-    harm: Floats
-    way: Ints
-    nodes: Ints
-    offset: Ints
-    sound: Flags
-
-
-class AuctionState(NamedTuple):
-    """A decision of several schedulers.
-
-    Attributes:
-        agent: The weights, of all.
-        offers: See there.
-        home: ``int64[jobs]``: the scheduler that a job is of.
-        whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
-        asks: ``uint8[jobs]``: the others are asked, too; each of them looks once its own have told that.
-        requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
-            ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs.
-        ways, sure_ways: Likewise: class c is ``number * classes + c``.
-        shapes, classes: ``int64``: how many there are once.
-        graph: For settling.
-        again: ``int64[1]``: how many offers were made again.
-    """
-
-    agent: TopologyWeights
-    offers: Offers
-    home: Ints
-    whole: Flags
-    asks: Flags
-    requests: Requests
-    masks: Flags
-    ways: Ways
-    sure_ways: Ways
-    shapes: int
-    classes: int
-    graph: Graph
-    again: Ints
-
-
-class SchedulerWorkspace(NamedTuple):
-    """What a scheduler changes as if it started the jobs that are its, all its own.
-
-    ``full``: ``uint8[shapes]``: what has no room there, at first nothing.
-    """
-
-    graph: Graph
-    costs: Costs
-    resources: Resources
-    room: Ints
-    full: Flags
+@jit
+def offer_in_turn(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources, queue: Ints, now: float) -> None:
+    """What all offer, one after the other; as side by side, since what one would start is no neighbour of others."""
+    desks = [desk_of(deal, costs, jobs, resources) for _ in range(deal.offers.rank.shape[0])]
+    for number in range(len(desks)):
+        offer(deal, number, False, jobs, queue, now, desks[number])
+    for number in range(len(desks)):
+        offer(deal, number, True, jobs, queue, now, desks[number])
 
 
 @jit
 def offer(
-    deal: AuctionState, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: SchedulerWorkspace
+    deal: Deal, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: Desk
 ) -> None:  # fmt: skip
     """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
     offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
     room, full = desk.room, desk.full
+    for i in range(desk.used[0]):
+        _join(deal, number, costs, deal.begun[number, i])
     for job in queue:
         shape, own = jobs.shape[job], deal.home[job] == number
         if own == others or (others and deal.asks[job] == 0):
@@ -140,21 +78,45 @@ def offer(
         if takes and offers.rank[number, job] >= -GOOD:
             deal.asks[job] = 0
         if takes:
-            request, first = request_of(deal.requests, deal.ways.shape[way]), offers.offset[job]
-            nodes = offers.nodes[number]
+            request = request_of(deal.requests, deal.ways.shape[way])
+            _join(deal, number, costs, job)
             for part in range(request.parts):
-                costs.search.trial[part] = nodes[first + part]
-                take(resources, request, nodes[first + part])
-            enter_links(
-                costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus,
-                costs.search.use, costs.search.needs,
-            )  # fmt: skip
+                take(resources, request, costs.search.trial[part])
+            deal.begun[number, desk.used[0]] = job
+            desk.used[0] += 1
             start_in(graph, number, costs.search.trial, request.parts, request.gpus)
             charge(jobs.links, room, jobs.account, job)
+    for i in range(desk.used[0] - 1, -1, -1):
+        _part(deal, number, costs, deal.begun[number, i])
 
 
 @jit
-def _look(deal: AuctionState, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
+def _join(deal: Deal, number: int, costs: Costs, job: int) -> None:
+    """As if a scheduler's offer to a job were taken: its nodes are in ``search.trial``, and it is on their links."""
+    offers, search = deal.offers, costs.search
+    request = request_of(deal.requests, deal.ways.shape[offers.way[number, job]])
+    for part in range(request.parts):
+        search.trial[part] = offers.nodes[number, offers.offset[job] + part]
+    enter_links(
+        costs.tree, costs.model, costs.load, job, search.trial, request.parts, request.gpus, search.use, search.needs
+    )  # fmt: skip
+    if not learned(costs.model.believed):
+        set_speeds(costs.model, costs.load, job)
+
+
+@jit
+def _part(deal: Deal, number: int, costs: Costs, job: int) -> None:
+    """Takes a job off again, last in first out: links, and how fast its neighbours are, are then as they were."""
+    load, found = costs.load, deal.found[number]
+    count = neighbours(load, job, found)
+    leave(load, job)
+    if not learned(costs.model.believed):
+        for name in found[:count]:
+            load.jobs[name]["speed"] = speed_of(costs.model, load, name)
+
+
+@jit
+def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
     """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
     offers, waited = deal.offers, now - costs.since[job]
     _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
@@ -166,8 +128,7 @@ def _look(deal: AuctionState, number: int, graph: Graph, costs: Costs, room: Res
 
 @jit
 def _try(
-    deal: AuctionState, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources,
-    job: int,
+    deal: Deal, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources, job: int,
     waited: float,
 ) -> None:  # fmt: skip
     offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
@@ -247,7 +208,7 @@ settle = priced_pass(_attempt)
 
 
 @jit
-def _close_kept(calendar: Calendar | None, deal: AuctionState, masks: Flags, row: int) -> None:
+def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -> None:
     """What the walk keeps for one before a job (`keeping`) is closed to schedulers, and with it what they offered."""
     if calendar is None or calendar.kept_times[0] == np.inf:
         return
@@ -259,7 +220,7 @@ def _close_kept(calendar: Calendar | None, deal: AuctionState, masks: Flags, row
 
 
 @jit
-def _highest(deal: AuctionState, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
+def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
     """Whose offer to a job ranks highest, of those that hold. -1: nobody's, and nobody has room.
 
     One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
@@ -288,7 +249,7 @@ def _highest(deal: AuctionState, costs: Costs, room: Resources, job: int, now: f
 
 
 @jit
-def _holds(deal: AuctionState, room: Resources, number: int, job: int) -> bool:
+def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
     """Whether there is room where a scheduler offers it."""
     offers = deal.offers
     request, first = request_of(deal.requests, deal.ways.shape[offers.way[number, job]]), offers.offset[job]
@@ -299,76 +260,6 @@ def _holds(deal: AuctionState, room: Resources, number: int, job: int) -> bool:
 
 
 @jit
-def _offer_again(deal: AuctionState, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
+def _offer_again(deal: Deal, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
     deal.again[0] += 1
     _look(deal, number, deal.graph, costs, room, job, now)
-
-
-@jit
-def set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
-    """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
-    for job in range(load.jobs.size):
-        own = load.jobs[job]
-        own["speed"] = 1.0
-        if own["alone"] <= 0.0:
-            continue
-        look, lost = new_look(load), 0.0
-        own["seen"] = look
-        for link in NARROWEST:
-            use = own["first"]
-            while use >= 0:
-                one = load.uses[use]
-                use, at = one["more"], load.on[one["link"]] if link_kind(nodes, one["link"]) == link else -1
-                while at >= 0:
-                    other = load.jobs[load.uses[at]["job"]]
-                    at = load.uses[at]["next"]
-                    if other["seen"] != look:
-                        other["seen"] = look
-                        lost += lost_beside(model.believed, link, own["kind"], other["kind"])
-        own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
-
-
-@jit
-def set_waiting(graph: Graph, home: Ints, jobs: QueueJobs, queue: Ints, gpus: Ints, since: Floats, now: float) -> None:
-    """Who waits in each part, as `engine` has it."""
-    for job in queue:
-        if jobs.feasibility[jobs.shape[job]] != OK:
-            continue
-        part, has = home[job], max(graph.capacity[home[job]], 1.0)
-        graph.waiting[part] += gpus[job] / has
-        blocked = np.sqrt(max(0.0, min((now - since[job]) / DAY_S, MOST))) * gpus[job] / has
-        if blocked > graph.blocked[part]:
-            graph.blocked[part], graph.large[part] = blocked, gpus[job]
-
-
-@jit
-def set_homes(deal: AuctionState, usable: Resources, racks: Ints, of: Ints, queue: Ints, large: Flags) -> None:
-    """Jobs on to a scheduler on whose nodes, empty, they fit; ``large`` ones, and others, to the first, on all."""
-    count = deal.offers.rank.shape[0]
-    fits = np.full((count, deal.classes), -1)
-    in_rack = np.zeros(racks.size, np.int64)
-    for job in queue:
-        c, at = of[job], 0
-        while at < count:
-            number = (deal.home[job] + at) % count
-            if large[job] == 0 and fits[number, c] < 0:
-                fits[number, c] = 1 if _ever_fits(deal, usable, racks, number * deal.classes + c, in_rack) else 0
-            if large[job] == 0 and fits[number, c] == 1:
-                break
-            at += 1
-        deal.whole[job] = 1 if at == count else 0
-        deal.home[job] = 0 if at == count else (deal.home[job] + at) % count
-
-
-@jit
-def _ever_fits(deal: AuctionState, usable: Resources, racks: Ints, c: int, in_rack: Ints) -> bool:
-    for way in range(deal.ways.first[c], deal.ways.first[c + 1]):
-        request, found = request_of(deal.requests, deal.ways.shape[way]), 0
-        in_rack[:] = 0
-        for node in range(request.lo, request.hi):
-            if node_fits(usable, deal.masks, request, node):
-                found += 1
-                in_rack[racks[node]] += 1
-                if in_rack[racks[node]] >= request.parts or (request.spread == 0 and found >= request.parts):
-                    return True
-    return False

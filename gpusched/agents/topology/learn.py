@@ -11,9 +11,9 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import joined, parts_of, rounded
-from gpusched.agents.topology.engine import replayed
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.places import IDLE
+from gpusched.agents.topology.replay import replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, laid_out
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats

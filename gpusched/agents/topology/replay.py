@@ -1,29 +1,130 @@
-"""The topology agents among other policies of a replay; see `engine`."""
+"""Replays in which topology agents place jobs: the live decision (`bids`) at the engine's instants.
+
+The queue is walked as live: in their policy's order, with its backfill, by so many schedulers as it says.
+"""
 
 from __future__ import annotations
 
-from gpusched.agents.topology.engine import Acting, new_acting, run_agents
-from gpusched.agents.topology.network import TopologyWeights
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.topology.bids import offer_in_turn, settle
+from gpusched.agents.topology.deal import Deal, Site, new_deal, open_deal
+from gpusched.agents.topology.network import SHAPES, TopologyWeights
+from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.sched.agent import NO_NUMBER
+from gpusched.sched.state import POLICY, SKIP, Ints
+from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.state import EventLog
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.placing import PlacementNetwork
+from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, behind, end_walk, queue_now, state_now
+from gpusched.sim.engine.state import EventLog, Passes, Sim
+from gpusched.sim.knowledge import static_ranks
+from gpusched.sim.placed import walked, with_ways
+from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
+from gpusched.sim.result import ReplayResult
+from gpusched.traces.trace import Trace
 
-_IN_TURN = (
-    "topology agents take jobs in order of submission here, and whoever fits goes: live their policy's order and "
-    "backfill count"
-)
+# Who waits for a better place is looked at again after so long, or so much of its wait.
+_LOOK_AGAIN_S, _LATER = 600.0, 0.1
+
+
+class Acting(NamedTuple):
+    """What is kept between decisions; ``deals``: of each partition."""
+
+    walk: Walk
+    deals: tuple[Deal, ...]
+
+
+@jit
+def decide_agents(sim: Sim, log: EventLog, passes: Passes, acting: Acting) -> int:
+    """Every partition's decision."""
+    walk = acting.walk
+    begin_walk(sim, walk)
+    for queue in range(walk.placing.queues.size):
+        deal = acting.deals[queue]
+        waiting, held = queue_now(sim, passes, walk, queue)
+        _pass(sim, log, passes, walk, deal, waiting[: held + 1], SKIP)
+        _pass(sim, log, passes, walk, deal, behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+    return end_walk(sim, walk)
+
+
+run_agents = looped(decide_agents)
+
+
+@jit
+def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiting: Ints, backfill: int) -> None:
+    """Starts whoever may start of these, and notes when to look again at who waits for a better place."""
+    if waiting.size == 0:
+        return
+    of, costs, now, state = walk.placing, walk.costs, sim.clock[0], state_now(sim, passes, walk)
+    open_deal(deal, costs, passes.jobs, waiting, sim.resources, passes.usable, now)
+    if deal.offers.rank.shape[0] > 1:
+        offer_in_turn(deal, costs, passes.jobs, sim.resources, waiting, now)
+    settle(state, waiting, backfill, Priced(costs, deal))
+    for job in waiting:
+        if walk.outcome.code[job] == POLICY:
+            later = now + max(_LOOK_AGAIN_S, _LATER * (now - costs.since[job]))
+            of.wake[0] = min(of.wake[0], later, max(costs.since[job] + costs.wait_s[job], np.nextafter(now, np.inf)))
+    begin(sim, log, passes, walk)
+
+
+def placed_by(placement: str, name: str = "") -> ReplayPolicy:
+    """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
+    return replace(composed("fifo+skip"), name=name or placement, placement=placement)
+
+
+def replayed(
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
+    wait_s: float = np.inf
+) -> ReplayResult:  # fmt: skip
+    """A trace under ``parts`` schedulers with equal weights, in order of submission; no wait is longer than that."""
+    model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
+    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, place_wait_s=wait_s)
+    policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
+    return replay(trace, pool, policy, network=network, seed=seed)
+
+
+def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, Acting]:
+    """The world with the ways in which its jobs may be laid out, and what agents keep."""
+    rule = replace(composed(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s)
+    world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
+    policy = world.policy
+    world, walk = walked(*with_ways(world._replace(policy=rule)))
+    racks, total = world.passes.scratch.racks, world.pool.gpus.astype(np.int64)
+    assert racks is not None
+    sites = [Site(*world.pool.span(queue), racks["number"].copy(), total) for queue in range(len(world.sim.dirty))]
+    passes, count = world.passes, spec.schedulers
+    deals = [new_deal(agent, count, on, walk.costs, passes.jobs, passes.requests, world.trace.ids) for on in sites]
+    return world._replace(policy=policy), Acting(walk, tuple(deals))
 
 
 class TopologyRun:
     """A replay by agents."""
 
-    def __init__(self, world: SimWorld, acting: Acting, notes: tuple[str, ...]) -> None:
-        self._world, self._acting, self.notes = world, acting, notes
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, world: SimWorld, acting: Acting) -> None:
+        self._world, self._acting = world, acting
 
     def __call__(self, log: EventLog) -> int:
-        """To its end, or to where the log needs more room."""
-        return run_agents(self._world.sim, log, self._world.passes, self._acting)
+        """To its end, or to where the log needs more room.
+
+        Raises:
+            UsageError: A value was no number.
+        """
+        code = run_agents(self._world.sim, log, self._world.passes, self._acting)
+        if not all(deal.offers.sound.all() for deal in self._acting.deals):
+            raise UsageError(f"{self._world.policy.name}: {NO_NUMBER}", "train it again")
+        return code
 
 
 def maps(model: TrainedModel) -> bool:
@@ -35,13 +136,13 @@ def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, Topolo
     """The run of one replay.
 
     Raises:
-        UsageError: Placement costs nothing there, or is another rule's.
+        UsageError: Placement costs nothing there, or is another rule's; the policy's order changes.
     """
     policy, spec = world.policy, world.policy.spec
     if world.options.network is None:
         raise UsageError(f"{policy.name}: topology agents decide by what placement costs", "say --topology FILE")
     if world.rule != policy.placement:
         raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "omit --placement")
-    notes = () if spec is None or (spec.order, spec.backfill) == ("fifo", "skip") else (_IN_TURN,)
-    world, acting = new_acting(world, prepared, spec.schedulers if spec is not None else 1)
-    return world, TopologyRun(world, acting, notes)
+    assert spec is not None
+    world, acting = new_acting(world, prepared, spec)
+    return world, TopologyRun(world, acting)

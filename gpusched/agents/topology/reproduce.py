@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.common.vector import named, read_vector
-from gpusched.agents.topology.engine import placed_by, replayed
 from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
+from gpusched.agents.topology.replay import placed_by, replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, ours, settings
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError

@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import OK, POLICY, SKIP, Ints, PassOutcome
+from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, holds, look_again, wait_on
@@ -43,16 +43,29 @@ class Walk(NamedTuple):
 @jit
 def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
     """Every partition's pass."""
-    of = walk.placing
+    begin_walk(sim, walk)
+    for queue in range(walk.placing.queues.size):
+        waiting, held = queue_now(sim, passes, walk, queue)
+        _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
+        _pass(sim, log, passes, walk, behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+    return end_walk(sim, walk)
+
+
+@jit
+def begin_walk(sim: Sim, walk: Walk) -> None:
+    """Who came waits, too."""
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
-    look_again(sim, of)
-    for queue in range(of.queues.size):
-        _decide(sim, log, passes, walk, queue)
+    look_again(sim, walk.placing)
+
+
+@jit
+def end_walk(sim: Sim, walk: Walk) -> int:
+    """Who has started waits no more."""
     leave_started(sim, walk.waiting, walk.size)
     _set_heads(walk)
-    wait_on(sim, of)
+    wait_on(sim, walk.placing)
     return DECIDE
 
 
@@ -69,8 +82,8 @@ def _set_heads(walk: Walk) -> None:
 
 
 @jit
-def _decide(sim: Sim, log: EventLog, passes: Passes, walk: Walk, queue: int) -> None:
-    """One partition's pass; where the first of all has been passed over for so long, none behind it without it."""
+def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, int]:
+    """A partition's waiting jobs, and the place in it of who must start before those behind it (-1: nobody must)."""
     of, now = walk.placing, sim.clock[0]
     waiting = _ordered(sim, walk, queue)
     held = -1
@@ -82,7 +95,13 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, walk: Walk, queue: int) -> 
         passes.jobs.shape[job] = _asks(sim, passes, walk, job)
         if (first or rank == of.queues[queue]["held"]) and of.backfill == SKIP:
             held = i
-    _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
+    return waiting, held
+
+
+@jit
+def behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
+    """Those behind who must start before them; where that one has been passed over for so long, none without it."""
+    of = walk.placing
     rest, count = waiting[held + 1 :], 0
     if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
         of.queues[queue]["held"] = sim.jobs[waiting[held]]["rank"]
@@ -91,7 +110,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, walk: Walk, queue: int) -> 
                 rest[count] = job
                 count += 1
         rest = rest[:count]
-    _pass(sim, log, passes, walk, rest, of.backfill)
+    return rest
 
 
 @jit
@@ -124,9 +143,7 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
 @jit
 def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
     """Starts whoever may start of these."""
-    of, outcome = walk.placing, walk.outcome
-    outcome.total[:] = 0
-    state = state_of(sim, passes, outcome)
+    of, outcome, state = walk.placing, walk.outcome, state_now(sim, passes, walk)
     if of.rule != CHEAPEST:
         pass_by_rule(state, waiting, backfill, PlacementRule(TRY[of.rule], passes.rng))
     else:
@@ -135,6 +152,20 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
             if outcome.code[job] == POLICY:
                 cost = walk.costs.told[job, 0] + walk.costs.told[job, 1]
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
+    begin(sim, log, passes, walk)
+
+
+@jit
+def state_now(sim: Sim, passes: Passes, walk: Walk) -> ClusterState:
+    """For one pass."""
+    walk.outcome.total[:] = 0
+    return state_of(sim, passes, walk.outcome)
+
+
+@jit
+def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
+    """Starts what a pass has decided."""
+    outcome = walk.outcome
     for i in range(outcome.total[0]):
         job = outcome.started[i]
         passes.jobs.shape[job] = outcome.shape[job]

@@ -1,0 +1,329 @@
+"""Nodes and jobs dealt out to several schedulers: what is fixed as long as jobs and nodes are, and what is so now.
+
+`new_deal` makes what is fixed: parts, requests and ways on each, the graph, room for offers. `open_deal` sets what
+depends on the moment. Live both are called at each decision, in replays the first once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
+from gpusched.agents.topology.places import MOST
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import node_fits
+from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
+from gpusched.sched.topology.contention import Ways
+from gpusched.sched.topology.load import Load, new_look
+from gpusched.sched.topology.queue import Costs
+from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
+from gpusched.sched.topology.tree import NetworkTree
+
+DAY_S = 86_400.0
+"""In whose parts the network hears of a wait: as in training."""
+UNASKED = -2
+
+
+class Offers(NamedTuple):
+    """Of each scheduler to each job, ``[schedulers, jobs]``.
+
+    Attributes:
+        rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
+        own, harm: What the place costs the job and its neighbours, as far as is sure.
+        way: Of `Deal.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
+        nodes: ``int64[schedulers, parts]``: a job's are ``nodes[:, offset[job]:]``. offset: ``int64[jobs]``.
+        sound: ``uint8[schedulers]``: 0: some value was no number.
+    """
+
+    rank: Floats
+    value: Floats
+    waits: Floats
+    own: Floats
+    harm: Floats
+    way: Ints
+    nodes: Ints
+    offset: Ints
+    sound: Flags
+
+
+class Deal(NamedTuple):
+    """A decision of several schedulers.
+
+    Attributes:
+        agent: The weights, of all.
+        offers: See there.
+        home: ``int64[jobs]``: the scheduler that a job is of; first: where it would be first, by its id.
+        whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
+        asks: ``uint8[jobs]``: the others are asked, too; each of them looks once its own have told that.
+        requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
+            ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs. own: ``uint8[times, nodes]``: whose nodes.
+        ways, sure_ways: Likewise: class c is ``number * classes + c``.
+        shapes, classes: ``int64``: how many there are once.
+        graph: For settling. racks: ``int64[nodes]``.
+        begun: ``int64[schedulers, jobs]``: the jobs that each would start. found: the same: room for neighbours.
+        again: ``int64[1]``: how many offers were made again.
+    """
+
+    agent: TopologyWeights
+    offers: Offers
+    home: Ints
+    first: Ints
+    whole: Flags
+    asks: Flags
+    requests: Requests
+    masks: Flags
+    own: Flags
+    ways: Ways
+    sure_ways: Ways
+    shapes: int
+    classes: int
+    graph: Graph
+    racks: Ints
+    begun: Ints
+    found: Ints
+    again: Ints
+
+
+class Desk(NamedTuple):
+    """What a scheduler changes as if it started the jobs that are its, all its own but for ``costs``.
+
+    Attributes:
+        full: ``uint8[shapes]``: what has no room there, at first nothing.
+        used: ``int64[1]``: how many jobs it would start, of ``Deal.begun``.
+    """
+
+    graph: Graph
+    costs: Costs
+    resources: Resources
+    room: Ints
+    full: Flags
+    used: Ints
+
+
+class Site(NamedTuple):
+    """The partition's nodes ``lo <= row < hi`` among all, their racks and GPUs: ``int64[nodes]``."""
+
+    lo: int
+    hi: int
+    racks: Ints
+    total: Ints
+
+
+def new_deal(
+    agent: TopologyWeights, count: int, site: Site, costs: Costs, jobs: QueueJobs, requests: Requests,
+    ids: Iterable[str]
+) -> Deal:  # fmt: skip
+    """What is fixed; ``ids``: of all jobs. Nothing is open yet."""
+    part = parts_of(site, costs.tree, count)
+    most = np.where(costs.of >= 0, np.append(_most_parts(costs, requests.parts), 0)[costs.of], 0)
+    shape = (count, len(costs.of))
+    offers = Offers(
+        rank=np.full(shape, -np.inf), value=np.full(shape, -np.inf), waits=np.zeros(shape), own=np.zeros(shape),
+        harm=np.zeros(shape), way=np.full(shape, -1), nodes=np.zeros((count, int(most.sum())), np.int64),
+        offset=np.cumsum(most) - most, sound=np.ones(count, np.uint8),
+    )  # fmt: skip
+    first = np.array([crc32(name.encode()) % count for name in ids], np.int64)
+    bound, own = _bounded(requests, len(jobs.masks), part, site, count)
+    return Deal(
+        agent=agent, offers=offers, home=first.copy(), first=first, whole=np.zeros(shape[1], np.uint8),
+        asks=np.ones(shape[1], np.uint8), requests=bound,
+        masks=np.zeros(((count + 1) * (len(jobs.masks) + 1), len(part)), np.uint8), own=own,
+        ways=_ways_of_all(costs.ways, len(requests.lo), count + 1),
+        sure_ways=_ways_of_all(costs.sure_ways, len(requests.lo), count + 1),
+        shapes=len(requests.lo), classes=len(costs.ways.best), graph=_graph_of(site, costs.tree, part, count),
+        racks=site.racks, begun=np.zeros(shape, np.int64), found=np.zeros(shape, np.int64), again=np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+@jit
+def open_deal(
+    deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, resources: Resources, usable: Resources, now: float
+) -> None:  # fmt: skip
+    """Sets what depends on the moment; nobody has made an offer yet."""
+    offers, count = deal.offers, deal.offers.rank.shape[0]
+    for job in queue:
+        offers.way[:, job] = UNASKED if count == 1 else -1
+        deal.asks[job] = 1
+    rows = jobs.masks.shape[0] + 1
+    for at in range(deal.masks.shape[0]):
+        deal.masks[at] = deal.own[at // rows]
+        if at % rows < rows - 1:
+            deal.masks[at] = deal.own[at // rows] * jobs.masks[at % rows]
+    _set_homes(deal, costs, usable, queue)
+    _set_waiting(deal, costs, jobs, queue, now)
+    if learned(costs.model.believed):  # else whoever runs the jobs knows how fast they are
+        _set_speeds(costs.model, costs.load, deal.racks.size)
+    pass_messages(deal.agent, costs.tree, costs.load, resources, deal.graph)
+
+
+@jit
+def desk_of(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources) -> Desk:
+    """A scheduler's desk; ``costs`` are its own, or whoever has them offers alone."""
+    of = deal.graph
+    graph = Graph(
+        of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,
+        of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.wait.copy(),
+        of.hand.copy(),
+    )  # fmt: skip
+    own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
+    full, used = np.zeros(jobs.feasibility.size, np.uint8), np.zeros(1, np.int64)
+    return Desk(graph, costs, own, _own(jobs.room), full, used)
+
+
+@jit
+def _own(room: Ints) -> Ints:
+    return room if room is None else room.copy()
+
+
+def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int) -> tuple[Requests, Flags]:
+    """`Deal.requests` and whose nodes they are on."""
+    lo, hi = site.lo, site.hi
+    own = np.stack([part == number for number in range(count)] + [np.ones(len(part), np.bool_)]).astype(np.uint8)
+    rows = [*(np.flatnonzero(part == number) for number in range(count)), np.arange(lo, hi)]
+    begin = np.maximum(requests.lo, np.array([own.min(initial=hi) for own in rows])[:, None])
+    end = np.maximum(begin, np.minimum(requests.hi, np.array([own.max(initial=lo - 1) + 1 for own in rows])[:, None]))
+    mask = np.arange(count + 1)[:, None] * (masks + 1) + np.where(requests.mask < 0, masks, requests.mask)
+    repeated = [None if column is None else np.tile(column, count + 1) for column in requests]
+    bound = Requests(*repeated)._replace(lo=begin.ravel(), hi=end.ravel(), mask=mask.ravel())  # type: ignore[arg-type]
+    return bound, own
+
+
+def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
+    """`Deal.ways`."""
+    number, count = np.arange(times)[:, None], len(ways.shape)
+    first = np.append((number * count + ways.first[:-1]).ravel(), times * count)
+    return Ways(
+        first, (number * shapes + ways.shape).ravel(), np.tile(ways.excess, times), np.tile(ways.kind, times),
+        np.tile(ways.best, times),
+    )  # fmt: skip
+
+
+def _most_parts(costs: Costs, parts: Ints) -> Ints:
+    """``int64[classes]``: the most nodes of any of its ways."""
+    first, most = costs.ways.first, np.zeros(len(costs.ways.first) - 1, np.int64)
+    for c in range(len(most)):
+        most[c] = parts[costs.ways.shape[first[c] : first[c + 1]]].max(initial=0)
+    return most
+
+
+def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
+    """The graph, with racks cut where partitions meet; nodes of other partitions are in a part of their own."""
+    inside = np.zeros(len(part), np.int64)
+    inside[site.lo : site.hi] = 1
+    _, racks = np.unique(2 * site.racks + inside, return_inverse=True)
+    return new_graph(tree, racks.reshape(-1).astype(np.int64), site.total, part, count + 1)
+
+
+def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
+    """The scheduler that has each node, ``int64[nodes]``; ``count`` for rows that are not of the partition.
+
+    Whole racks, one after the other as switches above them are, where there are enough, else nodes in that order; with
+    as many GPUs each as that allows.
+    """
+    part = np.full(len(site.total), count, np.int64)
+    rows = np.arange(site.lo, site.hi)
+    above = np.append(tree.parent, -1)[tree.rack[rows]]
+    order = rows[np.lexsort((rows, site.racks[rows], above, tree.rack[rows] < 0))]
+    racks = site.racks[order]
+    unit = np.cumsum(np.append(True, racks[1:] != racks[:-1])) - 1 if len(order) else racks
+    if not len(order) or unit[-1] + 1 < count:
+        unit = np.arange(len(order))
+    part[order] = _shared_out(np.bincount(unit, weights=site.total[order]), count)[unit]
+    return part
+
+
+def _shared_out(sizes: np.ndarray, count: int) -> Ints:
+    """Neighbouring units to ``count`` shares as equal as can be; none is left out where there are enough."""
+    share, now, had, total = np.zeros(len(sizes), np.int64), 0, 0.0, float(sizes.sum())
+    begun = False
+    for i, size in enumerate(sizes.tolist()):
+        full = had + size / 2 > (now + 1) * total / count or len(sizes) - i <= count - 1 - now
+        if begun and now < count - 1 and full:
+            now += 1
+        share[i], had, begun = now, had + size, True
+    return share
+
+
+@jit
+def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
+    """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
+    for job in range(load.jobs.size):
+        own = load.jobs[job]
+        own["speed"] = 1.0
+        if own["alone"] <= 0.0:
+            continue
+        look, lost = new_look(load), 0.0
+        own["seen"] = look
+        for link in NARROWEST:
+            use = own["first"]
+            while use >= 0:
+                one = load.uses[use]
+                use, at = one["more"], load.on[one["link"]] if link_kind(nodes, one["link"]) == link else -1
+                while at >= 0:
+                    other = load.jobs[load.uses[at]["job"]]
+                    at = load.uses[at]["next"]
+                    if other["seen"] != look:
+                        other["seen"] = look
+                        lost += lost_beside(model.believed, link, own["kind"], other["kind"])
+        own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
+
+
+@jit
+def _set_waiting(deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, now: float) -> None:
+    """Who waits in each part, and who most."""
+    graph = deal.graph
+    graph.waiting[:] = 0.0
+    graph.blocked[:] = 0.0
+    graph.large[:] = 0
+    for job in queue:
+        if jobs.feasibility[jobs.shape[job]] != OK:
+            continue
+        part, gpus = deal.home[job], costs.load.jobs[job]["gpus"]
+        has = max(graph.capacity[part], 1.0)
+        graph.waiting[part] += gpus / has
+        blocked = np.sqrt(max(0.0, min((now - costs.since[job]) / DAY_S, MOST))) * gpus / has
+        if blocked > graph.blocked[part]:
+            graph.blocked[part], graph.large[part] = blocked, gpus
+
+
+@jit
+def _set_homes(deal: Deal, costs: Costs, usable: Resources, queue: Ints) -> None:
+    """Jobs on to a scheduler on whose nodes, empty, they fit; large ones, and others, to the first, on all."""
+    count, total = deal.offers.rank.shape[0], 0.0
+    if count == 1:
+        return
+    for part in range(count):
+        total += deal.graph.capacity[part]
+    fits = np.full((count, deal.classes), -1)
+    in_rack = np.zeros(deal.racks.size, np.int64)
+    for job in queue:
+        c, at, large = costs.of[job], 0, 2 * count * costs.load.jobs[job]["gpus"] >= total
+        while at < count and not large:
+            number = (deal.first[job] + at) % count
+            if fits[number, c] < 0:
+                fits[number, c] = 1 if _ever_fits(deal, usable, number * deal.classes + c, in_rack) else 0
+            if fits[number, c] == 1:
+                break
+            at += 1
+        nobody = large or at == count
+        deal.whole[job] = 1 if nobody else 0
+        deal.home[job] = 0 if nobody else (deal.first[job] + at) % count
+
+
+@jit
+def _ever_fits(deal: Deal, usable: Resources, c: int, in_rack: Ints) -> bool:
+    for way in range(deal.ways.first[c], deal.ways.first[c + 1]):
+        request, found = request_of(deal.requests, deal.ways.shape[way]), 0
+        in_rack[:] = 0
+        for node in range(request.lo, request.hi):
+            if node_fits(usable, deal.masks, request, node):
+                found += 1
+                in_rack[deal.racks[node]] += 1
+                if in_rack[deal.racks[node]] >= request.parts or (request.spread == 0 and found >= request.parts):
+                    return True
+    return False
