@@ -248,14 +248,14 @@ class Job(Future[T], Generic[T]):
             )
         found = [read_result(self._cluster._client(), job, rank) for rank in range(job.spec.nodes)]
         found = [task for left in found for task in (left.tasks() if left is not None else [None])]
-        told = sorted(filter(None, found), key=lambda left: _ORDER.get(str(left.told.get("outcome")), 2))
+        told = sorted(filter(None, found), key=lambda left: _ORDER.get(str(left.header.get("outcome")), 2))
         for left in (*told, *(None for one in found if one is None)):
             _raise_of(job, left, lambda: self._last_lines(job))
         if job.state is not JobState.COMPLETED:
             raise JobFailed(job, output=self._last_lines(job))
         for left in found:
             assert left is not None
-            yield self._fetched(job, left) if "file" in left.told else _unpickled(job, left)
+            yield self._fetched(job, left) if "file" in left.header else _unpickled(job, left)
 
     def _fetched(self, job: JobRecord, left: StoredResult) -> Any:
         """Return a result that was too large to travel, and remove it."""
@@ -285,12 +285,12 @@ def _raise_of(job: JobRecord, left: StoredResult | None, output: Callable[[], st
     if left is None:
         told = "" if job.state is not JobState.COMPLETED else "its function left no result"
         raise JobFailed(job, told, output())
-    outcome, told = left.told.get("outcome"), str(left.told.get("error", ""))
+    outcome, told = left.header.get("outcome"), str(left.header.get("error", ""))
     if outcome == "returned":
         return
     if outcome != "raised":
         raise JobFailed(job, told, output())
-    text = str(left.told.get("traceback", ""))
+    text = str(left.header.get("traceback", ""))
     lines = output()
     # The traceback was written to stderr, too: what stands before it is news.
     at = lines.rfind("Traceback (most recent call last):")
@@ -308,7 +308,7 @@ def _unpickled(job: JobRecord, left: StoredResult, file: BinaryIO | None = None)
     try:
         return pickle.loads(left.data) if file is None else pickle.load(file)
     except Exception as error:
-        python = ".".join(map(str, left.told.get("python") or ()))
+        python = ".".join(map(str, left.header.get("python") or ()))
         raise GpuschedError(
             f"what job {job.id} returned, in Python {python}, cannot be unpickled: {type(error).__name__}: {error}",
             "the same versions of its libraries are needed here",

@@ -12,7 +12,7 @@ from typing import Any
 from gpusched.api.jobs import Job
 from gpusched.client.context import Client
 from gpusched.client.resolve import refusal, stored_jobs
-from gpusched.client.results import awaited
+from gpusched.client.results import is_uncollected
 from gpusched.client.wait import REOPEN_S
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobState
@@ -121,7 +121,7 @@ class Watcher:
         if not all(record.state in ENDED for record in records):
             return True
         returned = (JobState.COMPLETED, JobState.FAILED)
-        if any(r.spec.function and r.state in returned and awaited(client, r) for r in records):
+        if any(r.spec.function and r.state in returned and is_uncollected(client, r) for r in records):
             return False
         for job in self._taken(job_id):
             job._end(tuple(records))

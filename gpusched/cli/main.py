@@ -134,7 +134,7 @@ def _unless_slurms(name: str, callback: Callable[..., Any]) -> Callable[..., Any
     def run(**given: Any) -> Any:
         from gpusched.client import slurm
 
-        if slurm.in_charge():
+        if slurm.manages_jobs():
             slurm.refuse(name, given)
         return callback(**given)
 

@@ -273,9 +273,9 @@ class WithSbatch(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate sbatch's options, then parse as usual."""
         if args and args[0].startswith("-") and args[0] != "--":
-            from gpusched.client.script.sbatch import typed
+            from gpusched.client.script.sbatch import translate_command_line
 
-            args, notes = typed(args, _own(self.get_params(ctx)), _site)
+            args, notes = translate_command_line(args, _own(self.get_params(ctx)), _site)
             for note in notes:
                 output.note(note)
             ctx.meta["gpusched.notes"] = notes
@@ -292,9 +292,9 @@ def _like(name: str, parameters: Any) -> list[str]:
     """Return options that a mistyped one may have meant, those of sbatch that are taken among them."""
     from difflib import get_close_matches
 
-    from gpusched.client.script.sbatch import OPTIONS, Understood
+    from gpusched.client.script.sbatch import OPTIONS, SupportedOption
 
-    theirs = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, Understood))
+    theirs = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, SupportedOption))
     return get_close_matches(name, sorted({*_own(parameters), *theirs}))
 
 
@@ -307,9 +307,9 @@ def _site() -> Any:
     """Return what values of sbatch's options are understood by."""
     from gpusched.client.context import Client
     from gpusched.client.script.values import ScriptContext
-    from gpusched.client.submit import folder
+    from gpusched.client.submit import current_folder
 
-    return ScriptContext(Client().inventory, folder(), [])
+    return ScriptContext(Client().inventory, current_folder(), [])
 
 
 def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -332,7 +332,7 @@ def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
     return decorate
 
 
-def typed(context: Any) -> dict[str, Any]:
+def typed_options(context: Any) -> dict[str, Any]:
     """The options of a job that stood on a command line, by parameter; those that were left out are not in it."""
     known = inspect.signature(asked).parameters.keys() - {"command"}
     sources = {name: context.get_parameter_source(name) for name in known & context.params.keys()}
@@ -347,7 +347,7 @@ def request_of(given: Mapping[str, Any]) -> SubmitRequest:
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """Words as the command line takes them -> `typed`.
+    """Words as the command line takes them -> `typed_options`.
 
     Raises:
         UsageError: They are no options of a job.
@@ -355,21 +355,21 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     with _context(_line(), words) as context:
         if left := context.params.get("command"):
             raise UsageError(f"'{left[0][:80]}' is not an option", "quote values that contain spaces")
-        return typed(context)
+        return typed_options(context)
 
 
 def parse_sbatch(words: Sequence[str], site: ScriptContext) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
-    """A command line of sbatch -> `typed`, the words behind the options, what ``--wrap`` says.
+    """A command line of sbatch -> `typed_options`, the words behind the options, what ``--wrap`` says.
 
     Raises:
         UsageError: They are no such command line.
     """
-    from gpusched.client.script.sbatch import typed as translated
+    from gpusched.client.script.sbatch import translate_command_line
 
     command = _sbatch()
-    words, _ = translated(words, _own(command.params), lambda: site)
+    words, _ = translate_command_line(words, _own(command.params), lambda: site)
     with _context(command, words) as context:
-        return typed(context), tuple(context.params.get("command") or ()), context.params["wrap"]
+        return typed_options(context), tuple(context.params.get("command") or ()), context.params["wrap"]
 
 
 def _context(command: Any, words: Sequence[str]) -> Any:

@@ -69,16 +69,16 @@ def predict(
         raise UsageError("no job or trace given", "name one, or use --train")
     if trace is not None or since is not None or until is not None or out is not None:
         raise UsageError("--trace, --since, --until and --out need --train", "pass the trace file as the argument")
-    from gpusched.client.predict import believed, tell_kind
+    from gpusched.client.predict import describe_class, is_job_class
 
-    if of_kind or believed(what):
-        kind = tell_kind(what, gpus, nodes, racks, beside or ())
+    if of_kind or is_job_class(what):
+        kind = describe_class(what, gpus, nodes, racks, beside or ())
         output.show(lambda: kind, lambda: view.kind_screen(kind))
     elif service.is_trace(what):
         told = service.tell_trace(model, what, format, vc)
         output.show(lambda: told, lambda: view.trace_screen(told))
     else:
-        from gpusched.client.predict import tell_job
+        from gpusched.client.predict import predict_job
 
-        jobs = tell_job(model, what)
+        jobs = predict_job(model, what)
         output.show(lambda: jobs, lambda: view.jobs_table(jobs))

@@ -9,7 +9,7 @@ import typer
 from gpusched.cli import complete, output
 from gpusched.cli.reservations import For, Groups, Nodes, Reason, To, Users, say
 from gpusched.client.context import Client
-from gpusched.client.reservations import Wanted
+from gpusched.client.reservations import ReservationRequest
 
 app = typer.Typer(
     name="reservations",
@@ -51,7 +51,7 @@ def change(
 
     _unless_slurms("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
     client = Client()
-    wanted = Wanted(
+    wanted = ReservationRequest(
         nodes=tuple(nodes or ()), begin=begin, until=until, lasts=lasts, users=tuple(users or ()),
         groups=tuple(groups or ()), reason=reason,
     )  # fmt: skip
@@ -72,5 +72,5 @@ def _unless_slurms(what: str, name: str = "", **given: object) -> None:
     """Under ``engine: slurm`` say Slurm's own command."""
     from gpusched.client import slurm
 
-    if slurm.in_charge():
+    if slurm.manages_jobs():
         slurm.refuse("reservations", {"what": what, "name": name, **given})

@@ -77,7 +77,7 @@ def _prepare(
             raise UsageError("--wrap already gives the command", "use one of the two")
         return _prepared(client, request)
     from gpusched.client.script import layers, source
-    from gpusched.client.submit import folder
+    from gpusched.client.submit import current_folder
 
     script: source.JobScript | None
     if wrap is not None:
@@ -89,12 +89,12 @@ def _prepare(
         script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
         return _prepared(client, request)
-    typed = options.typed(context)
-    read = layers.read(script, options.parse, client.inventory, folder(), user_name(os.getuid()))
+    typed = options.typed_options(context)
+    read = layers.read_options(script, options.parse, client.inventory, current_folder(), user_name(os.getuid()))
     for note in read.notes:
         output.note(note)
     try:
-        request = options.request_of(layers.complete(read, typed))
+        request = options.request_of(layers.merge_typed(read, typed))
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
         name = request.name if request.name is not None else script.name
@@ -102,7 +102,7 @@ def _prepare(
         prepared, notes = _prepared(client, request)
         return prepared, (*read.notes, *notes)
     except UsageError as error:
-        raise layers.blamed(error, read, typed) from None
+        raise layers.with_origin(error, read, typed) from None
 
 
 def _prepared(client: Client, request: SubmitRequest) -> tuple[Submit, Sequence[str]]:

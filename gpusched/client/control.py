@@ -1,4 +1,4 @@
-"""Asking for a change: check what can be seen to be impossible, then drop one command file."""
+"""Requests to change jobs and nodes: check what can be checked now, then write one command file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Check = Callable[[Client, JobRecord], str]  # why nothing would follow for a job
 
 
 class ControlResult(msgspec.Struct, frozen=True):
-    """What was asked for: ids of jobs and arrays, or names of nodes. ``notes``: for what of it nothing will follow."""
+    """The ids of jobs and arrays, or names of nodes, of a request; ``notes`` says which of them it will not affect."""
 
     what: str
     ids: tuple[str, ...]
@@ -31,12 +31,12 @@ class ControlResult(msgspec.Struct, frozen=True):
 
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> ControlResult:
-    """End jobs; of those that were not ``named``, but `selected`, some may have ended meanwhile."""
+    """Cancel jobs; jobs that were `selected` rather than ``named`` may have ended in the meantime."""
     return _on_jobs(client, "cancel", texts, _not_ended, Cancel, named, now=now)
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
-    """Ids of the jobs of a user, in some states, that have not ended; and how many jobs these are."""
+    """Return the ids of a user's jobs in some states that have not ended, and the number of these jobs."""
     wanted = (states or frozenset(JobState)) - ENDED
     jobs = queried(client, Query(user=user, states=wanted)) if wanted else []
     ids = [f"{j.array_id}_[{text_of(j.tasks)}]" if j.tasks else j.id for j in jobs]
@@ -49,12 +49,12 @@ def hold(client: Client, texts: Iterable[str]) -> ControlResult:
 
 
 def release(client: Client, texts: Iterable[str]) -> ControlResult:
-    """Undo a hold."""
+    """Release held jobs."""
     return _on_jobs(client, "release", texts, _to_release, Release)
 
 
 def requeue(client: Client, texts: Iterable[str]) -> ControlResult:
-    """Stop running jobs, or take ended ones, and queue them again."""
+    """Requeue jobs: running ones are stopped first, ended ones start anew."""
     return _on_jobs(client, "requeue", texts, _to_requeue, Requeue)
 
 
@@ -72,7 +72,7 @@ def set_priority(client: Client, texts: Iterable[str], priority: int) -> Control
 
 
 def drain(client: Client, nodes: Iterable[str], reason: str) -> ControlResult:
-    """No new jobs on these nodes."""
+    """Start no new jobs on these nodes."""
     names = _nodes(client, nodes)
     check_reason("--reason", reason)
     client.deliverable_inbox().deliver(Drain(time=time.time(), nodes=names, reason=reason))
@@ -80,7 +80,7 @@ def drain(client: Client, nodes: Iterable[str], reason: str) -> ControlResult:
 
 
 def resume(client: Client, nodes: Iterable[str]) -> ControlResult:
-    """Nodes back into service."""
+    """Return nodes to service."""
     names = _nodes(client, nodes)
     client.deliverable_inbox().deliver(Resume(time=time.time(), nodes=names))
     return ControlResult("resume", names)
@@ -94,7 +94,7 @@ def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_reason(option: str, reason: str) -> None:
-    """Raise UsageError unless it is one line of text."""
+    """Raise UsageError unless the reason is one line of text."""
     check_text(option, reason, 4000)
     if not reason.strip() or not reason.isprintable():
         raise UsageError(f"{option} must be one line of text", f"found {reason[:80]!r}")
@@ -102,7 +102,7 @@ def check_reason(option: str, reason: str) -> None:
 
 def _on_jobs(
     client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand],
-    named: bool = True, **more: Any,
+    named: bool = True, **fields: Any,
 ) -> ControlResult:  # fmt: skip
     targets = Resolver(client).targets(texts)
     if not named:
@@ -111,28 +111,28 @@ def _on_jobs(
             return ControlResult(what, ())
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
-    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))
+    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **fields))
     return ControlResult(what, ids, notes)
 
 
 def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check) -> str:
-    """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
+    """Raise if the request is impossible for all jobs of a target or for another user's; else return a note, or ""."""
     problems = [check(client, job) for job in target.jobs]
-    many = sum(job.count for job in target.jobs)
+    is_array = sum(job.count for job in target.jobs)
     if all(problems):
-        more = f" (the same for all {many} tasks)" if many > 1 else ""
-        raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
+        others = f" (the same for all {is_array} tasks)" if is_array > 1 else ""
+        raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{others}")
     job = target.jobs[0]
     if job.uid != os.getuid():
         try:
             check_admin(client)
         except GpuschedError as error:
             raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
-    left_out = [(job, problem) for job, problem in zip(target.jobs, problems, strict=True) if problem]
-    if not left_out:
+    unaffected = [(job, problem) for job, problem in zip(target.jobs, problems, strict=True) if problem]
+    if not unaffected:
         return ""
-    first, why = left_out[0]
-    return f"skipped {sum(job.count for job, _ in left_out)} of {many} tasks: job {first.id} {why}"
+    first, why = unaffected[0]
+    return f"skipped {sum(job.count for job, _ in unaffected)} of {is_array} tasks: job {first.id} {why}"
 
 
 def _not_ended(client: Client, job: JobRecord) -> str:
@@ -175,5 +175,5 @@ def _to_requeue(client: Client, job: JobRecord) -> str:
 
 
 def _has_secrets(client: Client, job: JobRecord) -> bool:
-    """Whether the controller still has them, or the program: as long as anything of the submission has not ended."""
+    """Return whether the controller still has the secrets or program: it keeps them until the submission has ended."""
     return client.reader is not None and client.reader.has_unended(job.array_id or job.id)
