@@ -88,21 +88,21 @@ def maintenance(
     )  # fmt: skip
 
 
-def _reserve(wanted: ReservationRequest, *, maintenance: bool) -> None:
+def _reserve(request: ReservationRequest, *, maintenance: bool) -> None:
     from gpusched.client.reservations import reserve as ask
 
     client = Client()
-    say(ask(client, wanted, maintenance=maintenance), client)
+    print_result(ask(client, request, maintenance=maintenance), client)
 
 
-def say(asked: ReservationResult, client: Client) -> None:
-    """What was asked for; the controller does it in its next cycle."""
+def print_result(result: ReservationResult, client: Client) -> None:
+    """Print the request, which the controller carries out in its next cycle."""
     from gpusched.views.reservations import asked_dict, asked_lines
 
     if output.json_mode():
-        output.emit_json(asked_dict(asked))
+        output.emit_json(asked_dict(result))
         return
-    first, *notes = asked_lines(asked)
+    first, *notes = asked_lines(result)
     output.print_line(first)
     for note in notes:
         output.note(note)

@@ -69,7 +69,7 @@ def submit_command(
 def _prepare(
     client: Client, request: SubmitRequest, context: typer.Context, wrap: str | None
 ) -> tuple[Submit, Sequence[str]]:
-    """Of a job script or a command; with notes on what in the script counts for nothing."""
+    """Prepare a job script or a command; return it with notes on lines of the script without effect."""
     words, command = context.meta["gpusched.words"], request.command
     behind_dashes = len(words) > len(command) and words[len(words) - len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
@@ -106,7 +106,7 @@ def _prepare(
 
 
 def _prepared(client: Client, request: SubmitRequest) -> tuple[Submit, Sequence[str]]:
-    """Prepare it; with a note where one of several partitions was chosen."""
+    """Prepare the request; return it with a note if one of several partitions was chosen."""
     prepared = prepare(client, request)
     if "," not in (request.partition or ""):
         return prepared, ()
@@ -121,7 +121,7 @@ def _reads_stdin(request: SubmitRequest) -> bool:
 
 
 def _may_be_script(word: str) -> bool:
-    """Whether it is worth looking: what runs on the nodes need not be here."""
+    """Return whether to look for a local script: programs that run on the nodes need not exist here."""
     return word == "-" or os.path.exists(word) or word.endswith((".sh", ".bash", ".sbatch", ".slurm", ".job"))
 
 

@@ -1,4 +1,4 @@
-"""The expected slowdown of running jobs from their placement and neighbors, as learned from earlier jobs."""
+"""The expected slowdown of running jobs from their placement and neighbours, as learned from earlier jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIN_NAMED = 0.01  # slowdown
 
 
 def place_costs(client: Client, jobs: Sequence[JobRecord]) -> dict[str, PlaceCost]:
-    """Return the placement cost of those jobs that hold resources and have measured classes, or measured neighbors.
+    """Return the placement cost of those jobs that hold resources and have measured classes, or measured neighbours.
 
     Without a valid inventory racks are unknown, and there are no costs.
     """
@@ -62,17 +62,17 @@ class _JobsByPlace:
         nodes = self._nodes[job.id]
         racks = len({self._racks.get(node, node) for node in nodes}) if self._racks else 1
         spread = spread_cost(self._estimates, job, racks) if racks > 1 else None
-        neighbors = sorted(self._neighbors(job), key=lambda neighbor: (-neighbor[1].slower, neighbor[0]))
-        if spread is None and not neighbors:
+        neighbours = sorted(self._neighbours(job), key=lambda neighbour: (-neighbour[1].slower, neighbour[0]))
+        if spread is None and not neighbours:
             return None
-        lines = [f"beside {name} {cost.line('alone')}" for name, cost in neighbors if cost.slower >= _MIN_NAMED]
+        lines = [f"beside {name} {cost.line('alone')}" for name, cost in neighbours if cost.slower >= _MIN_NAMED]
         named = lines[:_MAX_NAMED] + ([f"and {len(lines) - _MAX_NAMED} more"] if len(lines) > _MAX_NAMED else [])
-        costs = (*([spread[1]] if spread else ()), *(cost for _, cost in neighbors))
-        factor = (1 + spread[1].slower if spread else 1.0) * (1 + sum(cost.slower for _, cost in neighbors))
+        costs = (*([spread[1]] if spread else ()), *(cost for _, cost in neighbours))
+        factor = (1 + spread[1].slower if spread else 1.0) * (1 + sum(cost.slower for _, cost in neighbours))
         return PlaceCost(slower=factor - 1, lines=(*([spread[0]] if spread else ()), *named), costs=costs)
 
-    def _neighbors(self, job: JobRecord) -> list[tuple[str, Cost]]:
-        """Return each measured neighbor's name and id, and how much it slows the job."""
+    def _neighbours(self, job: JobRecord) -> list[tuple[str, Cost]]:
+        """Return each measured neighbour's name and id, and how much it slows the job."""
         from gpusched.controller.learning import shared_link
 
         nodes = self._nodes[job.id]
@@ -91,7 +91,7 @@ class _JobsByPlace:
 
         first, second = (kind_of(record.user, record.spec.name) for record in (job, other))
         if (first, second, link) not in self._costs:
-            own, neighbor = (self._estimates.get(kind) or JobClassEstimate(kind=kind) for kind in (first, second))
-            is_measured = any(effect.link == link and effect.count for one in (own, neighbor) for effect in one.links)
-            self._costs[first, second, link] = cost_of_neighbour(own, neighbor, link) if is_measured else None
+            own, neighbour = (self._estimates.get(kind) or JobClassEstimate(kind=kind) for kind in (first, second))
+            is_measured = any(effect.link == link and effect.count for one in (own, neighbour) for effect in one.links)
+            self._costs[first, second, link] = cost_of_neighbour(own, neighbour, link) if is_measured else None
         return self._costs[first, second, link]

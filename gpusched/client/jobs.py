@@ -203,7 +203,7 @@ def _prefixes(client: Client, jobs: list[JobRecord]) -> dict[str, int]:
 
 
 def _prefix_length(client: Client, base: str, queued: set[str]) -> int:
-    """Return one more than the longest common prefix with a neighbor in id order, in the store or the inbox."""
+    """Return one more than the longest common prefix with a neighbour in id order, in the store or the inbox."""
     if ids.is_slurms(base):
         return len(base)
     others = [*(client.reader.neighbours(base) if client.reader else ()), *(queued - {base})]

@@ -42,14 +42,14 @@ def is_job_class(text: str) -> bool:
 def describe_class(
     text: str, gpus: int | None, nodes: int | None, racks: int | None, beside: Sequence[str]
 ) -> KindTold:
-    """Return what was learned of a job class, and the cost of more nodes, more racks or these neighbors.
+    """Return what was learned of a job class, and the cost of more nodes, more racks or these neighbours.
 
     Args:
         text: A job name, of this user's jobs or else of the only user with such jobs; or USER/NAME.
         gpus: GPUs of the whole job; None: as in most of its attempts.
         nodes: The number of nodes.
         racks: The number of racks that these nodes are in.
-        beside: Names of job classes; one job of each is a neighbor.
+        beside: Names of job classes; one job of each is a neighbour.
 
     Raises:
         UsageError: Nothing was learned of such a class, or several match.
@@ -78,10 +78,10 @@ def describe_class(
     if shape.nodes == 1 and any(node.sharing for node in client.inventory.nodes):
         places["gpu"] = "on the same GPUs"
     for name in beside:
-        neighbor = _find_estimate(estimates, name)
+        neighbour = _find_estimate(estimates, name)
         for link, place in places.items():
-            cost = cost_of_neighbour(estimate, neighbor, link)
-            lines.append(f"beside {neighbor.kind} ({place}) {cost.line('alone')}")
+            cost = cost_of_neighbour(estimate, neighbour, link)
+            lines.append(f"beside {neighbour.kind} ({place}) {cost.line('alone')}")
             costs.append(cost)
     return KindTold(kind=estimate.kind, paces=speeds, links=links, lines=tuple(lines), costs=tuple(costs))
 

@@ -31,5 +31,5 @@ def _cost_beside(reader: Reader, job: JobRecord, other: JobRecord) -> Cost:
     from gpusched.sched.interference.beliefs import cost_of_neighbour
 
     kinds = (kind_of(record.user, record.spec.name) for record in (job, other))
-    own, neighbor = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in kinds)
-    return cost_of_neighbour(own, neighbor, "gpu")
+    own, neighbour = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in kinds)
+    return cost_of_neighbour(own, neighbour, "gpu")

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from msgspec.json import encode
 
-from gpusched.cli.main import OF_JOBS
+from gpusched.cli.main import SLURM_COMMANDS
 from gpusched.cli.main import run as gpusched
 from gpusched.client.slurm import _TRANSLATIONS, manages_jobs
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
@@ -162,8 +162,8 @@ def test_scripts_are_sbatchs(
 
 
 def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
-    assert set(_TRANSLATIONS) == OF_JOBS
-    assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == OF_JOBS
+    assert set(_TRANSLATIONS) == SLURM_COMMANDS
+    assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == SLURM_COMMANDS
 
 
 def test_what_slurm_has_nothing_like_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
