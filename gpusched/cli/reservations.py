@@ -97,12 +97,12 @@ def _reserve(request: ReservationRequest, *, maintenance: bool) -> None:
 
 def print_result(result: ReservationResult, client: Client) -> None:
     """Print the request, which the controller carries out in its next cycle."""
-    from gpusched.views.reservations import asked_dict, asked_lines
+    from gpusched.views.reservations import request_dict, request_lines
 
     if output.json_mode():
-        output.emit_json(asked_dict(result))
+        output.emit_json(request_dict(result))
         return
-    first, *notes = asked_lines(result)
+    first, *notes = request_lines(result)
     output.print_line(first)
     for note in notes:
         output.note(note)

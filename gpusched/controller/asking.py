@@ -25,7 +25,7 @@ from gpusched.model.readings import AskReading
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from gpusched.views.squeue import NotAnswered, sacct, squeue
+from gpusched.views.squeue import UnsupportedOption, sacct, squeue
 
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
@@ -93,8 +93,8 @@ class Asking:
                     return self._done("requeue", words[1:], job, ask, now)
                 case "sbatch" if self._prepare is not None:
                     return self._submitted(self._prepare, job, ask, inventory, read, now)
-            raise NotAnswered("not supported inside a job")
-        except NotAnswered as error:
+            raise UnsupportedOption("not supported inside a job")
+        except UnsupportedOption as error:
             return 1, f"{program}: error: {error}\n"
 
     def _submitted(
@@ -110,24 +110,24 @@ class Asking:
             return 0, f"{new}\n" if alone else f"Submitted batch job {new}\n"
         if self._store.was_folded(f"{new}.submit"):
             whys = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
-            raise NotAnswered(str(whys[-1]) if whys else "the job was not queued")
+            raise UnsupportedOption(str(whys[-1]) if whys else "the job was not queued")
         if is_cancelled(job):
-            raise NotAnswered(f"job {job.id} was cancelled")
+            raise UnsupportedOption(f"job {job.id} was cancelled")
         if self._inbox.holds(new) or read[job.uid] >= MAX_READ:
             return None
         read[job.uid] += 1
         try:
             found = prepare(inventory, job, ask)
         except GpuschedError as error:
-            raise NotAnswered(error.line()) from None
+            raise UnsupportedOption(error.line()) from None
         except Exception as error:  # what nobody thought of in one script must not stop the cycle
-            raise NotAnswered(f"internal error: {type(error).__name__}") from None
+            raise UnsupportedOption(f"internal error: {type(error).__name__}") from None
         if isinstance(found, int):
             return 3, f"{found}\n"
         for other in {one.job_id for one in found.spec.dependencies if one.job_id}:
             rows = self._store.rows_of(other)
             if not rows or rows[0].uid != job.uid:
-                raise NotAnswered(f"--dependency: {job.user} has no job {other}")
+                raise UnsupportedOption(f"--dependency: {job.user} has no job {other}")
         with contextlib.suppress(FileExistsError):
             self._inbox.deliver(msgspec.structs.replace(found, id=new, time=now, asked_by=job.id))
         return None
@@ -146,15 +146,15 @@ class Asking:
             return 0, ""
         names = tuple(one for word in words for one in word.split(",") if one)
         if not names or any(one.startswith("-") for one in names):
-            raise NotAnswered(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
+            raise UnsupportedOption(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
         for one in names:
             rows = self._store.rows_of(one)
             if not rows:
-                raise NotAnswered(f"there is no job {one[:60]}")
+                raise UnsupportedOption(f"there is no job {one[:60]}")
             if any(row.uid != job.uid for row in rows):
-                raise NotAnswered(f"job {one} belongs to {rows[0].user}")
+                raise UnsupportedOption(f"job {one} belongs to {rows[0].user}")
         if act == "requeue" and job.id in names and is_cancelled(job):
-            raise NotAnswered(f"job {job.id} was cancelled")
+            raise UnsupportedOption(f"job {job.id} was cancelled")
         with contextlib.suppress(FileExistsError):  # it lies there already
             self._inbox.deliver(
                 RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=act, job_ids=names), name=file

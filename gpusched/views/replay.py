@@ -1,4 +1,4 @@
-"""Replays side by side: outcomes as a table, what changed in plain words, and the schedule as CSV rows."""
+"""Replays compared: outcomes as a table, changes in plain words, and the schedule as CSV rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWS = {
 
 
 def span(seconds: float | None) -> str:
-    """Seconds with the unit that suits them: ``42.0 s``, ``3.50 min``, ``1.20 h``, ``12.3 d``; unknown is ``-``."""
+    """Format seconds with a suitable unit: ``42.0 s``, ``3.50 min``, ``1.20 h``, ``12.3 d``; unknown is ``-``."""
     if seconds is None:
         return common.UNKNOWN
     for size, unit in ((2 * 86400, "d"), (3600, "h"), (60, "min")):
@@ -39,7 +39,7 @@ def span(seconds: float | None) -> str:
 
 
 def label(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
-    """The policy's name, with its trace and seed where several were replayed."""
+    """Return the policy's name, with its trace and seed if several were replayed."""
     result = outcome.result
     words = [result.policy]
     if len({o.result.trace.name for o in outcomes}) > 1:
@@ -50,7 +50,7 @@ def label(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
 
 
 def table(outcomes: Sequence[StudyOutcome]) -> Table:
-    """One line per replay; fewer columns on a narrow screen."""
+    """Return one line per replay; a narrow screen shows fewer columns."""
     columns = ["POLICY", "KNOWS", "JOBS", "MEAN JCT", "P95 JCT", "MEAN WAIT", "P95 WAIT", "SLOWDOWN", "UTIL", "KWH"]
     columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"]
     drop = ("JOBS/S", "INEFF. KWH", "JAIN", "FRAG", "GAP", "MAKESPAN", "P95 WAIT", "P95 JCT", "KWH", "JOBS", "SLOWDOWN")
@@ -86,7 +86,7 @@ def _cells(outcome: StudyOutcome) -> dict[str, str]:
 def screen(
     outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]], by: str | None = None
 ) -> RenderableType:
-    """The table, what changed, what to know of it, and (``by`` user or group) who got what."""
+    """Return the table, the changes, remarks, and (``by`` user or group) the usage of each."""
     from rich.console import Group
     from rich.text import Text
 
@@ -117,12 +117,12 @@ def _holders(outcome: StudyOutcome, by: str) -> RenderableType:
 
 
 def summary(outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]]) -> list[str]:
-    """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
+    """Return the changes of each replay from the first of its trace and seed, in plain words."""
     return [_sentence(o, change, outcomes) for o, change in zip(outcomes, changes, strict=True) if change]
 
 
 def recorded(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """What the jobs of each trace waited in its source, where it tells, and how far from it each replay is."""
+    """Return the waiting times in each trace's source, if recorded, and how far each replay is from them."""
     lines = []
     for name in dict.fromkeys(o.result.trace.name for o in outcomes):
         of = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
@@ -136,7 +136,7 @@ def recorded(outcomes: Sequence[StudyOutcome]) -> list[str]:
 
 
 def published(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """The figures that a scenario's source has, beside those of this replay."""
+    """Return the figures published with a scenario's source, beside those of this replay."""
     lines = []
     for outcome in outcomes:
         for figure, value in outcome.scenario.published.get(outcome.result.policy, {}).items():
@@ -159,7 +159,7 @@ def _sentence(outcome: StudyOutcome, change: Sequence[MeanDifference], outcomes:
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
-    text = f"Under {name}, jobs took {span(jct.other)} on average, {_than(jct)} {other} ({span(jct.base)})"
+    text = f"Under {name}, jobs took {span(jct.other)} on average, {_comparison(jct)} {other} ({span(jct.base)})"
     text += f"{_interval(jct)}. {_waits(wait)}."
     ours, theirs = outcome.metrics, base.metrics
     if ours.utilization is not None and theirs.utilization is not None:
@@ -179,7 +179,7 @@ def _waits(wait: MeanDifference) -> str:
     return f"Waiting was unchanged ({after})" if before == after else f"They waited {after} instead of {before}"
 
 
-def _than(change: MeanDifference) -> str:
+def _comparison(change: MeanDifference) -> str:
     if change.relative is None:
         return "more than under" if change.difference > 0 else "the same as under"
     if abs(change.relative) < 5e-4:
@@ -196,7 +196,7 @@ def _interval(change: MeanDifference) -> str:
 
 
 def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """What every policy knows, and what else a reader of the figures must know; each once."""
+    """Return what information each policy uses, and other notes on the figures; each once."""
     known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
     lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in known]
     if len({o.result.knows for o in outcomes}) > 1:
@@ -217,7 +217,7 @@ def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
 
 
 def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
-    """Where each replay's schedule goes: ``path``; of several, each with its policy (and seed) in the name."""
+    """Return each replay's schedule file: ``path``; of several, each with its policy (and seed) in the name."""
     if len(outcomes) == 1:
         return [path]
     stem, dot, suffix = path.rpartition(".") if "." in path.rpartition("/")[2] else (path, "", "")
@@ -226,7 +226,7 @@ def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
 
 
 def write_schedule(result: ReplayResult, file: TextIO) -> None:
-    """Every job as ``job,start,end,nodes``: seconds on the trace's clock, node names by spaces; never ran: empty."""
+    """Write every job as ``job,start,end,nodes``: trace seconds, names separated by spaces; empty if it never ran."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("job", "start", "end", "nodes"))
     names, offsets, nodes = result.pool.names, result.part_offsets.tolist(), result.part_nodes.tolist()

@@ -1,4 +1,4 @@
-"""What ``gpusched reproduce`` played, as a table: its scenario says which columns, and what stands below."""
+"""Results of ``gpusched reproduce`` as a table; the scenario defines the columns and the notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpusched.views.common import UNKNOWN, against, plain_table
+from gpusched.views.common import UNKNOWN, plain_table, relative_change
 
 if TYPE_CHECKING:
     from gpusched.study.paper import Column, Paper
@@ -18,7 +18,7 @@ BOUND = "bound"
 
 
 def screen(paper: Paper, rows: Sequence[Any]) -> RenderableType:
-    """One line for each policy in each group of rows that differ in nothing else but what they were drawn with."""
+    """Return one line for each policy in each group of rows; rows of a group differ only in their random draws."""
     keys = [column for column in paper.table if column.in_common and column.of != "policy"]
     right = [c.head for c in paper.table if not (c.in_common and all(isinstance(getattr(r, c.of), str) for r in rows))]
     table = plain_table(*(column.head for column in paper.table), right=right, drop=paper.drop)
@@ -51,7 +51,7 @@ def _cell(paper: Paper, column: Column, policy: str, by: Mapping[str, Sequence[A
     if not mine:
         return UNKNOWN
     if column.against:
-        return against(mine, figures(column.against) or None)
+        return relative_change(mine, figures(column.against) or None)
     if column.gain is not None:
         base, best = map(figures, column.gain)
         all_of_it = mean(base) - mean(best) if base and best else 0.0
@@ -62,5 +62,5 @@ def _cell(paper: Paper, column: Column, policy: str, by: Mapping[str, Sequence[A
 
 
 def _of(row: Any, key: str | float) -> float:
-    """A figure of a row, or the number itself."""
+    """Return a figure of a row, or the number itself."""
     return float(getattr(row, key)) if isinstance(key, str) else key

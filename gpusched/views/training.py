@@ -1,4 +1,4 @@
-"""Trainings as tables: how good the agent is, beside what it was measured against."""
+"""Training results as tables: the agent compared with its baselines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRESS = "{task.fields[figures]}"
 
 
 def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
-    """What the bar shows of a progress."""
+    """Return the fields of the progress bar."""
     figures = (("reward", progress.reward), ("utilization", progress.utilization))
     words = [f"{what} {value:.3f}" for what, value in figures if value is not None]
     if progress.left_s is not None:
@@ -33,7 +33,7 @@ def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
 
 
 def screen(made: Sequence[TrainedFiles]) -> RenderableType:
-    """Partition by partition: the final table, notes, where the files are."""
+    """Return for each partition the final table, notes, and where the files are."""
     return Group(*(part for one in made for part in _partition(one)))
 
 

@@ -18,7 +18,7 @@ from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.queue.store import UsageRow
-from gpusched.views.jobs import resizes_line, resources_line, stopped_line
+from gpusched.views.jobs import preemptions_line, resizes_line, resources_line
 from gpusched.views.show import event_line, private_fields
 from gpusched.web.rows import job_row
 
@@ -53,7 +53,7 @@ def details(client: Client, job: JobRecord, *, private: bool) -> dict[str, Any]:
     row = job_row(job, energy, progress[-1] if progress else None, partner)
     lines = [
         ("requested", resources_line(job)),
-        ("stopped", stopped_line(job)),
+        ("stopped", preemptions_line(job)),
         ("resized", resizes_line(job)),
         ("shares", shared),
         ("place", "; ".join(cost.lines) if cost is not None else ""),
