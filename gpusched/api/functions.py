@@ -68,7 +68,7 @@ def program(
     """
     name, own = name_of(called[0]), [module for function in called for module in _own_modules(function)]
     modules, folder = given.get("modules"), os.fspath(given.get("result_dir") or "")
-    own = own if modules is None else [_loaded(module) for module in modules]
+    own = own if modules is None else [_import_module(module) for module in modules]
     if folder and not os.path.isabs(folder):
         raise UsageError(f"result_dir: expected an absolute path, found {folder[:80]!r}")
     if not (is_batch or folder or settings.job_dirs) and any(map(call.has_checkpoint, called)):
@@ -114,13 +114,13 @@ def packed(data: bytes) -> str:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return a function's name for people: ``train.fit``, ``<lambda>``."""
-    inner = _inner(function)
+    inner = _unwrapped(function)
     module, name = getattr(inner, "__module__", "") or "", getattr(inner, "__qualname__", type(inner).__qualname__)
     whole = name if module in ("", "__main__", "builtins") else f"{module}.{name}"
     return "".join(c if c.isprintable() else "?" for c in whole)[-MAX_NAME:]
 
 
-def _inner(function: Any) -> Any:
+def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -140,7 +140,7 @@ def _dumps(value: object, what: str) -> bytes:
 
 def _own_modules(function: Callable[..., Any]) -> list[ModuleType]:
     """Return the user's own loaded modules that are beside the function's module, or below."""
-    inner = _inner(function)
+    inner = _unwrapped(function)
     folder = _folder(sys.modules.get(getattr(inner, "__module__", None) or type(inner).__module__))
     if folder is None:
         return []
@@ -178,7 +178,7 @@ def _is_own(module: ModuleType) -> bool:
     return not installed and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
-def _loaded(module: ModuleType | str) -> ModuleType:
+def _import_module(module: ModuleType | str) -> ModuleType:
     if isinstance(module, ModuleType):
         return module
     import importlib
@@ -208,7 +208,7 @@ def _by_value(modules: list[ModuleType]) -> Iterator[None]:
 
 def _source(function: Callable[..., Any]) -> dict[str, str]:
     """Return the function's source file by its name, for tracebacks."""
-    code = getattr(inspect.unwrap(_inner(function)), "__code__", None)
+    code = getattr(inspect.unwrap(_unwrapped(function)), "__code__", None)
     if code is None:
         return {}
     text = "".join(linecache.getlines(code.co_filename))
@@ -220,8 +220,8 @@ def _runner() -> str:
     return inspect.getsource(call)
 
 
-def _cloudpickle(wanted: bool) -> dict[str, Any]:
-    if not wanted:
+def _cloudpickle(is_needed: bool) -> dict[str, Any]:
+    if not is_needed:
         return {"cloudpickle": {}, "version": ""}
     import cloudpickle
 

@@ -240,7 +240,7 @@ def _duration(value: str | float | timedelta, unit_s: int) -> str:
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(one, str) for one in found):
+    if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name}: expected texts, found {found!r}"[:200])
     return found
 

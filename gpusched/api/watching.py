@@ -103,7 +103,7 @@ class Watcher:
         """
         refused: dict[str, str | None] = {}  # submission -> why it was refused, or None; looked up once per round
         found = [(job_id, stored_jobs(reader, job_id)) for job_id in due]
-        found.sort(key=lambda one: (max((job.end_time or 0.0 for job in one[1]), default=0.0), one[0]))
+        found.sort(key=lambda entry: (max((job.end_time or 0.0 for job in entry[1]), default=0.0), entry[0]))
         return {job_id for job_id, records in found if not self._complete(client, reader, job_id, records, refused)}
 
     def _complete(

@@ -158,8 +158,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         from gpusched import __version__
 
         output.print_line(f"gpusched {__version__}")

@@ -275,7 +275,7 @@ class WithSbatch(TyperCommand):
         if args and args[0].startswith("-") and args[0] != "--":
             from gpusched.client.script.sbatch import translate_command_line
 
-            args, notes = translate_command_line(args, _own(self.get_params(ctx)), _site)
+            args, notes = translate_command_line(args, _own_options(self.get_params(ctx)), _sbatch_context)
             for note in notes:
                 output.note(note)
             ctx.meta["gpusched.notes"] = notes
@@ -294,16 +294,16 @@ def _similar_options(name: str, parameters: Any) -> list[str]:
 
     from gpusched.client.script.sbatch import OPTIONS, SupportedOption
 
-    theirs = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, SupportedOption))
-    return get_close_matches(name, sorted({*_own(parameters), *theirs}))
+    sbatch_options = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, SupportedOption))
+    return get_close_matches(name, sorted({*_own_options(parameters), *sbatch_options}))
 
 
-def _own(parameters: Any) -> dict[str, bool]:
+def _own_options(parameters: Any) -> dict[str, bool]:
     """Return a command's options, and whether each takes a value."""
     return {o: not getattr(p, "is_flag", False) for p in parameters for o in (*p.opts, *p.secondary_opts)}
 
 
-def _site() -> Any:
+def _sbatch_context() -> Any:
     """Return the context for translating sbatch's options."""
     from gpusched.client.context import Client
     from gpusched.client.script.values import ScriptContext
@@ -368,7 +368,7 @@ def parse_sbatch(words: Sequence[str], site: ScriptContext) -> tuple[dict[str, A
     from gpusched.client.script.sbatch import translate_command_line
 
     command = _sbatch_parser()
-    words, _ = translate_command_line(words, _own(command.params), lambda: site)
+    words, _ = translate_command_line(words, _own_options(command.params), lambda: site)
     with _context(command, words) as context:
         return typed_options(context), tuple(context.params.get("command") or ()), context.params["wrap"]
 

@@ -21,10 +21,10 @@ _json_mode = False
 PIPE_WIDTH = 4000
 
 
-def _set_json(wanted: bool) -> bool:
+def _set_json(is_given: bool) -> bool:
     global _json_mode
-    _json_mode = wanted  # `prepare` may have seen the option of a job's command
-    return wanted
+    _json_mode = is_given  # `prepare` may have seen the option of a job's command
+    return is_given
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.", callback=_set_json, is_eager=True)]

@@ -60,7 +60,7 @@ def reservations(client: Client, incomplete: str) -> list[str]:
     """Return the names of current and future reservations."""
     from time import time
 
-    names = [one.name for one in client.reader.reservations(time())] if client.reader else []
+    names = [reservation.name for reservation in client.reader.reservations(time())] if client.reader else []
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -37,8 +37,8 @@ def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = Tru
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
     """Return the ids of a user's jobs in some states that have not ended, and the number of these jobs."""
-    wanted = (states or frozenset(JobState)) - ENDED
-    jobs = queried(client, Query(user=user, states=wanted)) if wanted else []
+    unended = (states or frozenset(JobState)) - ENDED
+    jobs = queried(client, Query(user=user, states=unended)) if unended else []
     ids = [f"{j.array_id}_[{text_of(j.tasks)}]" if j.tasks else j.id for j in jobs]
     return ids, sum(j.count for j in jobs)
 

@@ -92,6 +92,7 @@ class _JobsByPlace:
         first, second = (kind_of(record.user, record.spec.name) for record in (job, other))
         if (first, second, link) not in self._costs:
             own, neighbour = (self._estimates.get(kind) or JobClassEstimate(kind=kind) for kind in (first, second))
-            is_measured = any(effect.link == link and effect.count for one in (own, neighbour) for effect in one.links)
+            effects = (effect for estimate in (own, neighbour) for effect in estimate.links)
+            is_measured = any(effect.link == link and effect.count for effect in effects)
             self._costs[first, second, link] = cost_of_neighbour(own, neighbour, link) if is_measured else None
         return self._costs[first, second, link]

@@ -121,8 +121,8 @@ def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str
 def _suspended(client: Client) -> str:
     """Return one line about nodes that the controller took out of service itself, else ""."""
     records = client.reader.node_records().values() if client.reader else ()
-    lately = time.time() - 3600  # one that left the inventory keeps its record
-    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > lately)
+    recent = time.time() - 3600  # one that left the inventory keeps its record
+    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > recent)
     return f"nodes suspended after failed launches: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 

@@ -172,16 +172,16 @@ def signal(text: str | None) -> tuple[str, int | None, bool]:
     if text is None:
         return "TERM", None, False
     batch = text.startswith("B:")
-    name, at, seconds = text.removeprefix("B:").partition("@")
+    name, has_seconds, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
     if name.isdecimal():
         import signal as signals
 
         number = int(name[:4])
         name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
-    if name not in SIGNALS or (at and not re.fullmatch(r"[0-9]{1,9}", seconds)):
+    if name not in SIGNALS or (has_seconds and not re.fullmatch(r"[0-9]{1,9}", seconds)):
         raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
-    return name, int(seconds) if at else None, batch
+    return name, int(seconds) if has_seconds else None, batch
 
 
 def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:

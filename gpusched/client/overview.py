@@ -241,7 +241,7 @@ def flavor_rows(inventory: Inventory, rows: Sequence[NodeRow], partition: str | 
 def _flavor_row(flavor: Flavor, partition: Partition, rows: Sequence[NodeRow]) -> FlavorRow:
     nodes = flavor_nodes(flavor, partition.nodes)
     totals = [sum(f) for f in zip(*((n.gpus, n.cores, n.memory_mib) for n in partition.nodes), strict=True)]
-    wanted = (flavor.gpus, flavor.cores, flavor.memory_mib)
+    requested = (flavor.gpus, flavor.cores, flavor.memory_mib)
     return FlavorRow(
         partition=partition.name,
         flavor=flavor.name,
@@ -250,8 +250,8 @@ def _flavor_row(flavor: Flavor, partition: Partition, rows: Sequence[NodeRow]) -
         memory_mib=flavor.memory_mib,
         time_limit_s=flavor.time_limit_s,
         nodes=nodes,
-        share=max((w / t for w, t in zip(wanted, totals, strict=False) if t), default=0.0),
-        free_now=_fitting(tuple(w // nodes for w in wanted), nodes, rows) if nodes else 0,
+        share=max((w / t for w, t in zip(requested, totals, strict=False) if t), default=0.0),
+        free_now=_fitting(tuple(w // nodes for w in requested), nodes, rows) if nodes else 0,
     )
 
 

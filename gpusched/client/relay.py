@@ -222,10 +222,10 @@ def _poll(readers: Iterable[int], writer: int | None, timeout_s: float | None) -
     poll, stdout = select.poll(), _stdout()
     if _is_pipe(stdout):  # not for a terminal: if it is closed, the job is kept
         poll.register(stdout, 0)  # POLLERR is always reported
-    wanted = dict.fromkeys(readers, select.POLLIN)
+    events_of = dict.fromkeys(readers, select.POLLIN)
     if writer is not None:
-        wanted[writer] = wanted.get(writer, 0) | select.POLLOUT
-    for descriptor, events in wanted.items():
+        events_of[writer] = events_of.get(writer, 0) | select.POLLOUT
+    for descriptor, events in events_of.items():
         poll.register(descriptor, events)
     found = dict(poll.poll(None if timeout_s is None else 1000 * timeout_s))
     if found.get(stdout, 0) & select.POLLERR:

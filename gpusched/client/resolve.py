@@ -78,10 +78,10 @@ class Resolver:
         """
         if ids.is_slurms(text.strip()) and (known := self._of_slurm(text.strip())) is not None:
             return known
-        wanted = ids.normalise(text)
-        if not ids.is_prefix(wanted):
+        normalized = ids.normalise(text)
+        if not ids.is_prefix(normalized):
             raise UsageError(f"{text[:60]!r} is not a job id")
-        prefix, index = wanted.partition("_")[0], wanted.partition("_")[2].strip("[]")
+        prefix, index = normalized.partition("_")[0], normalized.partition("_")[2].strip("[]")
         if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
             self._waiting += inbox_submission(self._client, prefix)
         base = self._unique(text, prefix)

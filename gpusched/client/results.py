@@ -87,7 +87,7 @@ def read_result(client: Client, job: JobRecord, rank: int) -> StoredResult | Non
     content = _content(client, job, rank)
     if not content:
         return None
-    result = _parsed(job, content)
+    result = _parse(job, content)
     if len(result.data) == result.header.get("size"):
         return result
     raise GpuschedError(
@@ -109,7 +109,7 @@ def _content(client: Client, job: JobRecord, rank: int) -> bytes:
         return file.read()
 
 
-def _parsed(job: JobRecord, content: bytes) -> StoredResult:
+def _parse(job: JobRecord, content: bytes) -> StoredResult:
     before, magic, rest = content.partition(MAGIC)
     line, _, data = rest.partition(b"\n")
     try:

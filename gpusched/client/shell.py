@@ -256,15 +256,15 @@ class _Session:
             return relay.connect(self._client, request)
         from gpusched.controller.relay import serve
 
-        ours, theirs = socket.socketpair()
-        ours.sendall(frame(REQUEST, msgspec.json.encode(request)))
+        client_end, server_end = socket.socketpair()
+        client_end.sendall(frame(REQUEST, msgspec.json.encode(request)))
 
         def answer() -> None:
-            with theirs:
-                serve(theirs, os.getuid(), self._relay_context, lambda text: None)
+            with server_end:
+                serve(server_end, os.getuid(), self._relay_context, lambda text: None)
 
         threading.Thread(target=answer, daemon=True).start()
-        return ours
+        return client_end
 
     @cached_property
     def _relay_context(self) -> RelayContext:

@@ -363,13 +363,13 @@ def _placement(
     """
     partition = known_partition(inventory, sized.partition)
     spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
-    gpus, most = sized.nodes * sized.gpus_per_node, None
+    gpus, max_nodes = sized.nodes * sized.gpus_per_node, None
     shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != TaskRequest()
     if spread in ("rack", "any") and not (shaped or resizable):
-        most = min(gpus, len(partition.nodes), MAX_SIZES)
+        max_nodes = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
         "max_spread": spread or ("" if resizable else partition.placement.max_spread),
-        "max_nodes": most if most is not None and most > 1 else None,
+        "max_nodes": max_nodes if max_nodes is not None and max_nodes > 1 else None,
         "placement_wait_s": partition.placement.wait_s if wait is None else wait,
         "exclusive": request.exclusive,
     }
@@ -446,9 +446,9 @@ def _default_name(request: SubmitRequest) -> str:
     return name if name and name.isprintable() else "job"
 
 
-def _preemptible(asked: bool | None, partition: Partition | None) -> bool:
+def _preemptible(requested: bool | None, partition: Partition | None) -> bool:
     """Return the requested value, else the partition's default."""
-    return asked if asked is not None else partition is not None and partition.preemptible
+    return requested if requested is not None else partition is not None and partition.preemptible
 
 
 def current_folder() -> str:

@@ -80,8 +80,9 @@ def _check(request: ResourceRequest, tasks: TaskRequest) -> None:
         both = [*map(_option, names), *([option] if total is not None else [])]
         if len(both) > 1:
             raise UsageError(f"{both[0]} and {both[1]} cannot be combined", "use one of the two")
-    if request.flavor is not None and (said := [n for n in (*_CORES, "gpus_per_task", *_MEMORY) if n in given]):
-        raise UsageError(f"--flavor {request.flavor} and {_option(said[0])} cannot be combined", "use one of the two")
+    sized = [n for n in (*_CORES, "gpus_per_task", *_MEMORY) if n in given]
+    if request.flavor is not None and sized:
+        raise UsageError(f"--flavor {request.flavor} and {_option(sized[0])} cannot be combined", "use one of the two")
 
 
 def _node_count(request: ResourceRequest, tasks: TaskRequest) -> int | None:

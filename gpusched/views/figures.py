@@ -76,9 +76,10 @@ def bars(
     groups: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str, label: str, digits: int = 2
 ) -> str:
     """Return a bar chart: one bar per name in each group, up or down from 0, labeled with ``digits`` decimals."""
-    every = [0.0, *(value for _, values in groups for value in values)]
-    room = 0.15 * ((max(every) - min(every)) or 1.0)
-    low, top = min(every) - (room if min(every) < 0 else 0.0), max(every) + (room if max(every) > 0 else 0.0)
+    heights = [0.0, *(value for _, values in groups for value in values)]
+    low, top = min(heights), max(heights)
+    margin = 0.15 * ((top - low) or 1.0)
+    low, top = low - (margin if low < 0 else 0.0), top + (margin if top > 0 else 0.0)
     parts = [_open(label), _levels(low, top)]
     zero = _height(0.0, low, top)
     wide = (_W - _LEFT - _RIGHT) / len(groups)
@@ -155,10 +156,10 @@ def _levels(low: float, high: float) -> str:
     return "".join(parts)
 
 
-def _round_step(least: float) -> float:
+def _round_step(minimum: float) -> float:
     """Return 1, 2 or 5 times a power of ten, at least ``least``."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10(minimum)) if minimum > 0 else 1.0
+    return next(power * k for k in (1, 2, 5, 10) if power * k >= minimum * (1 - 1e-9))
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -285,11 +285,11 @@ def _metric(row: Mapping[str, Any]) -> str:
 def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
     from rich.text import Text
 
-    asked = shadow.decisions + shadow.late + shadow.unusable
+    total = shadow.decisions + shadow.late + shadow.unusable
     ended = f" until {local_time(shadow.until)}" if shadow.until is not None else ""
     head = f"shadow in {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"
     counts = (
-        f"{count_of(asked, 'decision')}: {shadow.same} as the live policy, {shadow.decisions - shadow.same} different, "
+        f"{count_of(total, 'decision')}: {shadow.same} as the live policy, {shadow.decisions - shadow.same} different, "
         f"{shadow.late} late, {shadow.unusable} unusable; "
         f"it would have started {count_of(shadow.shadow_starts, 'job')}, "
         f"the live policy started {shadow.live_starts}"

@@ -125,13 +125,12 @@ def recorded(outcomes: Sequence[StudyOutcome]) -> list[str]:
     """Return the waiting times in each trace's source, if recorded, and how far each replay is from them."""
     lines = []
     for name in dict.fromkeys(o.result.trace.name for o in outcomes):
-        of = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
-        if of:
-            waits = "; ".join(f"{label(o, outcomes)} {_against(o.metrics)}" for o in of)
-            where = f" of {name}" if len(outcomes) > len(of) else ""
-            lines.append(
-                f"As recorded, jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
-            )
+        with_waits = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
+        if with_waits:
+            waits = "; ".join(f"{label(o, outcomes)} {_recorded_text(o.metrics)}" for o in with_waits)
+            trace_text = f" of {name}" if len(outcomes) > len(with_waits) else ""
+            mean_wait = span(with_waits[0].metrics.recorded_mean_wait_s)
+            lines.append(f"As recorded, jobs{trace_text} waited {mean_wait} on average: {waits}.")
     return lines
 
 
@@ -140,14 +139,14 @@ def published(outcomes: Sequence[StudyOutcome]) -> list[str]:
     lines = []
     for outcome in outcomes:
         for figure, value in outcome.scenario.published.get(outcome.result.policy, {}).items():
-            here = getattr(outcome.metrics, figure)
-            change = f" ({here / value - 1:+.1%})" if here is not None and value else ""
-            ours = common.UNKNOWN if here is None else f"{here:.6g}{change}"
-            lines.append(f"Published of {label(outcome, outcomes)}: {figure} {value:.6g}; here {ours}.")
+            measured = getattr(outcome.metrics, figure)
+            change = f" ({measured / value - 1:+.1%})" if measured is not None and value else ""
+            text = common.UNKNOWN if measured is None else f"{measured:.6g}{change}"
+            lines.append(f"Published of {label(outcome, outcomes)}: {figure} {value:.6g}; here {text}.")
     return lines
 
 
-def _against(metrics: Metrics) -> str:
+def _recorded_text(metrics: Metrics) -> str:
     recorded, error = metrics.recorded_mean_wait_s, metrics.wait_error
     if recorded is None or error is None:
         return span(metrics.mean_wait_s)
@@ -160,21 +159,21 @@ def _sentence(outcome: StudyOutcome, change: Sequence[MeanDifference], outcomes:
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
     text = f"Under {name}, jobs took {span(jct.other)} on average, {_comparison(jct)} {other} ({span(jct.base)})"
-    text += f"{_interval(jct)}. {_waits(wait)}."
-    ours, theirs = outcome.metrics, base.metrics
-    if ours.utilization is not None and theirs.utilization is not None:
-        points = (ours.utilization - theirs.utilization) * 100
-        text += f" Utilization is {bars.percent(ours.utilization, 1)} ({points:+.1f} points)"
-    if ours.energy_kwh is not None and theirs.energy_kwh:
-        share = ours.energy_kwh / theirs.energy_kwh - 1
-        text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
+    text += f"{_interval_text(jct)}. {_wait_text(wait)}."
+    metrics, base_metrics = outcome.metrics, base.metrics
+    if metrics.utilization is not None and base_metrics.utilization is not None:
+        points = (metrics.utilization - base_metrics.utilization) * 100
+        text += f" Utilization is {bars.percent(metrics.utilization, 1)} ({points:+.1f} points)"
+    if metrics.energy_kwh is not None and base_metrics.energy_kwh:
+        share = metrics.energy_kwh / base_metrics.energy_kwh - 1
+        text += f", energy {bars.quantity(metrics.energy_kwh)} kWh ({share:+.1%})"
     text += "."
     if outcome.result.knows != base.result.knows:
         text += f" Note: {name} uses {_KNOWS[outcome.result.knows]}; {other} uses {_KNOWS[base.result.knows]}."
     return text
 
 
-def _waits(wait: MeanDifference) -> str:
+def _wait_text(wait: MeanDifference) -> str:
     before, after = span(wait.base), span(wait.other)
     return f"Waiting was unchanged ({after})" if before == after else f"They waited {after} instead of {before}"
 
@@ -187,31 +186,31 @@ def _comparison(change: MeanDifference) -> str:
     return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'} than under"
 
 
-def _interval(change: MeanDifference) -> str:
+def _interval_text(change: MeanDifference) -> str:
     if change.low is None or change.high is None:
         verb = "are" if change.days != 1 else "is"
         return f"; {count_of(change.days, 'day')} {verb} too little data for a confidence interval"
-    doubt = "" if change.sure else ", not significant"
-    return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{doubt}"
+    remark = "" if change.sure else ", not significant"
+    return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{remark}"
 
 
 def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
     """Return what information each policy uses, and other notes on the figures; each once."""
-    known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
-    lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in known]
+    policies = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
+    lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in policies]
     if len({o.result.knows for o in outcomes}) > 1:
         lines.append("These policies use different information; compare with care.")
     notes = dict.fromkeys(n for o in outcomes for n in (*o.scenario.notes, *o.result.notes))
     bound = next((o.bounds for o in outcomes if o.bounds.mean_jct_s is not None), None)
     if bound is not None:
-        least = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
-        lines.append(f"GAP: {least} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
+        bound_text = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
+        lines.append(f"GAP: {bound_text} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
     lines += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     for outcome in outcomes:
         if outcome.metrics.infeasible:
-            why = outcome.result.infeasible_why[0]
+            reason = outcome.result.infeasible_why[0]
             jobs = count_of(outcome.metrics.infeasible, "job")
-            lines.append(f"{jobs} excluded that can never run on these nodes ({why}).")
+            lines.append(f"{jobs} excluded that can never run on these nodes ({reason}).")
             break
     return list(dict.fromkeys(lines))
 

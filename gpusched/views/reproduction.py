@@ -24,8 +24,8 @@ def screen(paper: Paper, rows: Sequence[Any]) -> RenderableType:
     table = plain_table(*(column.head for column in paper.table), right=right, drop=paper.drop)
     groups: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
-        at = tuple(getattr(row, column.of) for column in keys)
-        groups.setdefault(at, {}).setdefault(row.policy, []).append(row)
+        group = tuple(getattr(row, column.of) for column in keys)
+        groups.setdefault(group, {}).setdefault(row.policy, []).append(row)
     for by in groups.values():
         if paper.bound:
             by[BOUND] = next(iter(by.values()))
@@ -45,22 +45,22 @@ def _cell(paper: Paper, column: Column, policy: str, by: Mapping[str, Sequence[A
 
     def figures(name: str) -> list[float]:
         key = paper.bound.get(column.of) if name == BOUND else column.of
-        return [_of(row, key) / _of(row, column.per) for row in by.get(name, ())] if key else []
+        return [_figure_of(row, key) / _figure_of(row, column.per) for row in by.get(name, ())] if key else []
 
-    mine = figures(policy)
-    if not mine:
+    values = figures(policy)
+    if not values:
         return UNKNOWN
     if column.against:
-        return relative_change(mine, figures(column.against) or None)
+        return relative_change(values, figures(column.against) or None)
     if column.gain is not None:
         base, best = map(figures, column.gain)
-        all_of_it = mean(base) - mean(best) if base and best else 0.0
-        return f"{(mean(base) - mean(mine)) / all_of_it:.1%}" if all_of_it > 0.0 else UNKNOWN
+        full_gain = mean(base) - mean(best) if base and best else 0.0
+        return f"{(mean(base) - mean(values)) / full_gain:.1%}" if full_gain > 0.0 else UNKNOWN
     if column.above:
-        return f"{mean(mine) / mean(_of(row, column.above) for row in by[policy]) - 1:+.1%}"
-    return column.format.format(mean(mine))
+        return f"{mean(values) / mean(_figure_of(row, column.above) for row in by[policy]) - 1:+.1%}"
+    return column.format.format(mean(values))
 
 
-def _of(row: Any, key: str | float) -> float:
+def _figure_of(row: Any, key: str | float) -> float:
     """Return a figure of a row, or the number itself."""
     return float(getattr(row, key)) if isinstance(key, str) else key

@@ -62,8 +62,8 @@ def reservations_screen(rows: Sequence[ReservationRow]) -> RenderableType:
     wrap = ("FROM", "TO", *columns[6:])
     table = common.plain_table(*columns, right=("GPUS",), wrap=wrap, drop=("KIND", "JOBS", "REASON"))
     for row in rows:
-        ahead = Text(f"in {common.age(row.begin - now)}" if row.begin > now else "starting")
-        state = Text("active", "bold green") if row.state == "active" else ahead
+        until_begin = Text(f"in {common.age(row.begin - now)}" if row.begin > now else "starting")
+        state = Text("active", "bold green") if row.state == "active" else until_begin
         jobs = [f"{len(row.running)} running"] if row.running else []
         jobs += [f"{', '.join(row.late[:3])}{' ...' if len(row.late) > 3 else ''} may overlap"] if row.late else []
         table.add_row(

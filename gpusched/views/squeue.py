@@ -42,9 +42,9 @@ def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: floa
         raise UnsupportedOption(f"inside a job only the jobs of {user} are shown")
     chosen = _chosen(jobs, options)
     if states := options.get("states"):
-        wanted = {state.strip().upper() for state in states.split(",")}
-        if "ALL" not in wanted:
-            chosen = [job for job in chosen if wanted & {str(job.state), _SHORT_STATES[job.state]}]
+        selected = {state.strip().upper() for state in states.split(",")}
+        if "ALL" not in selected:
+            chosen = [job for job in chosen if selected & {str(job.state), _SHORT_STATES[job.state]}]
     if names := options.get("name"):
         chosen = [job for job in chosen if job.spec.name in names.split(",")]
     rows = (
@@ -102,10 +102,10 @@ def _options(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
 
 
 def _chosen(jobs: Sequence[JobRecord], options: Mapping[str, str]) -> list[JobRecord]:
-    wanted = options.get("jobs")
-    if wanted is None:
+    selected = options.get("jobs")
+    if selected is None:
         return list(jobs)
-    ids = {job_id.partition(".")[0] for job_id in wanted.split(",")}
+    ids = {job_id.partition(".")[0] for job_id in selected.split(",")}
     return [job for job in jobs if job.id in ids or job.array_id in ids]
 
 
@@ -127,7 +127,7 @@ def _squeue_fields(now: float) -> dict[str, tuple[str, Callable[[JobRecord], str
         "T": ("STATE", lambda job: str(job.state)),
         "M": ("TIME", lambda job: _elapsed(job, now)),
         "l": ("TIME_LIMIT", lambda job: format_duration(job.limit_s)),
-        "L": ("TIME_LEFT", lambda job: _left(job, now)),
+        "L": ("TIME_LEFT", lambda job: _time_left(job, now)),
         "D": ("NODES", lambda job: str(job.spec.nodes)),
         "C": ("CPUS", lambda job: str(job.spec.amounts[0])),
         "N": ("NODELIST", _nodes),
@@ -181,13 +181,13 @@ def _elapsed(job: JobRecord, now: float) -> str:
     return "0:00" if job.start_time is None else format_duration(max(0.0, (end or now) - job.start_time))
 
 
-def _left(job: JobRecord, now: float) -> str:
+def _time_left(job: JobRecord, now: float) -> str:
     elapsed_s = 0.0 if job.start_time is None else now - job.start_time
     return format_duration(max(0.0, job.limit_s - elapsed_s))
 
 
-def _time(at: float | None, unknown: str) -> str:
-    return unknown if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%dT%H:%M:%S")
+def _time(time_s: float | None, unknown: str) -> str:
+    return unknown if time_s is None else datetime.fromtimestamp(time_s).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _exit(job: JobRecord) -> str:

@@ -64,7 +64,7 @@ def _add_nodes(tree: Tree, nodes: Iterable[WiredNode], detail: bool) -> None:
     """Add nodes, equal ones on one line."""
     equal: dict[tuple[str, str], list[WiredNode]] = {}
     for node in nodes:
-        equal.setdefault((_inside(node), node.name if detail else ""), []).append(node)
+        equal.setdefault((_summary(node), node.name if detail else ""), []).append(node)
     for (words, _), members in equal.items():
         line = Text(common.compress_names(node.name for node in members), "cyan")
         line.append(f" ×{len(members)}" if len(members) > 1 else "", "dim")
@@ -78,23 +78,23 @@ def _parts(node: WiredNode) -> Iterator[str]:
     """Yield the devices on each part of PCIe: below one switch, or one root."""
     parts: dict[tuple[int | None, str], tuple[list[int], list[str]]] = {}
     for gpu in node.gpus:
-        parts.setdefault(_place(gpu.numa, gpu.pci_path), ([], []))[0].append(gpu.index)
+        parts.setdefault(_pci_location(gpu.numa, gpu.pci_path), ([], []))[0].append(gpu.index)
     for nic in node.nics:
         rate = "down" if nic.up is False else "" if nic.rate_gbps is None else format_gbps(nic.rate_gbps)
         port = f" {nic.switch_port}" if nic.switch_port else ""
         words = (nic.name, rate, _KINDS[nic.kind], f"to {nic.switch}{port}" if nic.switch else "")
-        parts.setdefault(_place(nic.numa, nic.pci_path), ([], []))[1].append(" ".join(filter(None, words)))
+        parts.setdefault(_pci_location(nic.numa, nic.pci_path), ([], []))[1].append(" ".join(filter(None, words)))
     for (numa, where), (gpus, nics) in sorted(parts.items(), key=lambda part: (part[0][0] is None, part[0])):
         found = [f"GPU {common.ranges(gpus)}", *nics] if gpus else nics
         yield f"{'NUMA ?' if numa is None else f'NUMA {numa}'}, {where or 'not on PCI'}: {', '.join(found)}"
 
 
-def _place(numa: int | None, path: Sequence[str]) -> tuple[int | None, str]:
+def _pci_location(numa: int | None, path: Sequence[str]) -> tuple[int | None, str]:
     """Return the NUMA node, and the bridge above a device and its port."""
     return numa, path[max(0, len(path) - 3)] if path else ""
 
 
-def _inside(node: WiredNode) -> str:
+def _summary(node: WiredNode) -> str:
     words = [node.partition, f"{node.gpus_total} GPU{'s' * (node.gpus_total != 1)}"]
     if not node.read:
         return ", ".join([*words, "wiring not read yet"])

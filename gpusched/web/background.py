@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.web.feed import Feed, Packed, SiteReader
+from gpusched.web.feed import Feed, ResponseBody, SiteReader
 from gpusched.web.usage import UsageStats
 
 _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
@@ -26,7 +26,7 @@ class BackgroundStats:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._packed = {name: Packed.of(msgspec.json.encode(value)) for name, value in EMPTY.items()}
+        self._packed = {name: ResponseBody.of(msgspec.json.encode(value)) for name, value in EMPTY.items()}
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -53,10 +53,10 @@ class BackgroundStats:
             result = work(site.client)
         except Exception as error:  # the page works without it
             result = EMPTY[name] | {"trouble": f"{type(error).__name__}: {error}"}
-        self._packed[name] = Packed.of(msgspec.json.encode(result))
+        self._packed[name] = ResponseBody.of(msgspec.json.encode(result))
         self._feed.notify(name)
 
-    def packed(self, name: str) -> Packed:
+    def packed(self, name: str) -> ResponseBody:
         """Return the latest result."""
         return self._packed[name]
 

@@ -64,9 +64,9 @@ def _files(client: Client, now: float, feed: Feed, bundles: dict[str, dict[str, 
     for name, details_by_id in bundles.items():
         yield f"data/jobs/{name}.json", msgspec.json.encode(details_by_id)
     try:
-        ahead = forecast_of(client)
+        forecast = forecast_of(client)
     except GpuschedError as error:
-        ahead = {"now": round(now), "jobs": {}, "trouble": error.line()}
-    yield "data/forecast.json", msgspec.json.encode(ahead)
+        forecast = {"now": round(now), "jobs": {}, "trouble": error.line()}
+    yield "data/forecast.json", msgspec.json.encode(forecast)
     yield "data/usage.json", msgspec.json.encode(UsageStats().figures(client.reader, now))
     yield "data/state.json", feed.since("", 0).plain

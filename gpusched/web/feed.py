@@ -46,14 +46,14 @@ class FeedUpdate(NamedTuple):
     body: bytes
 
 
-class Packed(NamedTuple):
+class ResponseBody(NamedTuple):
     """JSON as it is sent, plain and compressed."""
 
     plain: bytes
     zipped: bytes
 
     @classmethod
-    def of(cls, plain: bytes) -> Packed:
+    def of(cls, plain: bytes) -> ResponseBody:
         """Compress; fast rather than small, since most of it is sent over loopback."""
         return cls(plain, gzip.compress(plain, 3, mtime=0))
 
@@ -116,7 +116,7 @@ class Feed:
         self.extras: dict[str, int] = {}  # name -> version, of data beside the view
         self._view = View(b"{}", {}, {})
         self._changes: deque[FeedUpdate] = deque(maxlen=_KEPT_CHANGES)
-        self._packed: dict[int, Packed] = {}
+        self._packed: dict[int, ResponseBody] = {}
         self._stamp: object = None
         self._refreshed_at = 0.0
         self._stop = threading.Event()
@@ -188,7 +188,7 @@ class Feed:
                 return None
             return self.versions()
 
-    def since(self, feed: str, version: int) -> Packed:
+    def since(self, feed: str, version: int) -> ResponseBody:
         """Return the changes after ``version`` of this feed, or everything; built once for all viewers of a version."""
         with self.news:
             changes = [c for c in self._changes if c.version > version]
@@ -198,7 +198,7 @@ class Feed:
                 parts = [b'{"v":%d,%b}' % (c.version, c.body) for c in changes]
                 content = b'"changes":[%b]' % b",".join(parts) if can_use_changes else self._view.body()
                 start = b'{"feed":"%b","v":%d,"now":%f,' % (self.name.encode(), self.version, self._clock())
-                self._packed[key] = Packed.of(start + content + b"}")
+                self._packed[key] = ResponseBody.of(start + content + b"}")
             return self._packed[key]
 
 
@@ -213,8 +213,8 @@ def _difference(old: View, new: View) -> bytes:
         parts.append(b'"nodes":[%b]' % b",".join(changed))
     if changed := [row for key, row in new.jobs.items() if old.jobs.get(key) != row]:
         parts.append(b'"jobs":[%b]' % b",".join(changed))
-    if gone := [key for key in old.jobs if key not in new.jobs]:
-        parts.append(b'"gone":' + msgspec.json.encode(gone))
+    if removed := [key for key in old.jobs if key not in new.jobs]:
+        parts.append(b'"gone":' + msgspec.json.encode(removed))
     return b",".join(parts)
 
 

@@ -23,7 +23,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.web.access import AccessRules, Viewer, is_own_host, may_see, viewer_of
 from gpusched.web.background import BackgroundStats
 from gpusched.web.details import details, log_tail, one_job
-from gpusched.web.feed import Feed, Packed, SiteReader
+from gpusched.web.feed import Feed, ResponseBody, SiteReader
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {
@@ -178,7 +178,7 @@ class _Connection(BaseHTTPRequestHandler):
         path = PAGE / (name or "index.html")
         if not path.is_file():
             raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
-        content = _packed_file(path, path.stat().st_mtime_ns)
+        content = _file_body(path, path.stat().st_mtime_ns)
         self._send(content, TYPES[path.suffix], f'"{__version__}-{path.stat().st_mtime_ns:x}"')
 
     def _state(self) -> None:
@@ -239,10 +239,10 @@ class _Connection(BaseHTTPRequestHandler):
         return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
 
     def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._send(Packed.of(msgspec.json.encode(value)), status=status)
+        self._send(ResponseBody.of(msgspec.json.encode(value)), status=status)
 
     def _send(
-        self, content: Packed, kind: str = "application/json", tag: str = "", status: HTTPStatus = HTTPStatus.OK
+        self, content: ResponseBody, kind: str = "application/json", tag: str = "", status: HTTPStatus = HTTPStatus.OK
     ) -> None:
         if tag and self.headers.get("If-None-Match") == tag:
             self.send_response(HTTPStatus.NOT_MODIFIED)
@@ -290,12 +290,12 @@ def _request_client() -> Iterator[Client]:
         client.reopen()
 
 
-_files: dict[Path, tuple[int, Packed]] = {}
+_files: dict[Path, tuple[int, ResponseBody]] = {}
 
 
-def _packed_file(path: Path, changed: int) -> Packed:
+def _file_body(path: Path, changed: int) -> ResponseBody:
     if _files.get(path, (0,))[0] != changed:
-        _files[path] = changed, Packed.of(path.read_bytes())
+        _files[path] = changed, ResponseBody.of(path.read_bytes())
     return _files[path][1]
 
 

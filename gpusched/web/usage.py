@@ -55,8 +55,8 @@ class UsageStats:
             self._fine.update(reader, now)
         return {
             "now": round(now),
-            "hours": [_point(at, sums, HOUR_S) for at, sums in self._hours.sums()],
-            "fine": [_point(at, sums, BUCKET_S) for at, sums in self._fine.sums() if at + BUCKET_S <= now],
+            "hours": [_point(begin, sums, HOUR_S) for begin, sums in self._hours.sums()],
+            "fine": [_point(begin, sums, BUCKET_S) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now],
             "users": {str(days): self._users(now - days * DAY_S) for days in (1, 7, DAYS)},
         }
 
@@ -83,13 +83,13 @@ class UsageStats:
 
 def _point(bin_start: int, sums: list[UsageSum], width_s: int) -> list[float | None]:
     """Return begin, GPU hours allocated, GPU hours in total, measured utilization, kW (of what was measured)."""
-    held = sum(one.gpu_s for one in sums if one.user)
-    known_s = sum(one.util_known_s for one in sums)
-    measured = any(one.gpu_s > one.energy_unknown_s for one in sums)
+    held = sum(row.gpu_s for row in sums if row.user)
+    known_s = sum(row.util_known_s for row in sums)
+    measured = any(row.gpu_s > row.energy_unknown_s for row in sums)
     return [
         bin_start,
         round(held / 3600, 2),
-        round(sum(one.gpu_s for one in sums) / 3600, 2),
-        round(sum(one.util_s for one in sums) / known_s, 4) if known_s else None,
-        round(sum(one.energy_j for one in sums) / width_s / 1000, 3) if measured else None,
+        round(sum(row.gpu_s for row in sums) / 3600, 2),
+        round(sum(row.util_s for row in sums) / known_s, 4) if known_s else None,
+        round(sum(row.energy_j for row in sums) / width_s / 1000, 3) if measured else None,
     ]

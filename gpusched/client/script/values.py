@@ -34,14 +34,14 @@ class ScriptContext(msgspec.Struct, frozen=True):
     cwd: str
     notes: list[str]
 
-    def gpu_types(self, asked: str) -> list[str]:
+    def gpu_types(self, slurm_name: str) -> list[str]:
         """Return the inventory's GPU types that Slurm's name, such as ``a100`` or ``tesla_v100``, stands for."""
-        wanted = _parts_of(asked) - _VENDORS
+        words = _parts_of(slurm_name) - _VENDORS
         types = dict.fromkeys(node.gpu_type for node in self.inventory.nodes if node.gpu_type)
-        found = [name for name in types if wanted and wanted <= _parts_of(name)]
+        found = [name for name in types if words and words <= _parts_of(name)]
         if not found:
             available = f"it has {', '.join(types)}" if types else "its inventory names no gpu_type"
-            raise Unsupported(f"the cluster has no GPUs of type '{asked[:40]}'", available)
+            raise Unsupported(f"the cluster has no GPUs of type '{slurm_name[:40]}'", available)
         return found
 
 
