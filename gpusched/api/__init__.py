@@ -1,7 +1,7 @@
-"""gpusched from Python: functions and commands as jobs, and these as futures. Everything public is named here.
+"""gpusched from Python: functions and commands as jobs, and jobs as futures. Everything public is exported here.
 
-In: functions, what they are called with, options. Out: requests to `client`, which the commands make, too; futures, and
-what `gpusched ... --json` says. May import: client, views, queue, config, model, job. Begin with `cluster`.
+In: functions, their arguments, options. Out: the same requests to `client` as the commands make; futures, and the data
+of `gpusched ... --json`. May import: client, views, queue, config, model, job. Begin with `cluster`.
 """
 
 from gpusched.api.cluster import Cluster, NoController

@@ -1,4 +1,4 @@
-"""The cluster, as a Python program has it: queue work, find jobs again, look at what there is."""
+"""The cluster in a Python program: queue work, find jobs, and query their state."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Command = str | Sequence[str]
-RENEW_S = 5.0  # an inventory that changed counts from then on
+CLIENT_LIFETIME_S = 5.0  # a changed inventory takes effect after that
 
 
 class NoController(UserWarning):
-    """Nobody works off the queue now: what was queued waits."""
+    """The controller is not running: what was queued waits."""
 
 
 class Cluster:
     """An installation of gpusched, found as the commands find it.
 
     Args:
-        state: The state folder; None: ``GPUSCHED_STATE``, or where it usually is.
-        inventory: The inventory's file; None: ``GPUSCHED_INVENTORY``, or where it usually is.
+        state: The state folder; None: ``GPUSCHED_STATE``, or the default.
+        inventory: The inventory file; None: ``GPUSCHED_INVENTORY``, or the default.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Cluster:
         return _cluster, (self._state, self._inventory)
 
     def _client(self) -> Client:
-        """This thread's client, never older than a few seconds: inventory and store may change."""
-        made = getattr(self._local, "made", 0.0)
-        if not 0 <= time.monotonic() - made < RENEW_S:
-            if made:
+        """Return this thread's client, renewed every few seconds: inventory and store may change."""
+        created_at = getattr(self._local, "made", 0.0)
+        if not 0 <= time.monotonic() - created_at < CLIENT_LIFETIME_S:
+            if created_at:
                 self._local.client.reopen()
             self._local.client, self._local.made = Client(self._state, self._inventory), time.monotonic()
         return self._local.client  # type: ignore[no-any-return]
@@ -77,11 +77,11 @@ class Cluster:
     def submit(self, what: Any, /, *args: Any, **asked: Unpack[Options]) -> Job[Any]:
         """Queue a function, called with ``args`` (more by `functools.partial`), or a command.
 
-        A command is a list of words, or a line that is split as a shell would, and no shell sees either.
+        A command is a list of words, or a line that is split as a shell would split it; no shell runs it.
 
         Raises:
-            UsageError: Something is wrong with it; nothing was queued.
-            GpuschedError: It cannot be queued here.
+            UsageError: The request is invalid; nothing was queued.
+            GpuschedError: The job cannot be queued.
             TypeError: There is no such option.
         """
         given = options.checked(asked)
@@ -94,7 +94,7 @@ class Cluster:
     def map_array(
         self, function: Callable[..., T], *iterables: Iterable[Any], **asked: Unpack[Options]
     ) -> list[Job[T]]:
-        """Queue one array of jobs: the function is called with what the iterables give, one after the other.
+        """Queue one array of jobs: one call of the function for each tuple of the iterables' items.
 
         Raises:
             UsageError, GpuschedError, TypeError: As `submit`.
@@ -104,69 +104,69 @@ class Cluster:
 
     def _queue_functions(
         self, called: Sequence[Callable[..., Any]], calls: Sequence[Call], given: Mapping[str, Any], *,
-        array: bool = False, many: bool = False, jobs: Sequence[Job[Any]] = (),
+        array: bool = False, is_batch: bool = False, jobs: Sequence[Job[Any]] = (),
     ) -> list[Job[Any]]:  # fmt: skip
         """Queue one job, or an array with a task for each call.
 
         Args:
             called: One function for all, or one for each call.
-            calls: What they are called with; with ``many`` the one argument of each is a list of such.
+            calls: The arguments; with ``is_batch`` the one argument of each call is a list of argument tuples.
             given: `Options`, checked.
-            array: Whether it is one.
-            many: Each task calls the function for all that it is given, and returns a list.
-            jobs: Made before; they are given ids.
+            array: Whether to queue an array.
+            is_batch: Each task calls the function for each of its arguments, and returns a list.
+            jobs: Futures made before; they are given ids.
         """
-        for name in given.keys() & options.OF_COMMANDS:
-            raise UsageError(f"{name} is for commands, not functions", options.OF_COMMANDS[name])
+        for name in given.keys() & options.COMMAND_ONLY:
+            raise UsageError(f"{name} is for commands, not functions", options.COMMAND_ONLY[name])
         if not calls:
             return []
         if array:
             given = dict(given, array=f"0-{len(calls) - 1}")
         request, environ = options.request(given, functions.command(given.get("python", "python3")))
-        settings = self._changeable().inventory.settings
-        program = functions.program(called, calls, settings, given, array=array, many=many)
+        settings = self._own_client().inventory.settings
+        program = functions.program(called, calls, settings, given, array=array, is_batch=is_batch)
         if request.name is None:
             request = msgspec.structs.replace(request, name=program.function.rpartition(".")[2].strip("<>"))
         job_id = self._queue(request, environ, program)
         ids = [f"{job_id}_{index}" for index in range(len(calls))] if array else [job_id]
         for job, its_id in zip(jobs, ids, strict=False):
             job._id = its_id
-        return self._watched(jobs or [Job[Any](self, its_id) for its_id in ids])
+        return self._watch(jobs or [Job[Any](self, its_id) for its_id in ids])
 
     def _command(self, command: Command, given: dict[str, Any]) -> Job[int]:
         words = shlex.split(command) if isinstance(command, str) else list(command)
         if not all(isinstance(word, str) for word in words):
             raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
-        if wrong := given.keys() & set(options.OF_FUNCTIONS):
+        if wrong := given.keys() & set(options.FUNCTION_ONLY):
             raise UsageError(f"{min(wrong)} is for functions, not commands")
-        return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]
+        return self._watch([Job[int](self, self._queue(*options.request(given, words)))])[0]
 
     def _queue(self, request: Any, environ: dict[str, str], program: FunctionProgram | None = None) -> str:
-        client = self._changeable()
+        client = self._own_client()
         job_id = submit(client, prepare(client, request, program, environ))
         if warning := client.controller_warning():
             warnings.warn(warning, NoController, stacklevel=4)
         return job_id
 
-    def _watched(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
+    def _watch(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
         self._watcher.watch(jobs)
         return list(jobs)
 
     # -- finding
 
     def job(self, job: str) -> Job[Any]:
-        """A job by its id, or a unique beginning of it.
+        """Return a job by its id or a unique prefix of it.
 
         Raises:
             UsageError: There is none.
         """
-        return self._watched([Job[Any](self, Resolver(self._client()).target(job).id)])[0]
+        return self._watch([Job[Any](self, Resolver(self._client()).target(job).id)])[0]
 
     def jobs(
         self, *, user: str | None = None, partition: str | None = None, state: str | Iterable[str] = (),
         ended: int | None = 0,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """What ``gpusched status --json`` says of jobs: those that wait or run, and the last ``ended`` (-1: all)."""
+        """Return jobs as ``gpusched status --json``: pending and running ones, and the last ``ended`` (-1: all)."""
         from gpusched.views.jobs import job_dict
 
         states = parse_states([state] if isinstance(state, str) and state else state)
@@ -175,21 +175,21 @@ class Cluster:
         return _plain([job_dict(job, now) for job in found])
 
     def show(self, job: str | Job[Any]) -> dict[str, Any]:
-        """What ``gpusched show --json`` says of a job."""
+        """Return the details of a job, as ``gpusched show --json``."""
         from gpusched.client.show import show
         from gpusched.views.show import page_dict
 
         return _plain(page_dict(show(self._client(), _id(job))))
 
     def why(self, job: str | Job[Any]) -> dict[str, Any]:
-        """What ``gpusched why --json`` says of a job: why it waits, and when it is expected to start."""
+        """Return why a job waits and when it is expected to start, as ``gpusched why --json``."""
         from gpusched.client.why import why
         from gpusched.views.why import why_dict
 
         return _plain(why_dict(why(self._client(), _id(job))))
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What ``gpusched nodes --json`` says."""
+        """Return the nodes, as ``gpusched nodes --json``."""
         from gpusched.client.overview import cluster_rows
         from gpusched.views.nodes import nodes_json
 
@@ -197,27 +197,27 @@ class Cluster:
         return _plain(nodes_json(cluster_rows(client.reader, client.inventory, time.time())))
 
     def output(self, job: str | Job[Any], rank: int | None = None) -> str:
-        """What a job said so far, as ``gpusched logs`` has it."""
+        """Return a job's output so far, as ``gpusched logs``."""
         return self._output(_id(job), rank)
 
     def _output(self, job_id: str, rank: int | None = None, tail: int | None = None) -> str:
         from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
 
-        client, asked = self._client(), LogRequest(job=job_id, rank=rank, tail=tail)
+        client, request = self._client(), LogRequest(job=job_id, rank=rank, tail=tail)
         found = bytearray()
-        if ranks_of(client, asked) == 1:
-            show_log(client, asked, lambda _, chunk: found.extend(chunk), lambda line: None)
+        if ranks_of(client, request) == 1:
+            show_log(client, request, lambda _, chunk: found.extend(chunk), lambda line: None)
         else:
             lines = PrefixedLines(found.extend)
-            show_log(client, asked, lines, lambda line: None)
+            show_log(client, request, lines, lambda line: None)
             lines.finish()
         return found.decode(errors="replace")
 
-    def _changeable(self) -> Client:
-        """This thread's client, where jobs are ours.
+    def _own_client(self) -> Client:
+        """Return this thread's client, if gpusched manages the jobs.
 
         Raises:
-            UsageError: They are Slurm's.
+            UsageError: Slurm manages them.
         """
         client = self._client()
         if client.inventory.engine == "slurm":
@@ -232,24 +232,24 @@ class Cluster:
     # -- asking for changes
 
     def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> ControlResult:
-        """End jobs, waiting or running; ``now``: without the grace."""
-        return control.cancel(self._changeable(), map(_id, jobs), now=now)
+        """Cancel pending or running jobs; ``now``: without the grace period."""
+        return control.cancel(self._own_client(), map(_id, jobs), now=now)
 
     def hold(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Prevent pending jobs from starting."""
-        return control.hold(self._changeable(), map(_id, jobs))
+        return control.hold(self._own_client(), map(_id, jobs))
 
     def release(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Release held jobs."""
-        return control.release(self._changeable(), map(_id, jobs))
+        return control.release(self._own_client(), map(_id, jobs))
 
     def requeue(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Queue running or ended jobs again."""
-        return control.requeue(self._changeable(), map(_id, jobs))
+        return control.requeue(self._own_client(), map(_id, jobs))
 
     def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> ControlResult:
         """Set the priority of pending jobs."""
-        return control.set_priority(self._changeable(), map(_id, jobs), priority)
+        return control.set_priority(self._own_client(), map(_id, jobs), priority)
 
 
 def _id(job: str | Job[Any]) -> str:
@@ -257,7 +257,7 @@ def _id(job: str | Job[Any]) -> str:
 
 
 def _plain(value: T) -> T:
-    """As JSON gives it back."""
+    """Return the value as it is after a round trip through JSON."""
     return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""An executor as those of concurrent.futures, whose workers are jobs; users of submitit find its names, too."""
+"""An executor like those of concurrent.futures, whose workers are jobs; it also has submitit's names."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gpusched.model.jobs import JobState
 T = TypeVar("T")
 
 _SUBMITIT = {"timeout_min": "time", "slurm_job_name": "name", "slurm_array_parallelism": "max_running"}
-"""What submitit calls options of ours, besides those with ``slurm_`` before the same name."""
+"""submitit's names of our options, besides those with the prefix ``slurm_``."""
 _TASKS = ("tasks_per_node", "slurm_ntasks_per_node")
-_NEEDLESS = ("stderr_to_stdout",)  # they always are one
+_NO_EFFECT = ("stderr_to_stdout",)  # always the case here
 
 
 class Executor(BaseExecutor):
-    """Each call is a job of its own, with the options given here; `map` makes one array of many calls.
+    """An executor that runs each call as a job, with the options given here; `map` makes one array of many calls.
 
-    Leaving its ``with`` block waits for what was submitted, but for an exception. The jobs end neither with the block
-    nor with the program.
+    Leaving its ``with`` block waits for what was submitted, unless by an exception. The jobs outlive the block and the
+    program.
 
     Args:
-        cluster: Where to; None: the one that commands find.
+        cluster: The cluster; None: the one that commands find.
         asked: Options of every job, see `Options`.
     """
 
@@ -43,10 +43,10 @@ class Executor(BaseExecutor):
         self._jobs: list[Job[Any]] = []
         self._batch: list[tuple[Job[Any], Callable[..., Any], Call]] | None = None
         self._lock = threading.Lock()
-        self._shut = False
+        self._is_shut_down = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Job[T]:
-        """Queue a call, as `concurrent.futures.Executor.submit` does: named arguments are the function's.
+        """Queue a call, as `concurrent.futures.Executor.submit` does: keyword arguments are the function's.
 
         Raises:
             RuntimeError: After `shutdown`.
@@ -57,37 +57,36 @@ class Executor(BaseExecutor):
             job = Job[T](self._cluster, "")
             self._batch.append((job, fn, (args, kwargs)))
             return job
-        alone = {name: value for name, value in self._options.items() if name != "max_running"}
-        return self._kept(self._cluster._queue_functions([fn], [(args, kwargs)], alone))[0]
+        options_of_one = {name: value for name, value in self._options.items() if name != "max_running"}
+        return self._remember(self._cluster._queue_functions([fn], [(args, kwargs)], options_of_one))[0]
 
     def map_array(self, fn: Callable[..., T], /, *iterables: Iterable[Any]) -> list[Job[T]]:
-        """Queue one array: a call with what the iterables give, one after the other; its jobs, in order."""
+        """Queue one array with a call for each tuple of the iterables' items; return its jobs, in order."""
         self._check_open()
         calls: list[Call] = [(args, {}) for args in zip(*iterables, strict=False)]
-        return self._kept(self._cluster._queue_functions([fn], calls, self._options, array=True))
+        return self._remember(self._cluster._queue_functions([fn], calls, self._options, array=True))
 
     def map(
         self, fn: Callable[..., T], /, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """As `concurrent.futures.Executor.map`: the results in order, as they come.
+        """Yield the results in order, as they arrive, as `concurrent.futures.Executor.map` does.
 
-        The calls are queued at once, as one array, each task of which does ``chunksize`` of them, one after the other:
-        worth it where one takes seconds. Where one raises, or the iterator is given up, the others go on.
+        The calls are queued at once as one array. Each task makes ``chunksize`` calls in turn, which pays off if a call
+        takes seconds. If a call raises, or the iterator is dropped, the others continue.
         """
         self._check_open()
         if chunksize < 1:
             raise ValueError("chunksize must be at least 1")
         calls = list(zip(*iterables, strict=False))
         chunks: list[Call] = [((calls[i : i + chunksize],), {}) for i in range(0, len(calls), chunksize)]
-        return _results(
-            self._kept(self._cluster._queue_functions([fn], chunks, self._options, array=True, many=True)), timeout
-        )
+        jobs = self._cluster._queue_functions([fn], chunks, self._options, array=True, is_batch=True)
+        return _results(self._remember(jobs), timeout)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """What is submitted within the block is queued as one array at its end, as in submitit.
+        """Queue what is submitted within the block as one array at its end, as in submitit.
 
-        Until then its jobs have no id, and nothing is known of them.
+        Until then its jobs have no id and no state.
         """
         if self._batch is not None:
             raise UsageError("a batch within a batch")
@@ -99,25 +98,25 @@ class Executor(BaseExecutor):
             self._batch = None
         calls = [call for _, _, call in gathered]
         jobs = [job for job, _, _ in gathered]
-        self._kept(
+        self._remember(
             self._cluster._queue_functions([fn for _, fn, _ in gathered], calls, self._options, array=True, jobs=jobs)
         )
 
     def update_parameters(self, **parameters: Any) -> None:
-        """Other options for the jobs to come, also by submitit's names (``timeout_min``, ``mem_gb``, ``slurm_...``).
+        """Change the options of later jobs, also by submitit's names (``timeout_min``, ``mem_gb``, ``slurm_...``).
 
         Raises:
             TypeError: There is no such option.
-            UsageError: It cannot be had here.
+            UsageError: It is not supported.
         """
         self._options |= options.checked(_translated(parameters))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """No more jobs. ``cancel_futures`` ends those that have not started; ``wait`` waits for the others.
+        """Accept no more jobs. ``cancel_futures`` cancels pending ones; ``wait`` waits for the others.
 
-        Without ``wait`` they go on, also after this program.
+        Without ``wait`` they continue, even after this program.
         """
-        self._shut = True
+        self._is_shut_down = True
         if cancel_futures:
             for job in self._jobs:
                 if not job.done() and job.state is JobState.PENDING:
@@ -126,36 +125,36 @@ class Executor(BaseExecutor):
             wait_for(self._jobs)
 
     def __exit__(self, kind: object, error: object, trace: object) -> Literal[False]:
-        """Wait for what was submitted, or, when an exception leaves the block, for nothing: jobs may take days."""
+        """Wait for what was submitted; after an exception do not wait: jobs may take days."""
         self.shutdown(wait=kind is None)
         return False
 
     def _check_open(self) -> None:
-        if self._shut:
+        if self._is_shut_down:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def _kept(self, jobs: list[Job[Any]]) -> list[Job[Any]]:
+    def _remember(self, jobs: list[Job[Any]]) -> list[Job[Any]]:
         with self._lock:
             self._jobs += jobs
         return jobs
 
 
 def _results(jobs: list[Job[Any]], timeout: float | None) -> Iterator[Any]:
-    end = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
     for job in jobs:
-        yield from job.result(None if end is None else max(0.0, end - time.monotonic()))
+        yield from job.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def _translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in parameters.items():
-        bare = name.removeprefix("slurm_")
+        plain_name = name.removeprefix("slurm_")
         if name in _TASKS:
             found["ntasks_per_node"] = None if value == 1 else value
-        elif name in _NEEDLESS:
+        elif name in _NO_EFFECT:
             continue
         elif name == "mem_gb":
             found["mem_per_node"] = f"{round(value * 1024)}M"
         else:
-            found[_SUBMITIT.get(name, bare if bare in Options.__annotations__ else name)] = value
+            found[_SUBMITIT.get(name, plain_name if plain_name in Options.__annotations__ else name)] = value
     return found

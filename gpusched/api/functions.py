@@ -1,4 +1,4 @@
-"""From a function and what it is called with to the text of a program that any Python of its version can run."""
+"""Turn a function and its arguments into the text of a program for any Python of the same version."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 VERSION = list(sys.version_info[:3])
 PROTOCOL = min(5, pickle.HIGHEST_PROTOCOL)  # 3.8 and later
-ROOM = 1 << 18  # of a result's largest size, for what stands before the pickle
+RESERVED_BYTES = 1 << 18  # of the maximum size of a result, for the header before the pickle
 MAX_SOURCE = 200_000
 START = 'exec "$0" -u "$GPUSCHED_JOB_DIR/program.$GPUSCHED_ATTEMPT.$NODE_RANK.py"'
-_LOCK = threading.Lock()  # cloudpickle's list of modules is one for the whole process
+_LOCK = threading.Lock()  # cloudpickle's registry is global to the process
 
 
 def command(python: str) -> tuple[str, ...]:
-    """What such a job runs; ``python``: the interpreter's name or path in the image.
+    """Return the command of such a job; ``python``: the interpreter's name or path in the image.
 
     Raises:
-        UsageError: That is no name of a program.
+        UsageError: It is not a program's name.
     """
     if not re.fullmatch(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+ -]*", python):
         raise UsageError(f"python: expected a name such as python3.11, or a path, found {python[:80]!r}")
@@ -50,33 +50,33 @@ def command(python: str) -> tuple[str, ...]:
 
 def program(
     called: Sequence[Callable[..., Any]], calls: Sequence[Call], settings: Settings,
-    given: Mapping[str, Any] = MappingProxyType({}), *, array: bool = False, many: bool = False,
+    given: Mapping[str, Any] = MappingProxyType({}), *, array: bool = False, is_batch: bool = False,
 ) -> FunctionProgram:  # fmt: skip
-    """The program that makes the one call, or, of an ``array``, one of them in each task.
+    """Return the program that makes the one call or, for an ``array``, one call in each task.
 
     Args:
         called: One function for all calls, or one for each.
-        calls: What they are called with.
+        calls: Their arguments.
         settings: Of the inventory: how large a result may be.
-        given: Options: ``modules``, whose code goes along (None: the user's own that lie beside the function's, or
+        given: Options: ``modules``, pickled with their code (None: the user's own modules beside the function's, or
             below), ``result_dir``, ``ntasks_per_node``, ``gpus_per_task``.
         array: Whether there is a task for each call.
-        many: Each call's one argument is a list of arguments to call the function with.
+        is_batch: Each call's one argument is a list of argument tuples to call the function with.
 
     Raises:
         UsageError: Something cannot be pickled.
     """
-    name, own = name_of(called[0]), [module for function in called for module in _chosen(function)]
+    name, own = name_of(called[0]), [module for function in called for module in _own_modules(function)]
     modules, folder = given.get("modules"), os.fspath(given.get("result_dir") or "")
-    own = own if modules is None else [_loaded(module) for module in modules]
+    own = own if modules is None else [_import_module(module) for module in modules]
     if folder and not os.path.isabs(folder):
         raise UsageError(f"result_dir: expected an absolute path, found {folder[:80]!r}")
-    if not (many or folder or settings.job_dirs) and any(map(call.has_checkpoint, called)):
+    if not (is_batch or folder or settings.job_dirs) and any(map(call.has_checkpoint, called)):
         raise UsageError(
             f"{name} has a checkpoint, and there is no folder where its next start finds what that returns",
             "name one that all nodes see: result_dir=..., or settings.job_dirs of inventory.yaml",
         )
-    with _by_value([*own, gpusched.job]):  # what tells of progress is for every function, and no image has it
+    with _by_value([*own, gpusched.job]):  # the job's helper module is in no image
         if array and len(called) == 1:
             common = _dumps(called[0], name)
             parts = [_dumps(call, f"what {name} is called with (number {i})") for i, call in enumerate(calls)]
@@ -89,10 +89,10 @@ def program(
     by_value = any(b"cloudpickle" in data for data in (common, *parts))
     facts = {
         "function": name,
-        "many": many,
+        "many": is_batch,
         "python": VERSION,
         "protocol": PROTOCOL,
-        "most": max(0, (settings.logs.max_mib_per_job << 20) - ROOM),
+        "most": max(0, (settings.logs.max_mib_per_job << 20) - RESERVED_BYTES),
         "kept": settings.job_dirs is not None,
         "folder": folder,
         "tasks": given.get("ntasks_per_node") or 1,
@@ -100,26 +100,27 @@ def program(
         "source": dict(part for function in called for part in _source(function).items()) if by_value else {},
         **_cloudpickle(by_value),
     }
-    told = packed(json.dumps(facts).encode())
-    text = f'{_runner()}\n\nif __name__ == "__main__":\n    facts = "{told}"\n    function = "{packed(common)}"\n'
+    packed_facts = packed(json.dumps(facts).encode())
+    setup = f'    facts = "{packed_facts}"\n    function = "{packed(common)}"\n'
+    text = f'{_runner()}\n\nif __name__ == "__main__":\n{setup}'
     runs = tuple(f'    run(facts, function, "{packed(part)}")\n' for part in parts)
     return FunctionProgram(name, text, runs) if array else FunctionProgram(name, text + runs[0])
 
 
 def packed(data: bytes) -> str:
-    """As one word of ASCII, which `gpusched.job.call.unpack` undoes."""
+    """Return the data as one ASCII word, which `gpusched.job.call.unpack` decodes."""
     return base64.b64encode(zlib.compress(data)).decode()
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name for people: ``train.fit``, ``<lambda>``."""
-    inner = _inner(function)
+    """Return a function's name for people: ``train.fit``, ``<lambda>``."""
+    inner = _unwrapped(function)
     module, name = getattr(inner, "__module__", "") or "", getattr(inner, "__qualname__", type(inner).__qualname__)
     whole = name if module in ("", "__main__", "builtins") else f"{module}.{name}"
     return "".join(c if c.isprintable() else "?" for c in whole)[-MAX_NAME:]
 
 
-def _inner(function: Any) -> Any:
+def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -130,16 +131,16 @@ def _dumps(value: object, what: str) -> bytes:
 
     try:
         return bytes(cloudpickle.dumps(value, PROTOCOL))
-    except Exception as error:  # whatever an object's own code raises
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    except Exception as error:  # an object's own code may raise anything
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UsageError(
-            f"{what} cannot be pickled: {told}", "open files, locks and connections are made within the function"
+            f"{what} cannot be pickled: {problem}", "open files, locks and connections are made within the function"
         ) from error
 
 
-def _chosen(function: Callable[..., Any]) -> list[ModuleType]:
-    """Of the modules that are loaded, those of the user's own that lie beside the function's, or below."""
-    inner = _inner(function)
+def _own_modules(function: Callable[..., Any]) -> list[ModuleType]:
+    """Return the user's own loaded modules that are beside the function's module, or below."""
+    inner = _unwrapped(function)
     folder = _folder(sys.modules.get(getattr(inner, "__module__", None) or type(inner).__module__))
     if folder is None:
         return []
@@ -148,7 +149,7 @@ def _chosen(function: Callable[..., Any]) -> list[ModuleType]:
 
 
 def _folder(module: ModuleType | None) -> str | None:
-    """The folder, with a slash, from which the module's top package is imported; None: it is none of the user's own."""
+    """Return the folder, with a slash, that the user's own module is imported from; None for other modules."""
     spec = getattr(module, "__spec__", None)
     name = spec.name if spec is not None else getattr(module, "__name__", "")
     if module is None or ((file := _file(module)) and not _is_own(module)):
@@ -160,10 +161,10 @@ def _folder(module: ModuleType | None) -> str | None:
 
 
 def _file(module: ModuleType) -> str:
-    """Where a module lies; of a package without a file, its folder; "" where it lies nowhere."""
+    """Return a module's file, or the folder of a package without one; "" if it has neither."""
     try:
         path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    except Exception:  # lazy modules do all kinds of things
+    except Exception:  # lazy modules may raise anything
         return ""
     return os.path.abspath(path) if isinstance(path, str) else ""
 
@@ -177,7 +178,7 @@ def _is_own(module: ModuleType) -> bool:
     return not installed and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
-def _loaded(module: ModuleType | str) -> ModuleType:
+def _import_module(module: ModuleType | str) -> ModuleType:
     if isinstance(module, ModuleType):
         return module
     import importlib
@@ -190,24 +191,24 @@ def _loaded(module: ModuleType | str) -> ModuleType:
 
 @contextmanager
 def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    """While this lasts, what is of these modules is pickled with its code."""
+    """Within the block, pickle these modules with their code."""
     import cloudpickle
 
     with _LOCK:
-        before = cloudpickle.list_registry_pickle_by_value()
-        fresh = [module for module in dict.fromkeys(modules) if module.__name__ not in before]
-        for module in fresh:
+        registered = cloudpickle.list_registry_pickle_by_value()
+        unregistered = [module for module in dict.fromkeys(modules) if module.__name__ not in registered]
+        for module in unregistered:
             cloudpickle.register_pickle_by_value(module)
         try:
             yield
         finally:
-            for module in fresh:
+            for module in unregistered:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
 def _source(function: Callable[..., Any]) -> dict[str, str]:
-    """The function's file by its name, as its tracebacks have it."""
-    code = getattr(inspect.unwrap(_inner(function)), "__code__", None)
+    """Return the function's source file by its name, for tracebacks."""
+    code = getattr(inspect.unwrap(_unwrapped(function)), "__code__", None)
     if code is None:
         return {}
     text = "".join(linecache.getlines(code.co_filename))
@@ -219,8 +220,8 @@ def _runner() -> str:
     return inspect.getsource(call)
 
 
-def _cloudpickle(wanted: bool) -> dict[str, Any]:
-    if not wanted:
+def _cloudpickle(is_needed: bool) -> dict[str, Any]:
+    if not is_needed:
         return {"cloudpickle": {}, "version": ""}
     import cloudpickle
 

@@ -1,4 +1,4 @@
-"""A job as a future: what it will return, how it is doing, and ending it."""
+"""A job as a future: its state, its result and its cancellation."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ORDER = {"raised": 0, "exited": 1, "returned": 3}
-"""Of several results, which one is told of: an exception before those that were ended for its sake."""
+"""Of several results, which one is reported: an exception before those that were ended because of it."""
 LAST_LINES, LAST_BYTES = 20, 10_000
 NO_SUCH_PROGRAM = 127  # a shell's exit code
 
 
 class JobFailed(GpuschedError):
-    """A job ended otherwise than well, and not by an exception of its function.
+    """A job failed, other than by an exception of its function.
 
     Attributes:
-        job_id: Which one.
+        job_id: The job.
         state: ``FAILED``, ``TIMEOUT``, ``OUT_OF_MEMORY``, ``NODE_FAIL``...
-        returncode: As ``gpusched wait`` would exit.
-        reason: In a word: ``NonZeroExitCode``, ``TimeLimit``...
-        output: The last lines of what it said; "": nothing, or it cannot be had.
+        returncode: The exit code of ``gpusched wait``.
+        reason: One word: ``NonZeroExitCode``, ``TimeLimit``...
+        output: The last lines of its output; "" if there is none, or it cannot be read.
     """
 
-    def __init__(self, job: JobRecord, told: str = "", output: str = "") -> None:
-        because = told or ": ".join(part for part in (job.reason, job.message) if part)
-        text = f"job {job.id} ended {job.state}" + (f" ({because})" if because else "")
-        super().__init__(text + _said(output), "" if output else "see its output()")
+    def __init__(self, job: JobRecord, message: str = "", output: str = "") -> None:
+        cause = message or ": ".join(part for part in (job.reason, job.message) if part)
+        text = f"job {job.id} ended {job.state}" + (f" ({cause})" if cause else "")
+        super().__init__(text + _output_text(output), "" if output else "see its output()")
         self.output = output
         self.job_id, self.state, self.returncode, self.reason = job.id, job.state, exit_code(job), job.reason
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that a function raised in its job: where that was, and what it had said before."""
+    """The cause of an exception that a function raised in its job: its traceback, and the output before it."""
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""' + _said("".join(self.args[1:]))
+        return f'\n"""\n{self.args[0]}"""' + _output_text("".join(self.args[1:]))
 
 
-def _said(output: str) -> str:
+def _output_text(output: str) -> str:
     return f"; its last output:\n{output}" if output else ""
 
 
 class Job(Future[T], Generic[T]):
-    """A job in the queue, running, or ended.
+    """A job that is pending, running, or ended.
 
-    It is a `concurrent.futures.Future`: `concurrent.futures.wait` and ``as_completed`` take it, ``await job`` works.
-    It is done once the job has ended and what it returned is here. The job outlives the program that submitted it:
-    `Cluster.job` gives it again by its id.
+    It is a `concurrent.futures.Future`: `concurrent.futures.wait` and ``as_completed`` accept it, ``await job`` works.
+    It is done once the job has ended and its result has arrived. The job outlives the program that submitted it:
+    `Cluster.job` returns it by its id.
     """
 
     def __init__(self, cluster: Cluster, job_id: str) -> None:
@@ -85,17 +85,17 @@ class Job(Future[T], Generic[T]):
 
     @property
     def id(self) -> str:
-        """Its id, as the command line has it."""
+        """Return its id, as on the command line."""
         return self._id
 
     @property
     def job_id(self) -> str:
-        """The same, under submitit's name."""
+        """Return its id, under submitit's name."""
         return self._id
 
     @property
     def state(self) -> JobState:
-        """Its state now; of an array RUNNING where a task runs, else that of one that has not ended, or went wrong.
+        """Return its current state; for an array RUNNING if a task runs, else that of an unended or failed task.
 
         Raises:
             GpuschedError: The controller refused it.
@@ -104,28 +104,28 @@ class Job(Future[T], Generic[T]):
 
     @property
     def reason(self) -> str:
-        """Why it is where it is, as ``gpusched status`` says: ``Resources``, ``NonZeroExitCode: rank 0...``."""
+        """Return the reason of its state, as in ``gpusched status``: ``Resources``, ``NonZeroExitCode: rank 0...``."""
         job = self._records()[0]
         return ": ".join(part for part in (job.reason, job.message) if part)
 
     @property
     def tasks(self) -> list[Job[Any]]:
-        """Of an array its tasks, else the job itself."""
+        """Return the tasks of an array, else the job itself."""
         jobs = self._records()
         return [self] if jobs[0].id == self._id else [self._cluster.job(job.id) for job in tasks_of(jobs)]
 
     def info(self) -> dict[str, Any]:
-        """All that ``gpusched show --json`` says of it."""
+        """Return its details, as ``gpusched show --json``."""
         return self._cluster.show(self._id)
 
     def running(self) -> bool:
-        """Whether it runs now."""
+        """Return whether it is running."""
         return not self.done() and self.state is JobState.RUNNING
 
     def cancel(self) -> bool:
-        """Ask for its end, waiting or running; False where it had ended already.
+        """Cancel the job, pending or running; return False if it had already ended.
 
-        From then on it counts as cancelled, whatever it does with the signal and the grace it is given.
+        From then on it counts as cancelled, whatever it does with the signal and the grace period.
         """
         if self.done():
             return self.cancelled()
@@ -141,26 +141,26 @@ class Job(Future[T], Generic[T]):
 
     def _notify_cancelled(self) -> None:
         with self._condition:
-            if self._state == "CANCELLED":  # else somebody has told the waiters already
+            if self._state == "CANCELLED":  # else the waiters were notified already
                 self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for its end; what its function returned (on the first node), or of a command 0.
+        """Wait for its end; return the result of its function (on the first node), or 0 for a command.
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Seconds; None: no limit.
 
         Raises:
             Exception: What the function raised.
-            JobFailed: It ended otherwise than well.
-            TimeoutError: Not within ``timeout``; the job goes on.
+            JobFailed: It failed in another way.
+            TimeoutError: Not within ``timeout``; the job continues.
             concurrent.futures.CancelledError: It was cancelled.
-            GpuschedError: It was refused, or its result cannot be had.
+            GpuschedError: It was refused, or its result cannot be read.
         """
         return self.results(timeout)[0]  # type: ignore[no-any-return]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """The same of all its nodes, and of the tasks on each (of an array: its tasks)."""
+        """Wait as `result` does; return the results of all nodes and of the tasks on each (for an array, its tasks)."""
         super().result(timeout)
         values, error = self._outcome_of()
         try:
@@ -168,15 +168,15 @@ class Job(Future[T], Generic[T]):
                 raise error
             return values
         finally:
-            del error  # no circle with the traceback
+            del error  # no reference cycle with the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end; what `result` would raise, or None."""
+        """Wait for its end; return what `result` would raise, or None."""
         refused = super().exception(timeout)
         return refused if refused is not None else self._outcome_of()[1]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for its end, however that is; whether it came within ``timeout`` seconds."""
+        """Wait for its end, however it ends; return whether it ended within ``timeout`` seconds."""
         try:
             super().exception(timeout)
         except TimeoutError:
@@ -188,20 +188,20 @@ class Job(Future[T], Generic[T]):
         return True
 
     def output(self, rank: int | None = None) -> str:
-        """What it said so far (stdout and stderr as one), of all its nodes or one.
+        """Return its output so far (stdout and stderr combined), of all its nodes or one.
 
         Raises:
-            GpuschedError: It has not started, or its output cannot be had.
+            GpuschedError: It has not started, or its output cannot be read.
         """
         return self._cluster.output(self._id, rank)
 
     def stdout(self) -> str:
-        """The same, under submitit's name."""
+        """Return its output, under submitit's name."""
         return self.output()
 
     def __await__(self) -> Generator[Any, None, T]:
-        """`result`, without holding up the event loop. Who stops waiting does not cancel the job."""
-        import asyncio  # takes as long to load as half of the rest
+        """Return `result` without blocking the event loop. Cancelling the wait does not cancel the job."""
+        import asyncio  # takes half as long to load as all else
 
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
@@ -212,7 +212,7 @@ class Job(Future[T], Generic[T]):
         return list(self._ended) or self._cluster._records(self._id)
 
     def _end(self, jobs: tuple[JobRecord, ...]) -> None:
-        """It has ended so, and what it left is here. For the watcher."""
+        """Set the final state, once the result has arrived. Called by the watcher."""
         self._ended = jobs
         if any(job.state is JobState.CANCELLED for job in jobs):
             super().cancel()
@@ -229,7 +229,7 @@ class Job(Future[T], Generic[T]):
             if self._outcome is None:
                 try:
                     self._outcome = [value for job in self._ended for value in self._values(job)], None
-                except Exception as error:  # the function's own among them
+                except Exception as error:  # including the function's own
                     self._outcome = [], error
             return self._outcome
 
@@ -247,27 +247,27 @@ class Job(Future[T], Generic[T]):
                 "only its own user may load it",
             )
         found = [read_result(self._cluster._client(), job, rank) for rank in range(job.spec.nodes)]
-        found = [task for left in found for task in (left.tasks() if left is not None else [None])]
-        told = sorted(filter(None, found), key=lambda left: _ORDER.get(str(left.told.get("outcome")), 2))
-        for left in (*told, *(None for one in found if one is None)):
-            _raise_of(job, left, lambda: self._last_lines(job))
+        found = [task for result in found for task in (result.tasks() if result is not None else [None])]
+        results = sorted(filter(None, found), key=lambda result: _ORDER.get(str(result.header.get("outcome")), 2))
+        for result in (*results, *(None for one in found if one is None)):
+            _raise_of(job, result, lambda: self._last_lines(job))
         if job.state is not JobState.COMPLETED:
             raise JobFailed(job, output=self._last_lines(job))
-        for left in found:
-            assert left is not None
-            yield self._fetched(job, left) if "file" in left.told else _unpickled(job, left)
+        for result in found:
+            assert result is not None
+            yield self._fetched(job, result) if "file" in result.header else _unpickled(job, result)
 
-    def _fetched(self, job: JobRecord, left: StoredResult) -> Any:
-        """Return a result that was too large to travel, and remove it."""
+    def _fetched(self, job: JobRecord, result: StoredResult) -> Any:
+        """Return a result that was too large to collect, and remove its file."""
         client = self._cluster._client()
-        with open_large(client, job, left) as file:
-            value = _unpickled(job, left, file)
-        with contextlib.suppress(OSError):  # somebody else's folder: it stays
-            os.unlink(large_path(client, job, left))
+        with open_large(client, job, result) as file:
+            value = _unpickled(job, result, file)
+        with contextlib.suppress(OSError):  # in another user's folder it stays
+            os.unlink(large_path(client, job, result))
         return value
 
     def _last_lines(self, job: JobRecord) -> str:
-        """Return the end of its output: with a job that failed on the other side of the cluster, mostly the reason."""
+        """Return the end of its output: after a failure it usually has the reason."""
         if not job.attempt:
             return ""
         try:
@@ -277,38 +277,38 @@ class Job(Future[T], Generic[T]):
         return text[-LAST_BYTES:].rstrip("\n")
 
 
-def _raise_of(job: JobRecord, left: StoredResult | None, output: Callable[[], str]) -> None:
-    """Raise what became of a call, unless it returned."""
-    if left is None and job.exit_code == NO_SUCH_PROGRAM:
+def _raise_of(job: JobRecord, result: StoredResult | None, output: Callable[[], str]) -> None:
+    """Raise the outcome of a call, unless it returned."""
+    if result is None and job.exit_code == NO_SUCH_PROGRAM:
         python = job.spec.command[-1] if job.spec.command else "program"
         raise JobFailed(job, f"no {python} here: use an image with Python, or name its interpreter (python=...)")
-    if left is None:
-        told = "" if job.state is not JobState.COMPLETED else "its function left no result"
-        raise JobFailed(job, told, output())
-    outcome, told = left.told.get("outcome"), str(left.told.get("error", ""))
+    if result is None:
+        message = "" if job.state is not JobState.COMPLETED else "its function left no result"
+        raise JobFailed(job, message, output())
+    outcome, message = result.header.get("outcome"), str(result.header.get("error", ""))
     if outcome == "returned":
         return
     if outcome != "raised":
-        raise JobFailed(job, told, output())
-    text = str(left.told.get("traceback", ""))
+        raise JobFailed(job, message, output())
+    text = str(result.header.get("traceback", ""))
     lines = output()
-    # The traceback was written to stderr, too: what stands before it is news.
-    at = lines.rfind("Traceback (most recent call last):")
-    trace = RemoteTraceback(text, (lines[:at] if at >= 0 else lines).rstrip())
-    if not left.data:
-        raise JobFailed(job, told) from trace
+    # The traceback was written to stderr, too: show only what precedes it.
+    position = lines.rfind("Traceback (most recent call last):")
+    trace = RemoteTraceback(text, (lines[:position] if position >= 0 else lines).rstrip())
+    if not result.data:
+        raise JobFailed(job, message) from trace
     try:
-        error = _unpickled(job, left)
-    except GpuschedError:  # of a library that is not here
+        error = _unpickled(job, result)
+    except GpuschedError:  # of a library that is not installed here
         error = None
-    raise (error if isinstance(error, BaseException) else JobFailed(job, told)) from trace
+    raise (error if isinstance(error, BaseException) else JobFailed(job, message)) from trace
 
 
-def _unpickled(job: JobRecord, left: StoredResult, file: BinaryIO | None = None) -> Any:
+def _unpickled(job: JobRecord, result: StoredResult, file: BinaryIO | None = None) -> Any:
     try:
-        return pickle.loads(left.data) if file is None else pickle.load(file)
+        return pickle.loads(result.data) if file is None else pickle.load(file)
     except Exception as error:
-        python = ".".join(map(str, left.told.get("python") or ()))
+        python = ".".join(map(str, result.header.get("python") or ()))
         raise GpuschedError(
             f"what job {job.id} returned, in Python {python}, cannot be unpickled: {type(error).__name__}: {error}",
             "the same versions of its libraries are needed here",
@@ -316,7 +316,7 @@ def _unpickled(job: JobRecord, left: StoredResult, file: BinaryIO | None = None)
 
 
 def _state_of(jobs: list[JobRecord]) -> JobState:
-    """Of several tasks the state of one that has not ended, else of one that went wrong."""
+    """Return the state of a task that has not ended, else of one that failed."""
     states = {job.state for job in jobs}
     for state in (JobState.RUNNING, JobState.COMPLETING, JobState.STARTING, JobState.PENDING):
         if state in states:

@@ -1,4 +1,4 @@
-"""What may be asked for of a job in Python, and how that becomes the request that the command line makes, too."""
+"""The options of a job in Python, and their conversion into the request that the command line makes."""
 
 from __future__ import annotations
 
@@ -20,74 +20,74 @@ Names = str | Sequence[str]
 
 
 class Options(TypedDict, total=False):
-    """Named arguments of everything that queues a job: the options of ``gpusched submit`` under the same names.
+    """Keyword arguments of everything that queues a job: the options of ``gpusched submit`` under the same names.
 
-    None is the same as leaving one out. Numbers may be given as numbers, lists as lists; texts mean what they mean on
-    the command line.
+    None means not given. Numbers may be given as numbers and lists as lists; strings mean the same as on the command
+    line.
 
     Attributes:
-        name: Its name; by default the function's or the program's.
-        partition: Where to run.
+        name: Job name; default: the function's or the program's name.
+        partition: Partition to run in.
         flavor: A declared bundle of GPUs, cores, memory and time.
-        gpus: GPUs in total; of a resizable job ``"1-8"``.
-        gpus_per_node: GPUs of each node.
-        nodes: Nodes; by default the fewest. A function runs once on each, or ``ntasks_per_node`` times.
+        gpus: GPUs in total; for a resizable job ``"1-8"``.
+        gpus_per_node: GPUs per node.
+        nodes: Nodes; default: the fewest. A function runs once on each, or ``ntasks_per_node`` times.
         cpus: CPU cores in total.
         mem: Memory in total: ``"64G"``; a number is MiB.
-        time: Limit: ``"2h"``, minutes, or a timedelta.
+        time: Time limit: ``"2h"``, minutes, or a timedelta.
         image: Container image.
-        array: Of a command only: one task per index, ``"0-9%2"``; or a range.
-        max_running: Of several tasks, how many may run at once.
-        chain: Of a command only: so many jobs, each after the one before.
+        array: Commands only: one task per index, ``"0-9%2"``; or a range.
+        max_running: The maximum number of tasks that run at once.
+        chain: Commands only: the number of jobs, each of which starts after the previous one.
         dependency: As ``--dependency``; or jobs, all of which must have succeeded.
-        begin: Not before: ``"now+2h"`` or a datetime.
-        requeue: Start again after a node failed; by default yes.
-        preemptible: It saves its work when told to end, and may be stopped for others.
-        resizable: It saves its work when told to, and goes on with other numbers of GPUs.
-        sizes: GPUs in total that it may have.
-        base: GPUs that its batch was tuned for.
+        begin: Earliest start: ``"now+2h"`` or a datetime.
+        requeue: Restart after a node failure; default: yes.
+        preemptible: It saves its work when signalled, and may be preempted.
+        resizable: It saves its work when signalled, and can resume on other GPU counts.
+        sizes: GPU counts that it may run with.
+        base: GPU count that its batch was tuned for.
         batch: ``"fixed"`` or ``"scale"``.
-        cooldown: It is not resized before it has run so long.
-        signal: ``"USR1@60"``: the grace signal, and how long before the limit.
-        priority: Higher goes first; above 0 for admins.
-        nice: Lowers one's own priority.
-        env: Variables of the job, or names of one's own to copy.
-        secret: The same for what nobody else may see.
-        mount: ``"SRC:DST[:ro]"``, or sources and where they are mounted.
-        workdir: Folder that it starts in.
-        output: File the nodes can write, in place of the collected log.
+        cooldown: Minimum run time before a resize.
+        signal: ``"USR1@60"``: the warning signal, and how long before the limit.
+        priority: Higher starts first; above 0 for admins only.
+        nice: Lowers the priority.
+        env: Variables of the job, or names of your own variables to copy.
+        secret: The same for values that nobody else may see.
+        mount: ``"SRC:DST[:ro]"``, or sources and their mount points.
+        workdir: Working directory.
+        output: File that the nodes can write, in place of the collected log.
         nodelist: Only on these nodes.
         exclude: Not on these nodes.
         gpu_type: Only on GPUs of these types.
         max_spread: ``"server"``, ``"rack"`` or ``"any"``.
-        wait_for_placement: So long it waits for one rack.
-        exclusive: Whole nodes, with nobody else on them.
-        share: ``"pairs"``: its GPUs may be one other job's, too.
-        gpu_mem: With share, the most that it takes of each GPU's memory.
-        mail: Address that is told about it.
-        notify: Of what: ``"begin"``, ``"end"``...
-        hold: Queue it held.
-        comment: For people.
+        wait_for_placement: How long to wait for one rack.
+        exclusive: Whole nodes, shared with no other job.
+        share: ``"pairs"``: share its GPUs with one other job.
+        gpu_mem: With share: its maximum use of each GPU's memory.
+        mail: Address for notices about the job.
+        notify: Events to notify: ``"begin"``, ``"end"``...
+        hold: Queue it on hold.
+        comment: A comment, shown to others.
         ntasks: Tasks in total, which ``srun`` starts in a job script.
-        ntasks_per_node: Tasks on each node; a function is called so many times there, each in a process with its rank.
-        cpus_per_task: In place of ``cpus``: cores of each task.
-        cpus_per_gpu: In place of ``cpus``: cores for each GPU.
-        gpus_per_task: In place of ``gpus``: GPUs for each task.
-        mem_per_node: In place of ``mem``: memory of each node.
-        mem_per_gpu: In place of ``mem``: memory for each GPU.
-        mem_per_cpu: In place of ``mem``: memory for each core.
-        error: As ``output``, for stderr.
-        open_mode: ``append`` or ``truncate``: what another start of the job does with its output files.
-        slurm_env: It has Slurm's variables, too.
-        reservation: It runs in this reservation.
-        group: Of one's groups, the one that its usage counts for.
+        ntasks_per_node: Tasks per node; a function is called this many times there, each in a process with its rank.
+        cpus_per_task: Instead of ``cpus``: cores per task.
+        cpus_per_gpu: Instead of ``cpus``: cores per GPU.
+        gpus_per_task: Instead of ``gpus``: GPUs per task.
+        mem_per_node: Instead of ``mem``: memory per node.
+        mem_per_gpu: Instead of ``mem``: memory per GPU.
+        mem_per_cpu: Instead of ``mem``: memory per core.
+        error: Like ``output``, for stderr.
+        open_mode: ``append`` or ``truncate``: what a restarted job does with its output files.
+        slurm_env: Set Slurm's variables, too.
+        reservation: Run only in this reservation.
+        group: The group of yours that is charged.
         qos: Its class of service.
-        script: Of a command only: text of a job script, whose arguments the command is then.
-        python: Of a function only: the interpreter in the image; by default ``python3``.
-        modules: Of a function only: modules whose code goes along, as the image does not have them; by default one's
-            own that lie beside the function's, or below.
-        result_dir: Of a function only: a folder that the job and this machine see under the same path, for a result
-            too large to travel, and for what a checkpoint returns; by default the job's folder, if it is shared.
+        script: Commands only: text of a job script; the command is its arguments.
+        python: Functions only: the interpreter in the image; default: ``python3``.
+        modules: Functions only: modules that are sent with their code, since the image does not have them; default:
+            your own modules beside the function's, or below.
+        result_dir: Functions only: a folder that the job and this machine see under the same path, for results too
+            large to collect, and for what a checkpoint returns; default: the job's folder, if it is shared.
     """
 
     name: str | None
@@ -152,14 +152,14 @@ class Options(TypedDict, total=False):
     result_dir: str | os.PathLike[str] | None
 
 
-OF_FUNCTIONS = ("python", "modules", "result_dir")
-OF_COMMANDS = {
+FUNCTION_ONLY = ("python", "modules", "result_dir")
+COMMAND_ONLY = {
     "array": "map_array calls it in several tasks",
     "chain": "a function that runs for so long submits itself again",
     "script": "a script is run with a command, its arguments",
     "ntasks": "say how many times it is called on each node: ntasks_per_node",
 }
-"""And what functions have in their place."""
+"""And what to use for functions instead."""
 _MINUTES = ("time",)
 _SECONDS = ("cooldown", "wait_for_placement")
 _TEXTS = ("gpus", "cpus", "mem", "gpu_mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu")
@@ -168,7 +168,7 @@ _OPTION_LINE = re.compile(r"#(SBATCH|GPUSCHED)\s")
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given.
+    """Return the options that are not None.
 
     Raises:
         TypeError: There is no such option.
@@ -180,13 +180,13 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[SubmitRequest, dict[str, str]]:
-    """The request, and the variables (with values of secrets) that it is read with.
+    """Return the request, and the variables (with values of secrets) that it is read with.
 
     Raises:
-        TypeError: An option has a value of another kind.
-        UsageError: An option's value cannot be.
+        TypeError: An option has a value of the wrong type.
+        UsageError: An option has an invalid value.
     """
-    given = {name: value for name, value in options.items() if name not in (*OF_FUNCTIONS, "max_running")}
+    given = {name: value for name, value in options.items() if name not in (*FUNCTION_ONLY, "max_running")}
     environ = dict(os.environ)
     fields: dict[str, Any] = {}
     for name, value in given.items():
@@ -211,7 +211,7 @@ def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:
         case "sizes":
             return value if isinstance(value, str) else ",".join(map(str, value))
         case "dependency":
-            return value if isinstance(value, str) else _after(value)
+            return value if isinstance(value, str) else _depend_on(value)
         case "begin":
             return value.isoformat() if isinstance(value, datetime) else value
         case "env":
@@ -231,7 +231,7 @@ def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:
 
 
 def _duration(value: str | float | timedelta, unit_s: int) -> str:
-    """As the command line has it; a number is minutes of a limit, as there, else seconds."""
+    """Return the duration as on the command line; a number is minutes for a time limit, else seconds."""
     if isinstance(value, str):
         return value
     seconds = value.total_seconds() if isinstance(value, timedelta) else value * unit_s
@@ -240,12 +240,12 @@ def _duration(value: str | float | timedelta, unit_s: int) -> str:
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(one, str) for one in found):
+    if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name}: expected texts, found {found!r}"[:200])
     return found
 
 
-def _after(value: Any) -> str:
+def _depend_on(value: Any) -> str:
     from gpusched.api.jobs import Job
 
     jobs = [value] if isinstance(value, Job) else list(value)

@@ -1,4 +1,4 @@
-"""One thread that waits for all jobs of a `Cluster`: when the store has changed, it looks at what changed."""
+"""One thread that waits for all jobs of a `Cluster`: when the store changes, it checks the jobs that changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from gpusched.api.jobs import Job
 from gpusched.client.context import Client
 from gpusched.client.resolve import refusal, stored_jobs
-from gpusched.client.results import awaited
+from gpusched.client.results import is_uncollected
 from gpusched.client.wait import REOPEN_S
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobState
@@ -20,26 +20,26 @@ from gpusched.model.jobs import JobRecord as JobRecord
 from gpusched.queue.store import Reader
 
 POLL_S = 0.2
-TROUBLE_PAUSE_S = 2.0
-LOOKED_AT_ANYWAY = 200  # of those that nothing was heard of, from time to time
-_DRAWN = random.Random()  # what a program draws from the module is its own
+RETRY_S = 2.0
+MAX_SAMPLED = 200  # jobs checked from time to time without an event
+_RANDOM = random.Random()  # separate: the program's own random numbers must not change
 _log = logging.getLogger("gpusched")
 
 
 class Watcher:
-    """Ends futures, with the clients that ``client`` makes."""
+    """Completes futures, with clients made by ``client``."""
 
     def __init__(self, client: Callable[[], Client]) -> None:
         self._client = client
         self._waiting: dict[str, dict[str, list[Job[Any]]]] = {}  # by submission, then by id
-        self._fresh: list[Job[Any]] = []
+        self._new: list[Job[Any]] = []
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def watch(self, jobs: Iterable[Job[Any]]) -> None:
-        """Look after these until they have ended."""
+        """Watch these jobs until they have ended."""
         with self._lock:
-            self._fresh += jobs
+            self._new += jobs
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gpusched-jobs", daemon=True)
                 self._thread.start()
@@ -47,89 +47,89 @@ class Watcher:
 
     def _run(self) -> None:
         client, opened = self._client(), time.monotonic()
-        due, seen, version = set[str](), -1, -1
-        while self._take_fresh(due):
-            if time.monotonic() - opened > REOPEN_S:  # one opened while nobody wrote it never shows later changes
+        due, last_event, version = set[str](), -1, -1
+        while self._take_new(due):
+            if time.monotonic() - opened > REOPEN_S:  # a store opened without a writer never shows later changes
                 client.reopen()
                 opened, version = time.monotonic(), -1
-                due |= self._some()
+                due |= self._sample()
             try:
                 reader = client.reader
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
-                    seen, told = (reader.latest_event(), []) if seen < 0 else reader.ends(seen)
-                    due |= self._meant(told)
-                    due = self._look_at(client, reader, due)
+                    last_event, changed = (reader.latest_event(), []) if last_event < 0 else reader.ends(last_event)
+                    due |= self._affected(changed)
+                    due = self._complete_ended(client, reader, due)
             except GpuschedError as error:
                 _log.warning("%s; retrying", error.line())
-                time.sleep(TROUBLE_PAUSE_S)
-            except Exception:  # whoever waits must not wait for ever on a thread that is gone
+                time.sleep(RETRY_S)
+            except Exception:  # a dead thread would leave its waiters waiting forever
                 _log.exception("waiting for jobs failed; retrying")
-                time.sleep(TROUBLE_PAUSE_S)
+                time.sleep(RETRY_S)
             with self._lock:
-                if not self._fresh:
+                if not self._new:
                     self._lock.wait(POLL_S)
         client.reopen()
 
-    def _take_fresh(self, due: set[str]) -> bool:
-        """Take up what came in, and look at it; False where nothing is left to wait for, and the thread ends."""
+    def _take_new(self, due: set[str]) -> bool:
+        """Start to watch new jobs, due at once; return False if none is left to wait for, and the thread ends."""
         with self._lock:
-            for job in self._fresh:
-                self._waiting.setdefault(_base(job.id), {}).setdefault(job.id, []).append(job)
+            for job in self._new:
+                self._waiting.setdefault(_submission_id(job.id), {}).setdefault(job.id, []).append(job)
                 due.add(job.id)
-            self._fresh.clear()
+            self._new.clear()
             if not self._waiting:
                 self._thread = None
             return bool(self._waiting)
 
-    def _meant(self, told: Iterable[str]) -> set[str]:
-        """Those waited for that ids of jobs, tasks and arrays concern."""
+    def _affected(self, changed: Iterable[str]) -> set[str]:
+        """Return the watched jobs that these ids of jobs, tasks and arrays affect."""
         found = set()
-        for job_id in told:
-            base = _base(job_id)
+        for job_id in changed:
+            base = _submission_id(job_id)
             for waiting in self._waiting.get(base, ()):
                 if job_id in (base, waiting) or waiting == base:
                     found.add(waiting)
         return found
 
-    def _some(self) -> set[str]:
+    def _sample(self) -> set[str]:
         everything = [job_id for jobs in self._waiting.values() for job_id in jobs]
-        return set(_DRAWN.sample(everything, min(len(everything), LOOKED_AT_ANYWAY)))
+        return set(_RANDOM.sample(everything, min(len(everything), MAX_SAMPLED)))
 
-    def _look_at(self, client: Client, reader: Reader, due: Iterable[str]) -> set[str]:
-        """End the futures of those that have ended, in the order in which they did; returns whose results are awaited.
+    def _complete_ended(self, client: Client, reader: Reader, due: Iterable[str]) -> set[str]:
+        """Complete the futures of ended jobs, in order of their ends; return the jobs whose results have not arrived.
 
-        Those that ended between two looks are found together: `as_completed` is to hear of them one after the other.
+        Jobs that ended between two checks are found together; `as_completed` must still see them in order.
         """
-        refused: dict[str, str | None] = {}  # why submissions were, as far as that was looked up in this round
+        refused: dict[str, str | None] = {}  # submission -> why it was refused, or None; looked up once per round
         found = [(job_id, stored_jobs(reader, job_id)) for job_id in due]
-        found.sort(key=lambda one: (max((job.end_time or 0.0 for job in one[1]), default=0.0), one[0]))
-        return {job_id for job_id, records in found if not self._look(client, reader, job_id, records, refused)}
+        found.sort(key=lambda entry: (max((job.end_time or 0.0 for job in entry[1]), default=0.0), entry[0]))
+        return {job_id for job_id, records in found if not self._complete(client, reader, job_id, records, refused)}
 
-    def _look(
+    def _complete(
         self, client: Client, reader: Reader, job_id: str, records: list[JobRecord], refused: dict[str, str | None]
     ) -> bool:
-        """End the futures of a job that has ended; False where it has, but its result is still on the way."""
+        """Complete the futures of a job if it has ended; return False if its result has not arrived yet."""
         if not records:
-            base = _base(job_id)
+            base = _submission_id(job_id)
             if base not in refused:
                 refused[base] = refusal(reader, base)
             if (why := refused[base]) is not None:
-                for job in self._taken(job_id):
+                for job in self._take_futures(job_id):
                     job._refused(GpuschedError(f"job {job_id} was refused: {why}"))
             return True
         if not all(record.state in ENDED for record in records):
             return True
         returned = (JobState.COMPLETED, JobState.FAILED)
-        if any(r.spec.function and r.state in returned and awaited(client, r) for r in records):
+        if any(r.spec.function and r.state in returned and is_uncollected(client, r) for r in records):
             return False
-        for job in self._taken(job_id):
+        for job in self._take_futures(job_id):
             job._end(tuple(records))
         return True
 
-    def _taken(self, job_id: str) -> list[Job[Any]]:
-        """The futures of a job, which are no longer waited for."""
-        base = _base(job_id)
+    def _take_futures(self, job_id: str) -> list[Job[Any]]:
+        """Stop watching a job and return its futures."""
+        base = _submission_id(job_id)
         with self._lock:
             found = self._waiting.get(base, {}).pop(job_id, [])
             if not self._waiting.get(base):
@@ -137,5 +137,5 @@ class Watcher:
         return found
 
 
-def _base(job_id: str) -> str:
+def _submission_id(job_id: str) -> str:
     return job_id.partition("_")[0]

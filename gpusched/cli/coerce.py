@@ -1,8 +1,8 @@
-"""Plain conversion of option values.
+"""Fast conversion of option values.
 
 New versions of typer build a pydantic adapter for every parameter when they parse, which costs more start-up time than
-all of ``gpusched submit``. Strings, words of an enumeration, numbers and lists of them need none of that. Other types,
-and older versions of typer, keep typer's own way.
+all of ``gpusched submit``. Strings, enumerations, numbers and lists of them do not need one. Other types, and older
+versions of typer, keep typer's own conversion.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?")
 _INFO = ("parser", "click_type", "formats", "path_type")
 
 
-class _Plain:
-    """Stands in for typer's runtime parameter: ``coerce`` is all it is asked for."""
+class _FastParameter:
+    """Replaces typer's runtime parameter, of which only ``coerce`` is used."""
 
     def __init__(self, kind: Any, low: float | None, high: float | None) -> None:
         self._kind, self._low, self._high = kind, low, high
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        many = param.multiple or param.nargs == -1
+        is_list = param.multiple or param.nargs == -1
         if value is None:
-            return () if many else None
-        if many:
-            return [self._one(item, param, ctx) for item in value]
-        return self._one(value, param, ctx)
+            return () if is_list else None
+        if is_list:
+            return [self._convert(item, param, ctx) for item in value]
+        return self._convert(value, param, ctx)
 
-    def _one(self, value: Any, param: Any, ctx: Any) -> Any:
+    def _convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if self._kind in (str, bool) or not isinstance(value, str):
             return value
         if issubclass(self._kind, StrEnum):
-            if value not in (words := [one.value for one in self._kind]):
-                choices = ", ".join(map(repr, words))
+            if value not in (allowed := [member.value for member in self._kind]):
+                choices = ", ".join(map(repr, allowed))
                 raise typer.BadParameter(f"{value[:80]!r} is not one of {choices}.", ctx=ctx, param=param)
             return self._kind(value)
-        pattern, what = (_INTEGER, "a whole number") if self._kind is int else (_NUMBER, "a number")
+        pattern, expected = (_INTEGER, "a whole number") if self._kind is int else (_NUMBER, "a number")
         if not pattern.fullmatch(value):
-            raise typer.BadParameter(f"{value[:80]!r} is not {what}", ctx=ctx, param=param)
+            raise typer.BadParameter(f"{value[:80]!r} is not {expected}", ctx=ctx, param=param)
         number = self._kind(value)
         if self._low is not None and number < self._low:
             raise typer.BadParameter(f"{number} is less than {self._low:g}", ctx=ctx, param=param)
@@ -51,8 +51,8 @@ class _Plain:
         return number
 
 
-def make_plain(command: Any) -> None:
-    """Give the command's plain parameters (its own --help, too) the plain conversion."""
+def use_fast_conversion(command: Any) -> None:
+    """Replace the conversion of the command's plain parameters, including its own --help."""
     original = command.get_params
 
     def get_params(ctx: Any) -> list[Any]:
@@ -66,12 +66,12 @@ def make_plain(command: Any) -> None:
 
 def _replace(param: Any) -> None:
     descriptor = getattr(param, "type_descriptor", None)
-    if descriptor is None or not hasattr(param, "_runtime_param") or isinstance(param._runtime_param, _Plain):
+    if descriptor is None or not hasattr(param, "_runtime_param") or isinstance(param._runtime_param, _FastParameter):
         return
     kind = descriptor.annotation
     if get_origin(kind) is list:
         (kind,) = get_args(kind) or (str,)
     info = descriptor.parameter_info
-    plain = kind in (str, int, float, bool) or (isinstance(kind, type) and issubclass(kind, StrEnum))
-    if plain and not any(getattr(info, name, None) for name in _INFO):
-        param._runtime_param = _Plain(kind, info.min, info.max)
+    is_plain = kind in (str, int, float, bool) or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    if is_plain and not any(getattr(info, name, None) for name in _INFO):
+        param._runtime_param = _FastParameter(kind, info.min, info.max)

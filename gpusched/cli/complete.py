@@ -1,4 +1,4 @@
-"""Completion callbacks for typer; each imports what it needs only when the shell asks."""
+"""Completion callbacks for typer; each imports what it needs when the shell calls it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-Offer = Callable[[str], list[str]]
+Completer = Callable[[str], list[str]]
 
 
-def _lazy(name: str) -> Offer:
+def _lazy(name: str) -> Completer:
     def offer(incomplete: str) -> list[str]:
         try:
             from gpusched.client import completions
@@ -18,7 +18,7 @@ def _lazy(name: str) -> Offer:
 
             found: list[str] = getattr(completions, name)(Client(), incomplete)
             return found[: completions.MAX_OFFERED]
-        except Exception:  # a shell that asks must never see an error
+        except Exception:  # a completion must never show an error
             return []
 
     return offer
@@ -41,7 +41,7 @@ states = _lazy("states")
 
 
 def spreads(incomplete: str) -> list[str]:
-    """Of ``--max-spread``."""
+    """Complete ``--max-spread``."""
     return [word for word in ("server", "rack", "any") if word.startswith(incomplete)]
 
 

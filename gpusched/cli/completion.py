@@ -32,7 +32,7 @@ if [ "$funcstack[1]" = "_gpusched" ]; then _gpusched_completion; else compdef _g
 
 
 class Shell(StrEnum):
-    """Shells that are supported."""
+    """The supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"

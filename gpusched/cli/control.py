@@ -1,4 +1,4 @@
-"""The commands that ask for a change of jobs or nodes."""
+"""Commands that request changes of jobs or nodes."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def cancel(
     if not jobs:
         if user is None and not state:
             raise UsageError("no jobs given", "name job ids, or select with --user or --state")
-        jobs, many = control.selected(client, user, parse_states(state or ()))
+        jobs, count = control.selected(client, user, parse_states(state or ()))
         if not jobs:
-            _say(control.ControlResult("cancel", ()), client)
+            _print_result(control.ControlResult("cancel", ()), client)
             return
-        if not output.confirm(f"cancel {count_of(many, 'job')}", yes):
+        if not output.confirm(f"cancel {count_of(count, 'job')}", yes):
             output.note("nothing cancelled")
             return
-    asked = control.cancel(client, jobs, now=now, named=named)
-    if wait and asked.ids:
+    result = control.cancel(client, jobs, now=now, named=named)
+    if wait and result.ids:
         from gpusched.client.wait import wait_for
 
-        wait_for(client, asked.ids, None)
-    _say(asked, client)
+        wait_for(client, result.ids, None)
+    _print_result(result, client)
 
 
 @app.command("hold")
 def hold(jobs: PendingJobs, json: output.JsonOption = False) -> None:
     """Prevent pending jobs from starting."""
-    _ask(control.hold, jobs)
+    _request(control.hold, jobs)
 
 
 @app.command("release")
 def release(jobs: PendingJobs, json: output.JsonOption = False) -> None:
     """Release held jobs."""
-    _ask(control.release, jobs)
+    _request(control.release, jobs)
 
 
 @app.command("requeue")
@@ -75,7 +75,7 @@ def requeue(
     json: output.JsonOption = False,
 ) -> None:
     """Queue running or ended jobs again."""
-    _ask(control.requeue, jobs)
+    _request(control.requeue, jobs)
 
 
 @app.command("priority", context_settings={"ignore_unknown_options": True})
@@ -85,7 +85,7 @@ def priority(
     json: output.JsonOption = False,
 ) -> None:
     """Set the priority of a pending job."""
-    _ask(control.set_priority, [job], number)
+    _request(control.set_priority, [job], number)
 
 
 @app.command("drain")
@@ -95,27 +95,27 @@ def drain(
     json: output.JsonOption = False,
 ) -> None:
     """Take nodes out of service after their jobs end."""
-    _ask(control.drain, nodes, reason)
+    _request(control.drain, nodes, reason)
 
 
 @app.command("resume")
 def resume(nodes: Nodes, json: output.JsonOption = False) -> None:
     """Return drained nodes to service."""
-    _ask(control.resume, nodes)
+    _request(control.resume, nodes)
 
 
-def _ask(ask: Callable[..., control.ControlResult], *given: object) -> None:
+def _request(ask: Callable[..., control.ControlResult], *given: object) -> None:
     client = Client()
-    _say(ask(client, *given), client)
+    _print_result(ask(client, *given), client)
 
 
-def _say(asked: control.ControlResult, client: Client) -> None:
-    """What was asked for; the controller does it in its next cycle."""
+def _print_result(result: control.ControlResult, client: Client) -> None:
+    """Print the request, which the controller carries out in its next cycle."""
     if output.json_mode():
-        output.emit_json({"requested": asked.what, "ids": list(asked.ids)})
+        output.emit_json({"requested": result.what, "ids": list(result.ids)})
         return
-    output.print_line(f"{asked.what} requested: {' '.join(asked.ids)}" if asked.ids else "no matching jobs")
-    for note in asked.notes:
+    output.print_line(f"{result.what} requested: {' '.join(result.ids)}" if result.ids else "no matching jobs")
+    for note in result.notes:
         output.note(note)
-    if asked.ids and (warning := client.controller_warning()):
+    if result.ids and (warning := client.controller_warning()):
         output.note(warning)

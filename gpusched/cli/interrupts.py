@@ -1,7 +1,7 @@
 """Ctrl-C while a command's modules are imported, and afterwards.
 
-An import is no place for KeyboardInterrupt: it shows a traceback, or is lost in a callback of the import system and the
-command runs on. Nothing was begun by then, so the process may end at once.
+During an import KeyboardInterrupt shows a traceback, or is lost in a callback of the import system and the command
+continues. Nothing has been done by then, so the process may exit at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ INTERRUPTED = 130
 
 
 def end_at_once() -> None:
-    """From now on Ctrl-C ends the process; one that was told to ignore it (nohup, ``&``) still does."""
+    """Make Ctrl-C end the process, unless the process was started to ignore it (nohup, ``&``)."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def raise_again() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, for a command that has something to put right."""
+    """Make Ctrl-C raise KeyboardInterrupt again, for commands that must clean up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

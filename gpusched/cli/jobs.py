@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command("status")
+@app.command("status", help="The queue: jobs, their states, where they run and why they wait.")
 def status(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
@@ -33,7 +33,7 @@ def status(
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
-    """The queue: jobs, their states, where they run and why they wait."""
+    """List jobs."""
     query = Query(
         jobs=tuple(jobs or ()),
         user=user,

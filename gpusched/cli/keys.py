@@ -13,25 +13,25 @@ from contextlib import contextmanager
 
 @contextmanager
 def single_keys() -> Iterator[None]:
-    """Keys arrive one by one and unseen; the terminal is put back in the end."""
+    """Deliver keys one by one without echo; restore the terminal at the end."""
     if not sys.stdin.isatty():
         yield
         return
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    saved = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
 
 
 def quit_pressed(within_s: float) -> bool:
-    """Wait that long; True as soon as ``q`` is pressed."""
-    end = time.monotonic() + within_s
-    while (left := end - time.monotonic()) > 0:
+    """Wait up to ``within_s`` seconds; return True as soon as ``q`` is pressed."""
+    deadline = time.monotonic() + within_s
+    while (remaining_s := deadline - time.monotonic()) > 0:
         if not sys.stdin.isatty():
-            time.sleep(left)
-        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+            time.sleep(remaining_s)
+        elif select.select([sys.stdin], [], [], remaining_s)[0] and sys.stdin.read(1) in ("q", "Q", ""):
             return True
     return False

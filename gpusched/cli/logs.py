@@ -18,7 +18,7 @@ def _write(chunk: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-@app.command("logs")
+@app.command("logs", help="A job's output; -f follows it. For multi-node jobs each line is prefixed with its rank.")
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs, show_default=False)],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until it ends; exit with its code.")] = False,
@@ -28,7 +28,7 @@ def logs(
     ] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last lines.", show_default=False)] = None,
 ) -> int:
-    """A job's output; -f follows it. For multi-node jobs each line is prefixed with its rank."""
+    """Print the output of a job."""
     from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
 
     client = Client()

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpusched.cli import activity, interrupts, output, stdout
-from gpusched.cli.coerce import make_plain
+from gpusched.cli.coerce import use_fast_conversion
 from gpusched.errors import GpuschedError, Warnings
 
 PROGRAM = "gpusched"
@@ -63,57 +63,56 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
-OF_JOBS = frozenset("submit run attach logs exec cancel hold release requeue priority drain resume".split())
-OF_JOBS |= {"reserve", "maintenance", "reservations"}
-"""Commands in whose place Slurm has its own, where jobs are Slurm's."""
+SLURM_COMMANDS = frozenset("submit run attach logs exec cancel hold release requeue priority drain resume".split())
+SLURM_COMMANDS |= {"reserve", "maintenance", "reservations"}
+"""Commands that Slurm's own replace under ``engine: slurm``."""
 
-
-LONG = {
+SLOW_COMMANDS = {
     "status": "reading the queue", "show": "reading the job's history", "why": "projecting the queue",
     "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
     "train": "reading jobs", "reproduce": "preparing", "predict": "reading jobs", "policy": "reading policies",
     "init": "contacting the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
 }  # fmt: skip
-"""Commands that may take long before they say something, and what they do then."""
+"""Commands that may be slow to print, and their progress line."""
 
 
 class _Candidate(NamedTuple):
     value: str
-    help: str = ""  # describing it would import all of rich
+    help: str = ""  # with a help text typer would import all of rich
     type: str = "plain"
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands from `COMMANDS` and imports one when it is asked for."""
+    """A command group that lists `COMMANDS` and imports a command only when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the table's order."""
+        """Return all names, in the table's order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the command's module and build just this command."""
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name in LONG and ctx is not None and not (ctx.resilient_parsing or output.json_mode()):
-            activity.begin(LONG[cmd_name])
+        if cmd_name in SLOW_COMMANDS and ctx is not None and not (ctx.resilient_parsing or output.json_mode()):
+            activity.begin(SLOW_COMMANDS[cmd_name])
         module = importlib.import_module(COMMANDS[cmd_name][0])
         interrupts.raise_again()
         if module.app.registered_callback is not None:
             return _group(module.app)
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
         command = typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
-        make_plain(command)
-        if cmd_name in OF_JOBS and command.callback is not None:
-            command.callback = _unless_slurms(cmd_name, command.callback)
+        use_fast_conversion(command)
+        if cmd_name in SLURM_COMMANDS and command.callback is not None:
+            command.callback = _refuse_under_slurm(cmd_name, command.callback)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The table, from itself."""
+        """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say which one may have been meant."""
+        """Find the command, or suggest a similar one."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from gpusched.model.suggest import did_you_mean
 
@@ -121,20 +120,20 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Command names without importing any."""
+        """Complete command names without importing any."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [_Candidate(name) for name in COMMANDS if name.startswith(incomplete)]
 
 
-def _unless_slurms(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, which under ``engine: slurm`` only says which of Slurm's to use."""
+def _refuse_under_slurm(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command, which under ``engine: slurm`` only names Slurm's command for it."""
 
     @functools.wraps(callback)
     def run(**given: Any) -> Any:
         from gpusched.client import slurm
 
-        if slurm.in_charge():
+        if slurm.manages_jobs():
             slurm.refuse(name, given)
         return callback(**given)
 
@@ -142,11 +141,11 @@ def _unless_slurms(name: str, callback: Callable[..., Any]) -> Callable[..., Any
 
 
 def _group(commands: typer.Typer) -> Any:
-    """A command that is a group of its own."""
+    """Return a command that is itself a group."""
     group: Any = typer.main.get_command(commands)
-    make_plain(group)
+    use_fast_conversion(group)
     for command in group.commands.values():
-        make_plain(command)
+        use_fast_conversion(command)
     return group
 
 
@@ -159,21 +158,21 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         from gpusched import __version__
 
         output.print_line(f"gpusched {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help="A GPU cluster over plain SSH: nothing installed on the nodes.")
 def root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    """A GPU cluster over plain SSH: nothing installed on the nodes."""
+    """Handle the options before the command."""
 
 
 def main() -> None:
@@ -182,7 +181,7 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; errors end as one line (or one JSON value), never as a traceback."""
+    """Run one command line; errors are printed as one line (or one JSON value), never as a traceback."""
     output.prepare(argv)
     Warnings.given, Warnings.show = set(), output.warn
     try:
@@ -206,7 +205,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     group = typer.main.get_command(app)
-    make_plain(group)
+    use_fast_conversion(group)
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(group)
     try:
@@ -218,7 +217,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _complete(group: Any) -> int:
-    """Answer the shell; a completion that fails offers nothing and says nothing."""
+    """Answer a completion request; errors are suppressed."""
     Warnings.show = lambda line: None
     with contextlib.suppress(SystemExit, Exception):
         importlib.import_module("typer.completion").completion_init()
@@ -237,11 +236,11 @@ def _report(error: Exception) -> int:
         output.print_error(f"the store cannot be read: {error}; see 'gpusched check'")
         return 1
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        output.print_error(f"{where}{error.strerror}")
+        file = f"{error.filename}: " if error.filename else ""
+        output.print_error(f"{file}{error.strerror}")
         return 1
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    output.print_error(f"internal error: {what} (GPUSCHED_DEBUG=1 shows the traceback)")
+    description = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    output.print_error(f"internal error: {description} (GPUSCHED_DEBUG=1 shows the traceback)")
     return 1
 
 

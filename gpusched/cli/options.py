@@ -1,4 +1,4 @@
-"""What can be asked for of a job, once for all commands that queue one."""
+"""The options of a job, defined once for all commands that queue one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from gpusched.cli import complete, output
-from gpusched.cli.coerce import make_plain
+from gpusched.cli.coerce import use_fast_conversion
 from gpusched.client.submit import SubmitRequest
 from gpusched.errors import UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CLICK_EXCEPTION: Any = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
 
-def asked(
+def job_options(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
     name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,
     partition: Annotated[
@@ -206,18 +206,18 @@ def asked(
         ),
     ] = None,
 ) -> None:
-    """The options of a job: their names are those of `SubmitRequest`, but for ``output_file``."""
+    """Define the options of a job and their help; their names are those of `SubmitRequest`, but for ``output_file``."""
 
 
 class WithSbatch(TyperCommand):
-    """A command that takes sbatch's options, too, and keeps its words: they say whether ``--`` stands before others."""
+    """A command that also accepts sbatch's options, and keeps its words, which show whether there was a ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate sbatch's options, then parse as usual."""
         if args and args[0].startswith("-") and args[0] != "--":
-            from gpusched.client.script.sbatch import typed
+            from gpusched.client.script.sbatch import translate_command_line
 
-            args, notes = typed(args, _own(self.get_params(ctx)), _site)
+            args, notes = translate_command_line(args, _own_options(self.get_params(ctx)), _sbatch_context)
             for note in notes:
                 output.note(note)
             ctx.meta["gpusched.notes"] = notes
@@ -226,39 +226,40 @@ class WithSbatch(TyperCommand):
             return super().parse_args(ctx, args)
         except _CLICK_EXCEPTION as error:
             if (name := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
-                raise type(error)(name, possibilities=_like(name, self.get_params(ctx)), ctx=ctx) from None
+                raise type(error)(name, possibilities=_similar_options(name, self.get_params(ctx)), ctx=ctx) from None
             raise
 
 
-def _like(name: str, parameters: Any) -> list[str]:
-    """Return options that a mistyped one may have meant, those of sbatch that are taken among them."""
+def _similar_options(name: str, parameters: Any) -> list[str]:
+    """Return options similar to a mistyped one, including supported options of sbatch."""
     from difflib import get_close_matches
 
-    from gpusched.client.script.sbatch import OPTIONS, Understood
+    from gpusched.client.script.sbatch import OPTIONS, SupportedOption
 
-    theirs = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, Understood))
-    return get_close_matches(name, sorted({*_own(parameters), *theirs}))
+    sbatch_options = (f"--{option}" for option, how in OPTIONS.items() if isinstance(how, SupportedOption))
+    return get_close_matches(name, sorted({*_own_options(parameters), *sbatch_options}))
 
 
-def _own(parameters: Any) -> dict[str, bool]:
+def _own_options(parameters: Any) -> dict[str, bool]:
     """Return a command's options, and whether each takes a value."""
     return {o: not getattr(p, "is_flag", False) for p in parameters for o in (*p.opts, *p.secondary_opts)}
 
 
-def _site() -> Any:
-    """Return what values of sbatch's options are understood by."""
+def _sbatch_context() -> Any:
+    """Return the context for translating sbatch's options."""
     from gpusched.client.context import Client
     from gpusched.client.script.values import ScriptContext
-    from gpusched.client.submit import folder
+    from gpusched.client.submit import current_folder
 
-    return ScriptContext(Client().inventory, folder(), [])
+    return ScriptContext(Client().inventory, current_folder(), [])
 
 
 def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """A command that takes all options of a job but those in ``without``, and gets them as ``request``, its first."""
+    """Give a command the options of a job except those in ``without``; its first argument is then the ``request``."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        options = [p for p in inspect.signature(asked, eval_str=True).parameters.values() if p.name not in without]
+        parameters = inspect.signature(job_options, eval_str=True).parameters.values()
+        options = [p for p in parameters if p.name not in without]
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
         @functools.wraps(command)
@@ -274,9 +275,9 @@ def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
     return decorate
 
 
-def typed(context: Any) -> dict[str, Any]:
-    """The options of a job that stood on a command line, by parameter; those that were left out are not in it."""
-    known = inspect.signature(asked).parameters.keys() - {"command"}
+def typed_options(context: Any) -> dict[str, Any]:
+    """Return the options given on the command line, by parameter; options left out are missing."""
+    known = inspect.signature(job_options).parameters.keys() - {"command"}
     sources = {name: context.get_parameter_source(name) for name in known & context.params.keys()}
     return {
         n: context.params[n] for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"
@@ -284,36 +285,36 @@ def typed(context: Any) -> dict[str, Any]:
 
 
 def request_of(given: Mapping[str, Any]) -> SubmitRequest:
-    """The request of such options; what is not given is as if it had been left out."""
-    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    said["output"] = said.pop("output_file", None)
-    return SubmitRequest(**{name: value for name, value in said.items() if value is not None})
+    """Return the request of these options; missing ones have their defaults."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values["output"] = values.pop("output_file", None)
+    return SubmitRequest(**{name: value for name, value in values.items() if value is not None})
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """Words as the command line takes them -> `typed`.
+    """Parse arguments as the command line does; return `typed_options`.
 
     Raises:
-        UsageError: They are no options of a job.
+        UsageError: They are not options of a job.
     """
-    with _context(_line(), words) as context:
+    with _context(_own_parser(), words) as context:
         if left := context.params.get("command"):
             raise UsageError(f"'{left[0][:80]}' is not an option", "quote values that contain spaces")
-        return typed(context)
+        return typed_options(context)
 
 
 def parse_sbatch(words: Sequence[str], site: ScriptContext) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
-    """A command line of sbatch -> `typed`, the words behind the options, what ``--wrap`` says.
+    """Parse arguments of sbatch; return `typed_options`, the words after the options, and the value of ``--wrap``.
 
     Raises:
-        UsageError: They are no such command line.
+        UsageError: They are not a valid command line.
     """
-    from gpusched.client.script.sbatch import typed as translated
+    from gpusched.client.script.sbatch import translate_command_line
 
-    command = _sbatch()
-    words, _ = translated(words, _own(command.params), lambda: site)
+    command = _sbatch_parser()
+    words, _ = translate_command_line(words, _own_options(command.params), lambda: site)
     with _context(command, words) as context:
-        return typed(context), tuple(context.params.get("command") or ()), context.params["wrap"]
+        return typed_options(context), tuple(context.params.get("command") or ()), context.params["wrap"]
 
 
 def _context(command: Any, words: Sequence[str]) -> Any:
@@ -325,7 +326,7 @@ def _context(command: Any, words: Sequence[str]) -> Any:
 
 
 @functools.cache
-def _line() -> Any:
+def _own_parser() -> Any:
     @with_request()
     def line(request: SubmitRequest) -> int:
         return 0
@@ -334,7 +335,7 @@ def _line() -> Any:
 
 
 @functools.cache
-def _sbatch() -> Any:
+def _sbatch_parser() -> Any:
     @with_request()
     def sbatch(request: SubmitRequest, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
         return 0
@@ -346,5 +347,5 @@ def _parser(function: Callable[..., int]) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})(function)
     command = typer.main.get_command(app)
-    make_plain(command)
+    use_fast_conversion(command)
     return command

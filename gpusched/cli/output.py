@@ -1,4 +1,4 @@
-"""How every command prints: JSON, tables, warnings, errors, live screens. Rich is imported only for what needs it."""
+"""Output of all commands: JSON, tables, warnings, errors, live screens. Rich is imported only if needed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _json_mode = False
 PIPE_WIDTH = 4000
 
 
-def _set_json(wanted: bool) -> bool:
+def _set_json(is_given: bool) -> bool:
     global _json_mode
-    _json_mode = wanted  # what argv seemed to say until now may have been part of a job's command
-    return wanted
+    _json_mode = is_given  # `prepare` may have seen the option of a job's command
+    return is_given
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.", callback=_set_json, is_eager=True)]
@@ -32,7 +32,7 @@ WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Live screen; q
 
 
 def group(name: str, help: str) -> typer.Typer:
-    """A command with commands of its own; called alone it prints its help."""
+    """Return a command with subcommands; called alone it prints its help."""
     app = typer.Typer(name=name, rich_markup_mode=None, invoke_without_command=True, add_completion=False, help=help)
 
     @app.callback()
@@ -54,7 +54,7 @@ def prepare(argv: Sequence[str]) -> None:
 
 
 def json_mode() -> bool:
-    """Whether this command prints JSON."""
+    """Return whether this command prints JSON."""
     return _json_mode
 
 
@@ -67,7 +67,7 @@ def emit_json(value: Any) -> None:
     if sys.stdout.isatty():
         encoded = msgspec.json.format(encoded, indent=2)
     text = encoded.decode()
-    if not text.isascii():  # JSON lets C1 and bidirectional controls stand; a terminal would obey them
+    if not text.isascii():  # JSON does not escape C1 and bidirectional controls, which terminals obey
         import json
 
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
@@ -75,7 +75,7 @@ def emit_json(value: Any) -> None:
 
 
 def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bool = False) -> None:
-    """One JSON value with ``--json``, else a screen for people, again and again if ``live``; the other is not made.
+    """Print one JSON value with ``--json``, else a screen, repeatedly if ``live``; only the one printed is computed.
 
     Raises:
         UsageError: See `watch`.
@@ -89,13 +89,13 @@ def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bo
 
 
 def print_line(text: str) -> None:
-    """Plain text on stdout, a line mostly; never marked up, never wrapped, controls escaped."""
+    """Print plain text on stdout, usually one line; no markup, no wrapping, control characters are escaped."""
     activity.erase()
     sys.stdout.write(_printable_lines(text) + "\n")
 
 
 def print_text(text: str) -> None:
-    """A user's text, exactly; on a terminal its controls, but tabs, are escaped."""
+    """Print a user's text exactly; on a terminal control characters other than tabs are escaped."""
     if sys.stdout.isatty():
         text = "\t".join(map(_printable_lines, text.split("\t")))
     sys.stdout.write(text)
@@ -106,27 +106,27 @@ def _printable_lines(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """One line on stderr for people; silent in JSON mode."""
+    """Print one line on stderr for people; silent in JSON mode."""
     if not _json_mode:
         activity.erase()
         sys.stderr.write(f"gpusched: {printable(text)}\n")
 
 
 def warn(text: str) -> None:
-    """One line on stderr, in JSON mode too."""
+    """Print one line on stderr, also in JSON mode."""
     activity.erase()
     sys.stderr.write(f"gpusched: {printable(text)}\n")
 
 
 def write_page(path: str, page: str) -> None:
-    """Write an HTML page, and say where."""
+    """Write an HTML page and print its path."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(page)
     note(f"page written to {path}")
 
 
 def print_error(line: str) -> None:
-    """An error: one line on stderr, or ``{"error": ...}`` on stdout in JSON mode."""
+    """Print an error: one line on stderr, or ``{"error": ...}`` on stdout in JSON mode."""
     line = printable(line)
     if _json_mode:
         emit_json({"error": line})
@@ -136,7 +136,7 @@ def print_error(line: str) -> None:
 
 
 def screen_width() -> int:
-    """Columns of the terminal; very many where there is none."""
+    """Return the columns of the terminal; a large number without one."""
     if not sys.stdout.isatty():
         return PIPE_WIDTH
     import shutil
@@ -145,7 +145,7 @@ def screen_width() -> int:
 
 
 def console() -> Console:
-    """A Rich console on stdout. Without a terminal it is wide, so that nothing is cut or wrapped in a pipe."""
+    """Return a Rich console on stdout. Without a terminal it is wide, so that nothing is cut or wrapped in a pipe."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -156,24 +156,24 @@ def console() -> Console:
 def print_rich(renderable: RenderableType) -> None:
     """Print a table, a text or another Rich renderable."""
     activity.erase()
-    console().print(_Safe(renderable))
+    console().print(_SafeRenderable(renderable))
 
 
-class _Safe:
-    """A renderable whose texts cannot steer the terminal, whoever wrote them; Rich's own colours stay."""
+class _SafeRenderable:
+    """A renderable whose texts cannot control the terminal, whoever wrote them; Rich's own colors are kept."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         for segment in console.render(self._renderable, options):
-            safe = segment.control or segment.text == "\n" or segment.text.isprintable()
-            yield segment if safe else segment._replace(text=_printable_lines(segment.text))
+            is_safe = segment.control or segment.text == "\n" or segment.text.isprintable()
+            yield segment if is_safe else segment._replace(text=_printable_lines(segment.text))
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float, int], None] | None]:
-    """A bar with the time left on stderr, told (done, in all); None where nobody looks: no terminal, or ``--json``."""
+    """Show a progress bar on stderr; yield its callback (done, total); None without a terminal or with ``--json``."""
     if _json_mode or not sys.stderr.isatty():
         yield None
         return
@@ -187,7 +187,7 @@ def progress(what: str) -> Iterator[Callable[[float, int], None] | None]:
 
 
 def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None:
-    """Show what ``render`` returns, again and again, until q or Ctrl-C.
+    """Show the result of ``render`` repeatedly, until q or Ctrl-C.
 
     Raises:
         UsageError: Together with ``--json``, or without a terminal.
@@ -202,18 +202,18 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
     from gpusched.cli.keys import quit_pressed, single_keys
 
     try:
-        with single_keys(), Live(_Safe(render()), screen=True, auto_refresh=False, console=console()) as live:
+        with single_keys(), Live(_SafeRenderable(render()), screen=True, auto_refresh=False, console=console()) as live:
             while not quit_pressed(interval_s):
-                live.update(_Safe(render()), refresh=True)
+                live.update(_SafeRenderable(render()), refresh=True)
     except KeyboardInterrupt:
         pass
 
 
 def confirm(action: str, yes: bool) -> bool:
-    """Ask unless ``yes``.
+    """Ask for confirmation unless ``yes``.
 
     Raises:
-        UsageError: Nobody can answer (no terminal, or JSON mode).
+        UsageError: There is no prompt (no terminal, or JSON mode).
     """
     if yes:
         return True

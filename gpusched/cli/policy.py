@@ -1,4 +1,4 @@
-"""``gpusched policy``: which policies there are, who is in charge, and changing that."""
+"""``gpusched policy``: list and compare policies, and change the live ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def shadow(
     """Record what a policy would decide next to the live one, without touching a job."""
     from gpusched.client.policy import shadow as ask
 
-    _ask(ask, policy, partition, off)
+    _request(ask, policy, partition, off)
 
 
 @app.command("promote")
@@ -103,7 +103,7 @@ def promote(
     """Make a policy live, if a replay of held-out days proves it no worse than the live one."""
     from gpusched.client.policy import promote as ask
 
-    _ask(ask, policy, partition, force, since, mode)
+    _request(ask, policy, partition, force, since, mode)
 
 
 @app.command("rollback")
@@ -115,7 +115,7 @@ def rollback(
     """Return to the previous live policy."""
     from gpusched.client.policy import rollback as ask
 
-    _ask(ask, partition, reason)
+    _request(ask, partition, reason)
 
 
 @app.command("history")
@@ -132,19 +132,19 @@ def history(
     output.show(lambda: found, lambda: change_table(found))
 
 
-def _ask(ask: Callable[..., PolicyResult], *given: object) -> None:
-    """Ask, and say what for; the controller does it in its next cycle."""
+def _request(ask: Callable[..., PolicyResult], *given: object) -> None:
+    """Send the request and print it; the controller carries it out in its next cycle."""
     client = Client()
-    asked = ask(client, *given)
+    result = ask(client, *given)
     if output.json_mode():
-        output.emit_json(asked)
+        output.emit_json(result)
         return
-    for verdict in asked.verdicts:
+    for verdict in result.verdicts:
         output.print_line(f"{verdict.partition}: {verdict.line}")
-    named = f"{asked.policy} in " if asked.policy else ""
-    mode = f", mode {asked.mode}" if asked.mode else ""
-    output.print_line(f"{asked.what} requested: {named}{', '.join(asked.partitions)}{mode}")
+    target = f"{result.policy} in " if result.policy else ""
+    mode = f", mode {result.mode}" if result.mode else ""
+    output.print_line(f"{result.what} requested: {target}{', '.join(result.partitions)}{mode}")
     if warning := client.controller_warning():
         output.note(warning)
-        if asked.hint:
-            output.note(asked.hint)
+        if result.hint:
+            output.note(result.hint)

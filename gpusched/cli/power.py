@@ -20,7 +20,7 @@ app = typer.Typer()
 
 
 class PowerGrouping(StrEnum):
-    """What a row of the report is."""
+    """The rows of the report."""
 
     PARTITION = "partition"
     NODE = "node"

@@ -53,8 +53,8 @@ def predict(
     from gpusched.agents.predictor import request as service
     from gpusched.views import predict as view
 
-    of_kind = bool(gpus or nodes or racks or beside)
-    if of_kind and (train or what is None):
+    is_class = bool(gpus or nodes or racks or beside)
+    if is_class and (train or what is None):
         raise UsageError("--gpus, --nodes, --racks and --beside need a job name", "use: gpusched predict NAME")
     if train:
         if what is not None or model is not None:
@@ -69,16 +69,16 @@ def predict(
         raise UsageError("no job or trace given", "name one, or use --train")
     if trace is not None or since is not None or until is not None or out is not None:
         raise UsageError("--trace, --since, --until and --out need --train", "pass the trace file as the argument")
-    from gpusched.client.predict import believed, tell_kind
+    from gpusched.client.predict import describe_class, is_job_class
 
-    if of_kind or believed(what):
-        kind = tell_kind(what, gpus, nodes, racks, beside or ())
-        output.show(lambda: kind, lambda: view.kind_screen(kind))
+    if is_class or is_job_class(what):
+        job_class = describe_class(what, gpus, nodes, racks, beside or ())
+        output.show(lambda: job_class, lambda: view.kind_screen(job_class))
     elif service.is_trace(what):
-        told = service.tell_trace(model, what, format, vc)
-        output.show(lambda: told, lambda: view.trace_screen(told))
+        predictions = service.tell_trace(model, what, format, vc)
+        output.show(lambda: predictions, lambda: view.trace_screen(predictions))
     else:
-        from gpusched.client.predict import tell_job
+        from gpusched.client.predict import predict_job
 
-        jobs = tell_job(model, what)
+        jobs = predict_job(model, what)
         output.show(lambda: jobs, lambda: view.jobs_table(jobs))

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 
 class FigureGrouping(StrEnum):
-    """Whose figures are shown besides."""
+    """The additional figures: per user or per group."""
 
     USER = "user"
     GROUP = "group"
@@ -186,7 +186,7 @@ def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain
 
     client = Client()
     report = nightly(
-        client.inventory, client.state, since, workers=max(1, workers), auto_retrain=auto_retrain, tell=activity.tell
+        client.inventory, client.state, since, workers=max(1, workers), auto_retrain=auto_retrain, tell=activity.update
     )
     if json:
         output.emit_json(report.as_json())

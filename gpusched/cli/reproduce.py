@@ -20,7 +20,7 @@ app = typer.Typer()
 
 
 class PaperName(StrEnum):
-    """Whose figures."""
+    """The papers whose figures can be reproduced."""
 
     GIST = "gist"
     RLTUNE = "rltune"
@@ -104,11 +104,11 @@ def reproduce(
     if paper in (PaperName.GIST, PaperName.RLTUNE):
         return _with_page(paper, options, html)
     with output.progress("playing") as advance:
-        made = _player(paper)(options, advance or _unseen)
-    output.show(lambda: made.rows, lambda: reproduction.screen(*made))
+        figures = _reproducer(paper)(options, advance or _no_progress)
+    output.show(lambda: figures.rows, lambda: reproduction.screen(*figures))
 
 
-def _player(paper: PaperName) -> Callable[[PaperOptions, Advance], PaperFigures]:
+def _reproducer(paper: PaperName) -> Callable[[PaperOptions, Advance], PaperFigures]:
     if paper is PaperName.DL2:
         from gpusched.agents.dl2 import reproduce as dl2
 
@@ -131,17 +131,22 @@ def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> Non
         from gpusched.views import rltune as rltune_view
 
         with output.progress("training") as advance:
-            lines = rltune.reproduce(options, advance or _unseen)
-        of = rltune.rltune()
-        return _show(html, rltune_view.page(of, lines), rltune.as_json(lines), rltune_view.screen(of, lines))
+            lines = rltune.reproduce(options, advance or _no_progress)
+        paper_figures = rltune.rltune()
+        return _show(
+            html,
+            rltune_view.page(paper_figures, lines),
+            rltune.as_json(lines),
+            rltune_view.screen(paper_figures, lines),
+        )
     from gpusched.agents.gist import reproduce as gist
     from gpusched.agents.gist.setting import gist as paper_of
     from gpusched.views import gist as gist_view
 
     with output.progress("training") as advance:
-        made = gist.reproduce(options, advance or _unseen)
-    of_gist = paper_of()
-    _show(html, gist_view.page(of_gist, made), gist.as_json(made), gist_view.screen(of_gist, made))
+        curves = gist.reproduce(options, advance or _no_progress)
+    paper_gist = paper_of()
+    _show(html, gist_view.page(paper_gist, curves), gist.as_json(curves), gist_view.screen(paper_gist, curves))
 
 
 def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:
@@ -150,5 +155,5 @@ def _show(html: str | None, page: str, data: object, screen: RenderableType) -> 
     output.show(lambda: data, lambda: screen)
 
 
-def _unseen(done: float, total: int) -> None:
-    """Progress that nobody looks at."""
+def _no_progress(done: float, total: int) -> None:
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""``gpusched reservations``: what is reserved, and changing that."""
+"""``gpusched reservations``: list reservations and change them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import complete, output
-from gpusched.cli.reservations import For, Groups, Nodes, Reason, To, Users, say
+from gpusched.cli.reservations import For, Groups, Nodes, Reason, To, Users, print_result
 from gpusched.client.context import Client
-from gpusched.client.reservations import Wanted
+from gpusched.client.reservations import ReservationRequest
 
 app = typer.Typer(
     name="reservations",
@@ -26,7 +26,7 @@ def list_(context: typer.Context, json: output.JsonOption = False) -> None:
     """List reservations."""
     if context.invoked_subcommand is not None:
         return
-    _unless_slurms(what="")
+    _refuse_under_slurm(what="")
     from gpusched.client.reservations import rows
     from gpusched.views.reservations import reservations_json, reservations_screen
 
@@ -49,13 +49,13 @@ def change(
     """Change a reservation or a maintenance; omitted options stay unchanged (admins)."""
     from gpusched.client.reservations import change as ask
 
-    _unless_slurms("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
+    _refuse_under_slurm("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
     client = Client()
-    wanted = Wanted(
+    request = ReservationRequest(
         nodes=tuple(nodes or ()), begin=begin, until=until, lasts=lasts, users=tuple(users or ()),
         groups=tuple(groups or ()), reason=reason,
     )  # fmt: skip
-    say(ask(client, name, wanted), client)
+    print_result(ask(client, name, request), client)
 
 
 @app.command("cancel")
@@ -63,14 +63,14 @@ def cancel(name: Name, json: output.JsonOption = False) -> None:
     """Cancel reservations; jobs running in them continue (admins)."""
     from gpusched.client.reservations import cancel as ask
 
-    _unless_slurms("cancel", name)
+    _refuse_under_slurm("cancel", name)
     client = Client()
-    say(ask(client, name), client)
+    print_result(ask(client, name), client)
 
 
-def _unless_slurms(what: str, name: str = "", **given: object) -> None:
-    """Under ``engine: slurm`` say Slurm's own command."""
+def _refuse_under_slurm(what: str, name: str = "", **given: object) -> None:
+    """Raise an error that names Slurm's own command under ``engine: slurm``."""
     from gpusched.client import slurm
 
-    if slurm.in_charge():
+    if slurm.manages_jobs():
         slurm.refuse("reservations", {"what": what, "name": name, **given})

@@ -8,7 +8,7 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
-from gpusched.client.reservations import ReservationResult, Wanted
+from gpusched.client.reservations import ReservationRequest, ReservationResult
 
 app = typer.Typer()
 
@@ -54,7 +54,7 @@ def reserve(
     if name is None:
         raise UsageError("a reservation needs a name that jobs can use", "--name class")
     _reserve(
-        Wanted(
+        ReservationRequest(
             name=name, nodes=tuple(nodes or ()), partition=partition, gpus=gpus, begin=begin, until=until, lasts=lasts,
             users=tuple(users or ()), groups=tuple(groups or ()), reason=reason,
         ),
@@ -80,7 +80,7 @@ def maintenance(
 ) -> None:
     """Plan maintenance: no job starts whose time limit ends after its begin (admins)."""
     _reserve(
-        Wanted(
+        ReservationRequest(
             name=name, nodes=tuple(nodes or ()), partition=partition, begin=begin, until=until, lasts=lasts,
             users=tuple(users or ()), groups=tuple(groups or ()), reason=reason,
         ),
@@ -88,21 +88,21 @@ def maintenance(
     )  # fmt: skip
 
 
-def _reserve(wanted: Wanted, *, maintenance: bool) -> None:
+def _reserve(request: ReservationRequest, *, maintenance: bool) -> None:
     from gpusched.client.reservations import reserve as ask
 
     client = Client()
-    say(ask(client, wanted, maintenance=maintenance), client)
+    print_result(ask(client, request, maintenance=maintenance), client)
 
 
-def say(asked: ReservationResult, client: Client) -> None:
-    """What was asked for; the controller does it in its next cycle."""
-    from gpusched.views.reservations import asked_dict, asked_lines
+def print_result(result: ReservationResult, client: Client) -> None:
+    """Print the request, which the controller carries out in its next cycle."""
+    from gpusched.views.reservations import request_dict, request_lines
 
     if output.json_mode():
-        output.emit_json(asked_dict(asked))
+        output.emit_json(request_dict(result))
         return
-    first, *notes = asked_lines(asked)
+    first, *notes = request_lines(result)
     output.print_line(first)
     for note in notes:
         output.note(note)

@@ -1,4 +1,4 @@
-"""``gpusched controller`` and ``gpusched tick``: the same cycle, for ever or once."""
+"""``gpusched controller`` and ``gpusched tick``: the same cycle, repeated or once."""
 
 from __future__ import annotations
 

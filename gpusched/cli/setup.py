@@ -62,26 +62,26 @@ def init(
     from gpusched.config.fabric import import_topology
     from gpusched.views.check import host_json, host_line
 
-    drawn = import_topology(topology) if topology is not None else None  # what is wrong with it is told before all else
-    if drawn is not None and not hosts and not slurm:
+    switches = import_topology(topology) if topology is not None else None  # its errors come first
+    if switches is not None and not hosts and not slurm:
         if json:
-            output.emit_json(drawn)
+            output.emit_json(switches)
         else:
-            output.print_line(topology_text(drawn).rstrip())
+            output.print_line(topology_text(switches).rstrip())
         return 0
     if slurm:
         if hosts:
             raise UsageError("--slurm uses the hosts that Slurm names", "omit HOSTS")
         return _init_slurm(path, force=force, ssh=ssh, user=user, port=port, key=key, topology=topology)
-    asked = [replace(host, port=host.port or port) for host in parse_hosts(hosts or ())]
+    targets = [replace(host, port=host.port or port) for host in parse_hosts(hosts or ())]
     if not force:
         refuse_existing(path)
-    outcomes = discover(asked, user=user, key=key, on_progress=lambda _, found: output.note(host_line(found)))
-    if topology is not None and drawn is not None:
-        known = drawn.racks()
-        drawn = import_topology(topology, names_here(outcomes))
-        output.note(f"{topology}: {len(drawn.racks())} of {count_of(len(known), 'node')} found among these hosts")
-    write_inventory(path, inventory_text(outcomes, user=user, key=key, topology=drawn), force=force)
+    outcomes = discover(targets, user=user, key=key, on_progress=lambda _, found: output.note(host_line(found)))
+    if topology is not None and switches is not None:
+        known = switches.racks()
+        switches = import_topology(topology, names_here(outcomes))
+        output.note(f"{topology}: {len(switches.racks())} of {count_of(len(known), 'node')} found among these hosts")
+    write_inventory(path, inventory_text(outcomes, user=user, key=key, topology=switches), force=force)
     if json:
         output.emit_json({"path": str(path), "hosts": [host_json(outcome) for outcome in outcomes]})
     else:
@@ -104,8 +104,8 @@ def _init_slurm(
     site = read_site(Slurm())
     chosen = choose(site)
     answers = ask_nodes(chosen, user, port, key, lambda found: output.note(host_line(found))) if ssh else {}
-    drawn = import_topology(topology, lambda name: name) if topology is not None else None
-    text = inventory_of_site(site, chosen, answers, user=user, port=port, key=key, topology=drawn)
+    switches = import_topology(topology, lambda name: name) if topology is not None else None
+    text = inventory_of_site(site, chosen, answers, user=user, port=port, key=key, topology=switches)
     write_inventory(path, text, force=force)
     for note in (*chosen.notes, *without_ssh(chosen, answers)):
         output.note(note)
@@ -130,7 +130,7 @@ def check(
             output.print_rich(findings_screen(findings))
 
     def progress(done: int, total: int) -> None:
-        activity.tell("examining nodes", done, total)
+        activity.update("examining nodes", done, total)
 
     findings = examine(nodes=names or (), on_findings=show, on_progress=progress)
     output.show(lambda: findings, lambda: summary(findings))

@@ -22,18 +22,18 @@ ForwardOption = Annotated[
 
 
 class _Screen:
-    """See `gpusched.client.shell.Screen`."""
+    """Implements `gpusched.client.shell.Screen`."""
 
-    _waits = False
+    _is_waiting = False
 
     def waiting(self, line: str) -> None:
-        if line and not self._waits:
+        if line and not self._is_waiting:
             activity.begin(output.printable(line))
         elif line:
-            activity.tell(output.printable(line))
+            activity.update(output.printable(line))
         else:
             activity.stop()
-        self._waits = bool(line)
+        self._is_waiting = bool(line)
 
     def note(self, line: str) -> None:
         self.waiting("")

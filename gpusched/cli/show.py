@@ -9,7 +9,7 @@ import typer
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
 from gpusched.client.show import script_of
-from gpusched.client.show import show as look
+from gpusched.client.show import show as load_page
 from gpusched.views.show import page_dict, page_lines
 
 app = typer.Typer()
@@ -26,7 +26,7 @@ def show(
         text = script_of(Client(), job)
         output.emit_json({"script": text}) if json else output.print_text(text)
         return
-    page = look(Client(), job)
+    page = load_page(Client(), job)
     if json:
         output.emit_json(page_dict(page))
     else:

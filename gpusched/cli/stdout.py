@@ -1,6 +1,6 @@
-"""Stdout belongs to the command's own output: what a library prints in C goes to stderr.
+"""Keep stdout for the command's own output: what a library prints from C goes to stderr.
 
-HiGHS 1.16.0, for one, prints its name and licence when it is first used, whatever its options say: in front of a JSON
+HiGHS 1.16.0, for example, prints its name and licence when it is first used, whatever its options: in front of a JSON
 value, or in the middle of a job's output.
 """
 
@@ -16,31 +16,33 @@ _STDOUT, _STDERR = 1, 2
 
 
 def reserve() -> None:
-    """Move this process's stdout to a descriptor of its own; descriptor 1 becomes another name of stderr.
+    """Move this process's stdout to another descriptor; descriptor 1 becomes a copy of stderr.
 
-    Programs that are to write to our stdout get it by ``stdout=sys.stdout``. A stream that is closed goes nowhere: a
-    file opened later would else take its place, and be written to.
+    Programs that should write to our stdout get it by ``stdout=sys.stdout``. Closed streams are replaced by /dev/null:
+    a file opened later would otherwise take their descriptor and be written to.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
-    given = sys.stdout
-    if not isinstance(given, io.TextIOWrapper) or sys.stderr is None:
+    original = sys.stdout
+    if not isinstance(original, io.TextIOWrapper) or sys.stderr is None:
         return
     with suppress(OSError):
-        own = fcntl.fcntl(_STDOUT, fcntl.F_DUPFD_CLOEXEC, 3)  # os.dup would take the place of a closed stdin
+        descriptor = fcntl.fcntl(
+            _STDOUT, fcntl.F_DUPFD_CLOEXEC, 3
+        )  # os.dup might return descriptor 0, if stdin is closed
         try:
             os.dup2(_STDERR, _STDOUT)
         except OSError:
-            os.close(own)
+            os.close(descriptor)
             return
         stream = io.TextIOWrapper(
-            os.fdopen(own, "wb", 0 if given.write_through else -1), given.encoding, given.errors,
-            line_buffering=given.line_buffering, write_through=given.write_through,
+            os.fdopen(descriptor, "wb", 0 if original.write_through else -1), original.encoding, original.errors,
+            line_buffering=original.line_buffering, write_through=original.write_through,
         )  # fmt: skip
-        sys.stdout = sys.__stdout__ = stream  # type: ignore[misc]  # the second is who is asked for a terminal's width
+        sys.stdout = sys.__stdout__ = stream  # type: ignore[misc]  # shutil asks the second for the terminal's width
 
 
 def discard() -> None:
-    """Let whatever is still unwritten go nowhere: nobody reads it any more, and the interpreter flushes as it ends."""
+    """Discard unwritten output: its reader has gone, and the interpreter would flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

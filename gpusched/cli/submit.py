@@ -69,7 +69,7 @@ def submit_command(
 def _prepare(
     client: Client, request: SubmitRequest, context: typer.Context, wrap: str | None
 ) -> tuple[Submit, Sequence[str]]:
-    """Of a job script or a command; with notes on what in the script counts for nothing."""
+    """Prepare a job script or a command; return it with notes on lines of the script without effect."""
     words, command = context.meta["gpusched.words"], request.command
     behind_dashes = len(words) > len(command) and words[len(words) - len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
@@ -77,7 +77,7 @@ def _prepare(
             raise UsageError("--wrap already gives the command", "use one of the two")
         return _prepared(client, request)
     from gpusched.client.script import layers, source
-    from gpusched.client.submit import folder
+    from gpusched.client.submit import current_folder
 
     script: source.JobScript | None
     if wrap is not None:
@@ -89,12 +89,12 @@ def _prepare(
         script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
         return _prepared(client, request)
-    typed = options.typed(context)
-    read = layers.read(script, options.parse, client.inventory, folder(), user_name(os.getuid()))
+    typed = options.typed_options(context)
+    read = layers.read_options(script, options.parse, client.inventory, current_folder(), user_name(os.getuid()))
     for note in read.notes:
         output.note(note)
     try:
-        request = options.request_of(layers.complete(read, typed))
+        request = options.request_of(layers.merge_typed(read, typed))
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
         name = request.name if request.name is not None else script.name
@@ -102,11 +102,11 @@ def _prepare(
         prepared, notes = _prepared(client, request)
         return prepared, (*read.notes, *notes)
     except UsageError as error:
-        raise layers.blamed(error, read, typed) from None
+        raise layers.with_origin(error, read, typed) from None
 
 
 def _prepared(client: Client, request: SubmitRequest) -> tuple[Submit, Sequence[str]]:
-    """Prepare it; with a note where one of several partitions was chosen."""
+    """Prepare the request; return it with a note if one of several partitions was chosen."""
     prepared = prepare(client, request)
     if "," not in (request.partition or ""):
         return prepared, ()
@@ -121,7 +121,7 @@ def _reads_stdin(request: SubmitRequest) -> bool:
 
 
 def _may_be_script(word: str) -> bool:
-    """Whether it is worth looking: what runs on the nodes need not be here."""
+    """Return whether to look for a local script: programs that run on the nodes need not exist here."""
     return word == "-" or os.path.exists(word) or word.endswith((".sh", ".bash", ".sbatch", ".slurm", ".job"))
 
 

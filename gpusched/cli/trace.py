@@ -1,4 +1,4 @@
-"""``gpusched trace``: workloads to replay, imported, looked at, cut, scaled, made up."""
+"""``gpusched trace``: import, inspect, cut, scale and generate workloads for replay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def import_(
     for line in rejected_lines(trace):
         output.note(f"{source}: {line}")
     rejected = [{"line": line, "why": why} for line, why in trace.rejected]
-    _written(path, trace, kept_out=rejected_kinds(trace), rejected_rows=rejected)
+    _write_trace(path, trace, kept_out=rejected_kinds(trace), rejected_rows=rejected)
 
 
 @app.command("formats")
@@ -87,7 +87,7 @@ def slice_(
     from gpusched.traces.slicing import slice_trace
 
     trace = slice_trace(load(source, format_), since=since, until=until, vc=vc, user=user, jobs=jobs)
-    _written(path, trace)
+    _write_trace(path, trace)
 
 
 @app.command("scale")
@@ -118,7 +118,7 @@ def scale(
     trace = load(source, format_)
     if path is not None and nodes is not None:
         scaled = scale_arrivals(trace, nodes * gpus_per_node, load_)
-        _written(path, scaled, how="arrivals", nodes=nodes, load=offered_load(scaled, nodes * gpus_per_node))
+        _write_trace(path, scaled, how="arrivals", nodes=nodes, load=offered_load(scaled, nodes * gpus_per_node))
         return
     count = nodes_for_load(trace, gpus_per_node, load_)
     reached = offered_load(trace, count * gpus_per_node)
@@ -140,7 +140,7 @@ def generate(
     from gpusched.traces.generate import generate as generated
     from gpusched.traces.workload import load_workload
 
-    _written(path, generated(load_workload(spec), seed), seed=seed)
+    _write_trace(path, generated(load_workload(spec), seed), seed=seed)
 
 
 @app.command("fit")
@@ -164,8 +164,8 @@ def fit(
         output.print_line(f"wrote {path}, fitted to {count_of(len(trace), 'job')} of {trace.name}")
 
 
-def _written(path: str, trace: Trace, **more: Any) -> None:
-    """Write the trace and say so."""
+def _write_trace(path: str, trace: Trace, **more: Any) -> None:
+    """Write the trace and print its path."""
     from gpusched.traces import file as tracefile
 
     tracefile.write(Path(path), trace)

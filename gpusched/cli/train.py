@@ -69,19 +69,19 @@ def train(
     from gpusched.agents.training.train import train as trained
     from gpusched.views.training import screen
 
-    asked = service.TrainRequest(
+    request = service.TrainRequest(
         policy=policy, partition=partition, trace=trace, generate=generate, format=format, vc=vc, since=since,
         until=until, load=load, nodes=nodes, gpus_per_node=gpus_per_node, inventory=inventory,
         seeds=tuple(seed or (0,)), hold_out=hold_out, out=out, device=device, force=force,
     )  # fmt: skip
     with progress() as report:
-        made = trained(asked, report)
-    output.show(lambda: made, lambda: screen(made))
+        outcomes = trained(request, report)
+    output.show(lambda: outcomes, lambda: screen(outcomes))
 
 
 @contextmanager
 def progress() -> Iterator[TrainingReport]:
-    """A bar on stderr with reward, utilization and time left, for people; sentences as notes."""
+    """Show reward, utilization and time left as a progress bar on stderr; without a terminal print notes."""
     from gpusched.agents.common.request import TrainingReport
 
     if output.json_mode() or not sys.stderr.isatty():
@@ -97,8 +97,8 @@ def progress() -> Iterator[TrainingReport]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks = {}
 
-        def show(of: object) -> None:
-            fields = progress_fields(of)  # type: ignore[arg-type]
+        def show(update: object) -> None:
+            fields = progress_fields(update)  # type: ignore[arg-type]
             name = fields.pop("description")
             if name not in tasks:
                 tasks[name] = bar.add_task(name, **fields)

@@ -39,8 +39,8 @@ def web(
     if export is not None:
         from gpusched.web.export import export as write
 
-        with output.progress("writing the page") as told:
-            count = write(export, told)
+        with output.progress("writing the page") as advance:
+            count = write(export, advance)
         output.note(f"{count_of(count, 'file')} written to {export}")
         return
     from gpusched.web.server import WebServer, is_loopback, serve

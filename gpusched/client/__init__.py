@@ -1,4 +1,4 @@
-"""What the commands do, apart from parsing and printing.
+"""Implement the commands, without parsing and printing.
 
 In: what was asked, the store (read-only), nodes for logs and exec. Out: command files in the inbox; values for views.
 May import: nightly, agents, study, sim, forecast, cluster, promotion, accounting, traces, sched, queue, nodes, config,

@@ -1,6 +1,6 @@
-"""Running a command beside a running job: which node, which argv; the terminal goes through the ssh program.
+"""Run a command inside a running job; the terminal goes through the ssh program.
 
-In a shared installation users have no account on the nodes: theirs goes through the controller.
+In a shared installation users have no account on the nodes: their commands go through the controller.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _WITHOUT_SSH_TIMEOUT_S = 600.0
 def exec_in_job(
     client: Client, text: str, command: Sequence[str], *, rank: int = 0, tty: bool = False, interactive: bool = False
 ) -> int:
-    """Run ``command`` (argv; no shell sees it) in a running job, with our stdout and stderr; returns its exit code.
+    """Run ``command`` (an argv, not a shell line) in a running job, with our stdout and stderr; return its exit code.
 
-    It gets a terminal with ``tty``, our stdin with ``interactive``.
+    ``tty`` gives it a terminal, ``interactive`` our stdin.
 
     Raises:
         UsageError: No such job or rank.
-        GpuschedError: It does not run, or its node cannot be reached.
+        GpuschedError: The job is not running, or its node cannot be reached.
     """
     job = _running_job(client, text)
-    node, runtime = _place(client, job, rank)
+    node, runtime = _node_and_runtime(client, job, rank)
     if tty and not sys.stdin.isatty():
         raise UsageError("-t needs a terminal as stdin", "omit -t, or run it in a terminal")
     if relay.is_needed(client):
-        ours = relay.terminal() if tty else None
-        return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=ours))
+        terminal = relay.terminal() if tty else None
+        return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=terminal))
     assert client.reader is not None
     ref = AttemptRef(client.reader.meta("cluster_id") or "", node.name, container_name(job.id, job.attempt, rank))
     argv = runtime_for(runtime).exec_argv(ref, tuple(command), tty)
@@ -66,7 +66,7 @@ def _running_job(client: Client, text: str) -> JobRecord:
     return job
 
 
-def _place(client: Client, job: JobRecord, rank: int) -> tuple[Node, str]:
+def _node_and_runtime(client: Client, job: JobRecord, rank: int) -> tuple[Node, str]:
     part = next((p for p in job.allocation.parts if p.rank == rank), None) if job.allocation else None
     if part is None:
         raise UsageError(f"job {job.id} has no rank {rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
@@ -79,7 +79,7 @@ def _place(client: Client, job: JobRecord, rank: int) -> tuple[Node, str]:
 
 
 def ssh_argv(node: Node, settings: Settings, argv: Sequence[str], tty: bool) -> tuple[str, ...]:
-    """The ssh command line that runs ``argv`` on a node; host keys are verified, never asked about."""
+    """Return the ssh command line that runs ``argv`` on a node; host keys are verified, and ssh never prompts."""
     options = ["-o", "StrictHostKeyChecking=yes", "-o", "LogLevel=ERROR"]
     options += ["-o", f"ConnectTimeout={max(1, round(settings.connect_timeout_s))}"]
     if settings.ssh_config:
@@ -103,7 +103,7 @@ def _run(argv: Sequence[str], stdin: bool) -> int:
 
 
 def _over_transport(node: Node, settings: Settings, argv: tuple[str, ...], stdin: bool) -> int:
-    """Where there is no ssh program: whole input, then whole output."""
+    """Run without an ssh program: send the whole input, then print the whole output."""
     transport = open_transport(node, settings)
     try:
         given = sys.stdin.buffer.read() if stdin else b""

@@ -1,4 +1,4 @@
-"""What the shell offers after TAB, fast; `gpusched.cli.complete` asks, and is silent about whatever is wrong.
+"""Shell completion candidates, computed fast; `gpusched.cli.complete` calls this and suppresses all errors.
 
 Plain words only: zsh evaluates the descriptions that typer hands it, and job names are other users' text.
 """
@@ -31,79 +31,79 @@ def _ids(jobs: list[JobRecord], incomplete: str) -> list[str]:
 
 
 def live_jobs(client: Client, incomplete: str) -> list[str]:
-    """Ids of jobs that wait or run, newest first."""
+    """Return the ids of pending and running jobs, newest first."""
     return _ids(_jobs(client), incomplete)
 
 
 def pending_jobs(client: Client, incomplete: str) -> list[str]:
-    """Ids of jobs that wait."""
+    """Return the ids of pending jobs."""
     return _ids([j for j in _jobs(client) if j.state is JobState.PENDING], incomplete)
 
 
 def all_jobs(client: Client, incomplete: str) -> list[str]:
-    """Ids of jobs that wait or run, and of those that ended last."""
+    """Return the ids of pending and running jobs, and of those that ended most recently."""
     ended = client.reader.recently_ended(20) if client.reader else []
     return _ids([*(j for j in ended if j.state in ENDED), *_jobs(client)], incomplete)
 
 
 def nodes(client: Client, incomplete: str) -> list[str]:
-    """Names of nodes."""
+    """Return the names of nodes."""
     return [n.name for n in client.inventory.nodes if n.name.startswith(incomplete)]
 
 
 def partitions(client: Client, incomplete: str) -> list[str]:
-    """Names of partitions."""
+    """Return the names of partitions."""
     return [p.name for p in client.inventory.partitions if p.name.startswith(incomplete)]
 
 
 def reservations(client: Client, incomplete: str) -> list[str]:
-    """Names of reservations that are not over."""
+    """Return the names of current and future reservations."""
     from time import time
 
-    names = [one.name for one in client.reader.reservations(time())] if client.reader else []
+    names = [reservation.name for reservation in client.reader.reservations(time())] if client.reader else []
     return [name for name in names if name.startswith(incomplete)]
 
 
 def flavors(client: Client, incomplete: str) -> list[str]:
-    """Names of flavors."""
+    """Return the names of flavors."""
     names = dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors)
     return [name for name in names if name.startswith(incomplete)]
 
 
 def gpu_types(client: Client, incomplete: str) -> list[str]:
-    """GPU types of all nodes."""
+    """Return the GPU types of all nodes."""
     names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
     return [name for name in names if name.startswith(incomplete)]
 
 
 def groups(client: Client, incomplete: str) -> list[str]:
-    """Groups that the caller is a member of."""
+    """Return the groups that the caller is a member of."""
     return [name for name in client.inventory.groups.of(user_name(os.getuid())) if name.startswith(incomplete)]
 
 
 def classes(client: Client, incomplete: str) -> list[str]:
-    """Classes of service that the caller may use."""
+    """Return the QoS classes that the caller may use."""
     user, inventory = user_name(os.getuid()), client.inventory
     usable = (qos.name for qos in inventory.quotas.qos if qos.may_use(user, inventory.groups))
     return [name for name in usable if name.startswith(incomplete)]
 
 
 def policies(client: Client, incomplete: str) -> list[str]:
-    """Names of policies."""
+    """Return the names of policies."""
     from gpusched.config.policies import policy_names
 
     return [name for name in policy_names(client.inventory.path) if name.startswith(incomplete)]
 
 
 def replays(_: Client, incomplete: str) -> list[str]:
-    """Names of policies that replays take."""
+    """Return the names of policies that replays accept."""
     from gpusched.sim.orders import folders_in_force, known_policies
 
     return [name for name in known_policies(folders_in_force()) if name.startswith(incomplete)]
 
 
 def agents(client: Client, incomplete: str) -> list[str]:
-    """Names of policies with an agent to train."""
+    """Return the names of policies with a trainable agent."""
     from gpusched.config.policies import load_policy, policy_file, policy_folders
 
     folders = policy_folders(client.inventory.path)
@@ -112,6 +112,6 @@ def agents(client: Client, incomplete: str) -> list[str]:
 
 
 def states(_: Client, incomplete: str) -> list[str]:
-    """Names of job states, in the case the user types."""
+    """Return the names of job states, in the case the user types."""
     found = [str(s) for s in JobState if s.startswith(incomplete.upper())]
     return [s.lower() if incomplete.islower() else s for s in found]

@@ -1,4 +1,4 @@
-"""What a command works on: state folder, inbox, store and inventory, each opened when first needed."""
+"""Lazy access to what a command needs: state folder, inbox, store and inventory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gpusched.queue.store import Reader
 
 HEARTBEATS_MISSED = 3
-LIVELY_S = 15.0
+RECENT_WRITE_S = 15.0
 
 
 class Client:
-    """One command's view of the installation.
+    """One command's access to the installation.
 
     Args:
-        state: The state folder; None: found as every command finds it (`gpusched.config.paths`).
-        inventory: The inventory's file; None: likewise.
+        state: The state folder; None: the default (`gpusched.config.paths`).
+        inventory: The inventory file; None: the default.
     """
 
     def __init__(self, state: Path | None = None, inventory: Path | None = None) -> None:
@@ -35,25 +35,25 @@ class Client:
             self.state = state
 
     def another(self) -> Client:
-        """The same for another thread: SQLite's connections stay in theirs."""
+        """Return a client for another thread, with its own SQLite connection."""
         return Client(self.__dict__.get("state"), self._inventory_path)
 
     @cached_property
     def state(self) -> Path:
-        """The state folder."""
+        """Return the state folder."""
         return state_folder()
 
     @cached_property
     def inbox(self) -> Inbox:
-        """The inbox (it need not exist)."""
+        """Return the inbox; its folder need not exist."""
         return Inbox(self.state)
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The inventory in force; like the controller's, the last good one where the file is not in order.
+        """Return the inventory in force; like the controller, fall back to the last valid one if the file is invalid.
 
         Raises:
-            GpuschedError: None, or a wrong one, and no good one is known.
+            GpuschedError: The file is missing or invalid, and no valid one is known.
         """
         from gpusched.queue.lastgood import inventory_or_kept
 
@@ -61,7 +61,7 @@ class Client:
 
     @property
     def reader(self) -> Reader | None:
-        """The store, or None as long as there is none yet."""
+        """Return the store, or None if there is none yet."""
         if self._reader is None and os.path.exists(self.state / "gpusched.db"):
             from gpusched.queue.store import Reader
 
@@ -69,15 +69,15 @@ class Client:
         return self._reader
 
     def reopen(self) -> None:
-        """Forget the open store; the next use opens it again."""
+        """Close the store; the next use opens it again."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def deliverable_inbox(self) -> Inbox:
-        """The inbox, made first where it is this user's own state folder and has none yet.
+        """Return the inbox; create it first if this user's own state folder has none.
 
-        A shared one is made by the controller with its modes; asking before the first tick must still work.
+        A shared inbox is created by the controller with the right modes. Submitting must work before its first cycle.
         """
         from gpusched.config.paths import SHARED_STATE
 
@@ -87,7 +87,7 @@ class Client:
         return self.inbox
 
     def _written_lately(self) -> bool:
-        """Whether the store's files changed within three usual ticks: answers without importing sqlite3."""
+        """Return whether the store's files changed within three default ticks, without importing sqlite3."""
         newest = 0.0
         for name in ("gpusched.db-wal", "gpusched.db"):
             try:
@@ -96,55 +96,55 @@ class Client:
                 continue
             if status.st_size:  # a reader alone makes an empty WAL file
                 newest = max(newest, status.st_mtime)
-        return 0 <= time.time() - newest < LIVELY_S
+        return 0 <= time.time() - newest < RECENT_WRITE_S
 
     def controller_warning(self) -> str:
-        """One line if nobody works off the queue (or not yet), else ""."""
+        """Return one line if the controller is not running, not started yet or busy; else ""."""
         from gpusched.queue.clock import ANCHOR, now_by
         from gpusched.queue.presence import controller_of
 
-        runs = controller_of(self.state)
-        if self._reader is None and self._written_lately() and not (runs and runs.doing):
+        process = controller_of(self.state)
+        if self._reader is None and self._written_lately() and not (process and process.doing):
             return ""
         reader = self.reader
-        beat = reader.number("heartbeat", 0.0) if reader else 0.0
-        if reader is None or not beat:
-            if runs is not None:
-                return runs.line("is running its first cycle")
+        heartbeat = reader.number("heartbeat", 0.0) if reader else 0.0
+        if reader is None or not heartbeat:
+            if process is not None:
+                return process.line("is running its first cycle")
             return "the controller has not run yet; start it with 'gpusched controller'"
-        age = max(0.0, now_by(reader.meta(ANCHOR)) - beat)
+        age = max(0.0, now_by(reader.meta(ANCHOR)) - heartbeat)
         tick_s = reader.number("tick_s", 5.0)
         if age <= max(HEARTBEATS_MISSED * tick_s, 5.0) + reader.behind_s():
             return ""
         from gpusched.views import common
 
-        if runs is not None:
-            return runs.line(f"is busy: its last cycle was {common.age(age)} ago")
+        if process is not None:
+            return process.line(f"is busy: its last cycle was {common.age(age)} ago")
         return f"the controller is not running (last seen {common.age(age)} ago); start it with 'gpusched controller'"
 
     def warning(self) -> str:
-        """One line if nothing is decided, as nobody works off the queue, or Slurm, which has it, is silent; else ""."""
+        """Return one line if the controller is not running, or Slurm, which holds the queue, is silent; else ""."""
         found = self.controller_warning()
         trouble = self.reader.slurm_trouble() if self.reader is not None and not found else None
         return trouble.line(time.time()) if trouble is not None else found
 
     def notes(self) -> tuple[str, ...]:
-        """What else is odd: an inventory that is not in force, nodes that left it with jobs on them."""
+        """Return other problems: an inventory that is not in force, nodes removed from it that still run jobs."""
         from gpusched.model.slurm import LEASE_TROUBLE
         from gpusched.queue.store import INVENTORY_TROUBLE
 
         if self.reader is None:
             return ()
-        trouble, slurms = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
+        trouble, slurm_trouble = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
         found = [f"the controller still uses the last valid inventory: {trouble}"] if trouble else []
-        found += [slurms.line(time.time())] if slurms is not None else []
+        found += [slurm_trouble.line(time.time())] if slurm_trouble is not None else []
         lease = self.reader.meta(LEASE_TROUBLE)
         found += [lease] if lease else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 
 def check_admin(client: Client) -> None:
-    """Some commands need an admin; refuse early what the controller would only refuse silently later."""
+    """Raise unless the caller is an admin: the controller would refuse the command later without telling the user."""
     from gpusched.config.users import user_name
     from gpusched.errors import GpuschedError
 

@@ -1,4 +1,4 @@
-"""Asking for a change: check what can be seen to be impossible, then drop one command file."""
+"""Requests to change jobs and nodes: check what can be checked now, then write one command file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Check = Callable[[Client, JobRecord], str]  # why nothing would follow for a job
 
 
 class ControlResult(msgspec.Struct, frozen=True):
-    """What was asked for: ids of jobs and arrays, or names of nodes. ``notes``: for what of it nothing will follow."""
+    """The ids of jobs and arrays, or names of nodes, of a request; ``notes`` says which of them it will not affect."""
 
     what: str
     ids: tuple[str, ...]
@@ -31,23 +31,23 @@ class ControlResult(msgspec.Struct, frozen=True):
 
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> ControlResult:
-    """End jobs. Of several some may have ended already: the others are ended all the same.
+    """Cancel jobs; those that have ended are skipped.
 
-    For those a note is left if they were ``named``; of `selected` ones all may have ended meanwhile.
+    Jobs that were ``named`` get a note each; of jobs that were `selected`, all may have ended in the meantime.
     """
     targets = Resolver(client).targets(texts)
-    over = {target.id: why for target in targets if (why := _why_not(client, target, _not_ended))}
-    live = [target for target in targets if target.id not in over]
+    ended = {target.id: why for target in targets if (why := _why_not(client, target, _not_ended))}
+    live = [target for target in targets if target.id not in ended]
     if not live and not named:
         return ControlResult("cancel", ())
-    asked = _on_targets(client, "cancel", live or targets, _not_ended, Cancel, now=now)
-    return msgspec.structs.replace(asked, notes=(*asked.notes, *over.values())) if named else asked
+    result = _on_targets(client, "cancel", live or targets, _not_ended, Cancel, now=now)
+    return msgspec.structs.replace(result, notes=(*result.notes, *ended.values())) if named else result
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
-    """Ids of the jobs of a user, in some states, that have not ended; and how many jobs these are."""
-    wanted = (states or frozenset(JobState)) - ENDED
-    jobs = queried(client, Query(user=user, states=wanted)) if wanted else []
+    """Return the ids of a user's jobs in some states that have not ended, and the number of these jobs."""
+    unended = (states or frozenset(JobState)) - ENDED
+    jobs = queried(client, Query(user=user, states=unended)) if unended else []
     ids = [f"{j.array_id}_[{text_of(j.tasks)}]" if j.tasks else j.id for j in jobs]
     return ids, sum(j.count for j in jobs)
 
@@ -58,12 +58,12 @@ def hold(client: Client, texts: Iterable[str]) -> ControlResult:
 
 
 def release(client: Client, texts: Iterable[str]) -> ControlResult:
-    """Undo a hold."""
+    """Release held jobs."""
     return _on_jobs(client, "release", texts, _to_release, Release)
 
 
 def requeue(client: Client, texts: Iterable[str]) -> ControlResult:
-    """Stop running jobs, or take ended ones, and queue them again."""
+    """Requeue jobs: running ones are stopped first, ended ones start anew."""
     return _on_jobs(client, "requeue", texts, _to_requeue, Requeue)
 
 
@@ -81,7 +81,7 @@ def set_priority(client: Client, texts: Iterable[str], priority: int) -> Control
 
 
 def drain(client: Client, nodes: Iterable[str], reason: str) -> ControlResult:
-    """No new jobs on these nodes."""
+    """Start no new jobs on these nodes."""
     names = _nodes(client, nodes)
     check_reason("--reason", reason)
     client.deliverable_inbox().deliver(Drain(time=time.time(), nodes=names, reason=reason))
@@ -89,7 +89,7 @@ def drain(client: Client, nodes: Iterable[str], reason: str) -> ControlResult:
 
 
 def resume(client: Client, nodes: Iterable[str]) -> ControlResult:
-    """Nodes back into service."""
+    """Return nodes to service."""
     names = _nodes(client, nodes)
     client.deliverable_inbox().deliver(Resume(time=time.time(), nodes=names))
     return ControlResult("resume", names)
@@ -103,16 +103,16 @@ def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_reason(option: str, reason: str) -> None:
-    """Raise UsageError unless it is one line of text."""
+    """Raise UsageError unless the reason is one line of text."""
     check_text(option, reason, 4000)
     if not reason.strip() or not reason.isprintable():
         raise UsageError(f"{option} must be one line of text", f"found {reason[:80]!r}")
 
 
 def _on_jobs(
-    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand], **more: Any
+    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand], **fields: Any
 ) -> ControlResult:
-    return _on_targets(client, what, Resolver(client).targets(texts), check, command, **more)
+    return _on_targets(client, what, Resolver(client).targets(texts), check, command, **fields)
 
 
 def _on_targets(
@@ -121,39 +121,40 @@ def _on_targets(
     targets: Sequence[ResolvedJobs],
     check: Check,
     command: Callable[..., AnyCommand],
-    **more: Any,
+    **fields: Any,
 ) -> ControlResult:
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
-    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))
+    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **fields))
     return ControlResult(what, ids, notes)
 
 
 def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check) -> str:
-    """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
+    """Raise if the request is impossible for all jobs of a target or for another user's; else return a note, or ""."""
     if why := _why_not(client, target, check):
         raise GpuschedError(f"{what}: {why}")
     problems = [check(client, job) for job in target.jobs]
-    many, job = sum(job.count for job in target.jobs), target.jobs[0]
+    task_count, job = sum(job.count for job in target.jobs), target.jobs[0]
     if job.uid != os.getuid():
         try:
             check_admin(client)
         except GpuschedError as error:
             raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
-    left_out = [(job, problem) for job, problem in zip(target.jobs, problems, strict=True) if problem]
-    if not left_out:
+    unaffected = [(job, problem) for job, problem in zip(target.jobs, problems, strict=True) if problem]
+    if not unaffected:
         return ""
-    first, why = left_out[0]
-    return f"skipped {sum(job.count for job, _ in left_out)} of {many} tasks: job {first.id} {why}"
+    first, why = unaffected[0]
+    return f"skipped {sum(job.count for job, _ in unaffected)} of {task_count} tasks: job {first.id} {why}"
 
 
 def _why_not(client: Client, target: ResolvedJobs, check: Check) -> str:
-    """Why it is impossible for every job meant, or ""."""
+    """Return why the request is impossible for every job of the target, or ""."""
     problems = [check(client, job) for job in target.jobs]
     if not all(problems):
         return ""
-    many = sum(job.count for job in target.jobs)
-    return f"job {target.jobs[0].id} {problems[0]}" + (f" (the same for all {many} tasks)" if many > 1 else "")
+    task_count = sum(job.count for job in target.jobs)
+    others = f" (the same for all {task_count} tasks)" if task_count > 1 else ""
+    return f"job {target.jobs[0].id} {problems[0]}{others}"
 
 
 def _not_ended(client: Client, job: JobRecord) -> str:
@@ -196,5 +197,5 @@ def _to_requeue(client: Client, job: JobRecord) -> str:
 
 
 def _has_secrets(client: Client, job: JobRecord) -> bool:
-    """Whether the controller still has them, or the program: as long as anything of the submission has not ended."""
+    """Return whether the controller still has the secrets or program: it keeps them until the submission has ended."""
     return client.reader is not None and client.reader.has_unended(job.array_id or job.id)

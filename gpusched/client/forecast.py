@@ -1,4 +1,4 @@
-"""When a waiting job is expected to start, from what the store holds: the queue run forward under the live policies."""
+"""When a pending job is expected to start: the stored queue, simulated forward under the live policies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpusched.sched.explain import Explanation
 
 
 class JobForecast(NamedTuple):
-    """The forecast, when the job would start nearer together or further apart, and what would start it sooner.
+    """The forecast, the start times for nearer or wider placements, and what would start the job sooner.
 
-    ``next_steps``: of the explanation's those that the forecast bears out.
+    ``next_steps``: those of the explanation that the forecast confirms.
     """
 
     expected: ExpectedStart
@@ -27,33 +27,33 @@ class JobForecast(NamedTuple):
     next_steps: tuple[str, ...]
 
 
-def look_ahead(client: Client, snapshot: Snapshot, job: JobRecord, explanation: Explanation) -> JobForecast:
-    """What the queue run forward says of a waiting job.
+def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation: Explanation) -> JobForecast:
+    """Simulate the queue forward and return the forecast for a pending job.
 
-    The first time after an installation or upgrade this compiles for some seconds.
+    The first call after an installation or upgrade compiles for several seconds.
     """
-    _say_if_slow()
+    _announce_compilation()
     from gpusched.client.alternatives import alternatives_of, spreads_of
     from gpusched.estimation.limit_use import LimitUse
     from gpusched.forecast.assumptions import assumptions, why_never
     from gpusched.forecast.start_times import StartForecast
 
-    view = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = LimitUse(client.reader.run_times() if client.reader else [])
-    alternatives = alternatives_of(client.inventory, snapshot, view, explanation)
+    pending = next(j for j in snapshot.pending if j.id == explanation.job_id)
+    limit_use = LimitUse(client.reader.run_times() if client.reader else [])
+    alternatives = alternatives_of(client.inventory, snapshot, pending, explanation)
     settings = client.inventory.settings
-    foresight = StartForecast(
-        snapshot, view, habits, alternatives, spreads_of(snapshot, view),
+    forecast = StartForecast(
+        snapshot, pending, limit_use, alternatives, spreads_of(snapshot, pending),
         half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s,
     )  # fmt: skip
-    expected = foresight.expected()
+    expected = forecast.expected()
     if expected.median is None and expected.by_limits is None:
-        expected = msgspec.structs.replace(expected, never=why_never(snapshot, view, explanation.reason))
+        expected = msgspec.structs.replace(expected, never=why_never(snapshot, pending, explanation.reason))
     expected = msgspec.structs.replace(
-        expected, assumptions=assumptions(snapshot, view, habits.count, habits.known(job.user))
+        expected, assumptions=assumptions(snapshot, pending, limit_use.count, limit_use.known(job.user))
     )
-    spreads = _with_costs(client, snapshot, job, foresight.by_spread())
-    sooner = foresight.sooner()
+    spreads = _with_costs(client, snapshot, job, forecast.by_spread())
+    sooner = forecast.sooner()
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one
     steps = tuple(step for step in explanation.next_steps if not refuted(step, now))
     return JobForecast(expected, spreads, sooner, steps)
@@ -62,22 +62,22 @@ def look_ahead(client: Client, snapshot: Snapshot, job: JobRecord, explanation: 
 def _with_costs(
     client: Client, snapshot: Snapshot, job: JobRecord, spreads: tuple[SpreadStart, ...]
 ) -> tuple[SpreadStart, ...]:
-    """With the racks, and what is believed that they and more nodes cost the job."""
+    """Add the number of racks of each placement and its estimated slowdown."""
     if not spreads:
         return ()
     from gpusched.client.predict import cost_at
 
-    beliefs, names, found = client.reader.beliefs() if client.reader else {}, snapshot.topology.racks(), []
+    estimates, rack_of, priced = client.reader.beliefs() if client.reader else {}, snapshot.topology.racks(), []
     for start in spreads:
-        racks = len({names.get(node, f" {node}") for node in start.nodes}) if names else 0
-        nearer = racks > 1 or job.spec.max_nodes is not None  # on one node or in one rack, where it may be
-        message, cost = (nearer and cost_at(beliefs, job, len(start.nodes), racks)) or ("", None)
-        found.append(msgspec.structs.replace(start, racks=racks, cost=cost, message=message))
-    return tuple(found)
+        racks = len({rack_of.get(node, f" {node}") for node in start.nodes}) if rack_of else 0
+        can_be_closer = racks > 1 or job.spec.max_nodes is not None  # on one node or in one rack, where it may be
+        message, cost = (can_be_closer and cost_at(estimates, job, len(start.nodes), racks)) or ("", None)
+        priced.append(msgspec.structs.replace(start, racks=racks, cost=cost, message=message))
+    return tuple(priced)
 
 
-def _say_if_slow() -> None:
-    """A word for people before the compiler takes its time."""
+def _announce_compilation() -> None:
+    """Tell people on a terminal before the forecast is compiled."""
     from gpusched.compiled import kept_on_disk
     from gpusched.forecast.run import run_forward
 

@@ -1,4 +1,4 @@
-"""Ports of a job, brought to this machine: one connection of `gpusched.model.relay` for each that is made here."""
+"""Port forwarding from this machine into a job: one connection of `gpusched.model.relay` per local connection."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from gpusched.client import relay
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.relay import CHUNK, EXITED, INPUT, INPUT_ENDED, OUTPUT, Frames, frame
 
-HERE = "127.0.0.1"
-_FIRST_FOR_ALL = 1024  # those below are the system's
-_TRIED = 100
+LOCALHOST = "127.0.0.1"
+_FIRST_UNPRIVILEGED = 1024  # those below are the system's
+_MAX_TRIED = 100
 Connect = Callable[[int], socket.socket]
 """Opens a connection to a port of the job."""
 
 
 class Forwards:
-    """Ports here that lead to ports of a job, once there is one. They are taken at once, or refused."""
+    """Local ports that lead to ports of a job. They are bound at once or refused, and served once the job runs."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Take the ports of ``--forward PORT`` and ``--forward HERE:THERE``.
+        """Bind the ports of ``--forward PORT`` and ``--forward LOCAL:REMOTE``.
 
         Raises:
-            UsageError: It is none, or another program has the port here.
+            UsageError: It is not a port, or another program uses the local port.
         """
         self._listeners: list[tuple[socket.socket, int]] = []
         self._serving = False
         try:
-            asked = [_ports(text) for text in texts]
-            for here, there in asked:
-                self._listeners.append((_listener(here, there, {port for port, _ in asked}), there))
+            ports = [_ports(text) for text in texts]
+            for local_port, remote_port in ports:
+                self._listeners.append((_listener(local_port, remote_port, {port for port, _ in ports}), remote_port))
         except BaseException:
             self.close()
             raise
 
     def serve(self, connect: Connect) -> Iterator[str]:
-        """From now on connections are taken; a line for people for each port."""
+        """Start to accept connections; return a line for people for each port."""
         for listener, port in self._listeners:
             if not self._serving:
                 listener.listen(64)
                 threading.Thread(target=_accept, args=(listener, port, connect), daemon=True).start()
-            yield f"forwarding {HERE}:{listener.getsockname()[1]} to port {port} of the job"
+            yield f"forwarding {LOCALHOST}:{listener.getsockname()[1]} to port {port} of the job"
         self._serving = True
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         for listener, _ in self._listeners:
             listener.close()
 
@@ -62,33 +62,32 @@ def _ports(text: str) -> tuple[int, int]:
     return ports
 
 
-def _listener(here: int, there: int, asked: Container[int]) -> socket.socket:
+def _listener(local_port: int, remote_port: int, requested: Container[int]) -> socket.socket:
     try:
-        return _bound(here)
+        return _bind(local_port)
     except OSError as error:
-        free = _free_port(here, asked)
-        raise UsageError(
-            f"--forward: port {here} cannot be opened on this machine: {error.strerror}", f"--forward {free}:{there}"
-        ) from None
+        free = _free_port(local_port, requested)
+        problem = f"--forward: port {local_port} cannot be opened on this machine: {error.strerror}"
+        raise UsageError(problem, f"--forward {free}:{remote_port}") from None
 
 
-def _bound(port: int) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((HERE, port))
+        sock.bind((LOCALHOST, port))
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _free_port(near: int, asked: Container[int]) -> int:
-    """A port that can be had here, the next after ``near`` if possible (80: 8081), and none that is ``asked`` for."""
-    first = near + 1 if near >= _FIRST_FOR_ALL else near + 8001
-    for port in (*range(first, min(first + _TRIED, 65536)), 0):  # 0: any that is free
-        with contextlib.suppress(OSError), _bound(port) as sock:
-            if port not in asked:
+def _free_port(near: int, requested: Container[int]) -> int:
+    """Return a free port, the next after ``near`` if possible (80: 8081), and none that was ``requested``."""
+    first = near + 1 if near >= _FIRST_UNPRIVILEGED else near + 8001
+    for port in (*range(first, min(first + _MAX_TRIED, 65536)), 0):  # 0: any that is free
+        with contextlib.suppress(OSError), _bind(port) as sock:
+            if port not in requested:
                 sock.listen(1)  # elsewhere two may be bound to a port, but only one listens
                 return int(sock.getsockname()[1])
     return first
@@ -100,35 +99,35 @@ def _accept(listener: socket.socket, port: int, connect: Connect) -> None:
             sock, _ = listener.accept()
         except OSError:  # closed
             return
-        threading.Thread(target=_carry, args=(sock, port, connect), daemon=True).start()
+        threading.Thread(target=_forward, args=(sock, port, connect), daemon=True).start()
 
 
-def _carry(here: socket.socket, port: int, connect: Connect) -> None:
-    """One connection. Where the job does not take it, it is broken off, as by a port that nobody listens on."""
-    with here, contextlib.suppress(GpuschedError, OSError), connect(port) as there:
-        threading.Thread(target=_send, args=(here, there), daemon=True).start()
+def _forward(local: socket.socket, port: int, connect: Connect) -> None:
+    """Carry one connection. If the job refuses it, reset it, as a port without a listener would."""
+    with local, contextlib.suppress(GpuschedError, OSError), connect(port) as remote:
+        threading.Thread(target=_send, args=(local, remote), daemon=True).start()
         try:
-            _receive(there, here)
+            _receive(remote, local)
         except GpuschedError:
-            here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         finally:
-            for sock in (here, there):
+            for sock in (local, remote):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
 
-def _send(here: socket.socket, there: socket.socket) -> None:
+def _send(local: socket.socket, remote: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while data := here.recv(CHUNK):
-            there.sendall(frame(INPUT, data))
-        there.sendall(frame(INPUT_ENDED))
+        while data := local.recv(CHUNK):
+            remote.sendall(frame(INPUT, data))
+        remote.sendall(frame(INPUT_ENDED))
 
 
-def _receive(there: socket.socket, here: socket.socket) -> None:
+def _receive(remote: socket.socket, local: socket.socket) -> None:
     frames = Frames()
     while True:
-        for kind, payload in relay.checked(frames, relay.receive(there)):
+        for kind, payload in relay.decoded_frames(frames, relay.receive(remote)):
             if kind == EXITED:
                 return
             if kind == OUTPUT:
-                here.sendall(payload)
+                local.sendall(payload)

@@ -1,7 +1,7 @@
-"""What `sbatch` inside a job asks for: its words and its script -> a submission.
+"""`sbatch` from inside a job: its arguments and script become a submission.
 
-Pure: the text of the script comes with the request, and of the controller's machine nothing is read in its name, no
-file and no variable.
+Pure: the text of the script comes with the request, and the job must not read a file or variable of the controller's
+machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from gpusched.client.script import layers, source
 from gpusched.client.script.values import ScriptContext
-from gpusched.client.submit import SubmitRequest, Submitter, assembled
+from gpusched.client.submit import SubmitRequest, Submitter, build_submission
 from gpusched.config.plugins import all_bare
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -29,22 +29,22 @@ _MARKS = ("#SBATCH", "#GPUSCHED")
 
 
 class Parsers(Protocol):
-    """How words are read as options: `gpusched.cli.options`."""
+    """Parse arguments into options; implemented by `gpusched.cli.options`."""
 
     def parse(self, words: Sequence[str]) -> Mapping[str, Any]:
-        """Read the words of one line of a script."""
+        """Parse the arguments of one line of a script."""
 
     def parse_sbatch(
         self, words: Sequence[str], site: ScriptContext
     ) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
-        """Read a command line: the options, the words behind them, what ``--wrap`` says."""
+        """Parse a command line: the options, the arguments after them, and the value of ``--wrap``."""
 
     def request_of(self, given: Mapping[str, Any]) -> SubmitRequest:
-        """Return the request of such options."""
+        """Return the request for these options."""
 
 
 def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskReading) -> Submit | int:
-    """Return the submission, but for its id, or which word of sbatch names the script (0: stdin), to be asked for.
+    """Return the submission without its id, or the argument of sbatch that names the script to read (0: stdin).
 
     Raises:
         UsageError: The first thing wrong, in one line.
@@ -59,24 +59,24 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
     elif ask.script is None:
         return len(words) - len(rest) + 1 if name else 0
     else:
-        script = source.received(ask.script, name or "stdin", os.path.basename(name) or "stdin")
-    read = layers.read(_head(script), parsers.parse, inventory, cwd, job.user)
-    read = msgspec.structs.replace(read, slurm=True)  # it is sbatch, whatever its script says
+        script = source.from_text(ask.script, name or "stdin", os.path.basename(name) or "stdin")
+    read = layers.read_options(_option_lines(script), parsers.parse, inventory, cwd, job.user)
+    read = msgspec.structs.replace(read, slurm=True)  # even without #SBATCH lines
     try:
-        given = layers.complete(read, typed)
+        given = layers.merge_typed(read, typed)
         secrets = _secrets(given.pop("secret", ()), job)
-        request = parsers.request_of(_at_home(given, job, inventory))
+        request = parsers.request_of(_with_job_defaults(given, job, inventory))
         named = request.name if request.name is not None else script.name
         request = msgspec.structs.replace(request, command=rest[1:], name=named, script=script.text)
-        who = Submitter(job.user, lambda: cwd, job.spec.env, ids.normalise)
-        found = assembled(inventory, request, who)
+        submitter = Submitter(job.user, lambda: cwd, job.spec.env, ids.normalise)
+        submission = build_submission(inventory, request, submitter)
     except UsageError as error:
-        raise layers.blamed(error, read, typed) from None
-    return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, secret_names=secrets))
+        raise layers.with_origin(error, read, typed) from None
+    return msgspec.structs.replace(submission, spec=msgspec.structs.replace(submission.spec, secret_names=secrets))
 
 
-def _head(script: source.JobScript) -> source.JobScript:
-    """The lines that may hold options."""
+def _option_lines(script: source.JobScript) -> source.JobScript:
+    """Return the lines that may hold options."""
     lines = script.text.split("\n")
     head = list(takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), lines))
     marked = [line for line in head if line.startswith(_MARKS)]
@@ -88,7 +88,7 @@ def _head(script: source.JobScript) -> source.JobScript:
 
 
 def _secrets(named: Sequence[str], job: JobRecord) -> tuple[str, ...]:
-    """Return the secrets that are passed on: by name, and only those that the job has itself."""
+    """Return the named secrets that the job itself has; it can pass on no others."""
     for name in named:
         if name not in job.spec.secret_names:
             has = f"it has {', '.join(job.spec.secret_names)}" if job.spec.secret_names else "it has none"
@@ -96,23 +96,23 @@ def _secrets(named: Sequence[str], job: JobRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def _at_home(given: Mapping[str, Any], job: JobRecord, inventory: Inventory) -> dict[str, Any]:
-    """Return the options with what the job that submits runs in, where they do not say: its image and its mounts.
+def _with_job_defaults(given: Mapping[str, Any], job: JobRecord, inventory: Inventory) -> dict[str, Any]:
+    """Return the options with the submitting job's image and mounts as defaults.
 
     In Slurm all jobs have the same files. Its partition, too, where the inventory has no default.
     """
-    found = dict(given)
-    if not found.keys() & {"partition", "flavor", "nodelist"} and inventory.default_partition is None:
-        found["partition"] = job.spec.partition
-    if not _is_bare(found.get("partition") or inventory.default_partition or "", inventory):
+    options = dict(given)
+    if not options.keys() & {"partition", "flavor", "nodelist"} and inventory.default_partition is None:
+        options["partition"] = job.spec.partition
+    if not _is_bare(options.get("partition") or inventory.default_partition or "", inventory):
         if job.spec.image is not None:
-            found.setdefault("image", job.spec.image)
-        found.setdefault("mount", [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.spec.mounts])
-    return found
+            options.setdefault("image", job.spec.image)
+        options.setdefault("mount", [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.spec.mounts])
+    return options
 
 
 def _folder(job: JobRecord, cwd: str, inventory: Inventory) -> str:
-    """Return the folder that sbatch ran in, as it is outside of the container; else that of the job's submission."""
+    """Return the folder that sbatch ran in, as a path outside the container; else the job's own submission folder."""
     cwd = os.path.normpath(cwd) if cwd.startswith("/") else ""
     for mount in sorted(job.spec.mounts, key=lambda mount: len(mount.target), reverse=True):
         target = mount.target.rstrip("/")
@@ -122,6 +122,6 @@ def _folder(job: JobRecord, cwd: str, inventory: Inventory) -> str:
 
 
 def _is_bare(partition: str, inventory: Inventory) -> bool:
-    """Whether jobs there run without containers."""
+    """Return whether jobs of this partition run without containers."""
     found = inventory.partition(partition)
     return found is not None and all_bare({node.runtime for node in found.nodes})

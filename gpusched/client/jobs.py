@@ -1,4 +1,4 @@
-"""Listing jobs: store and inbox together."""
+"""List jobs from the store and the inbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusched.queue.store import SUSPENDED_BY, Reader
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
-LONG_QUEUE, SHOWN_OF_LONG = 200, 25  # for people, who page through no more
+LONG_QUEUE, SHOWN_OF_LONG = 200, 25  # on screen: nobody pages through more
 MAX_PREFIXES = 200
 
 
@@ -30,8 +30,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs to list.
 
     Attributes:
-        ended: How many ended ones; None means the usual number, -1 all.
-        window_s: Those that ended within so many seconds before now (and all that have not).
+        ended: How many ended jobs; None means the default number, -1 all.
+        window_s: Only jobs that ended within this many seconds (and all that have not ended).
     """
 
     jobs: tuple[str, ...] = ()
@@ -43,12 +43,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_usual(self) -> bool:
-        """Whether it names nothing in particular."""
+        """Return whether the query has no filters."""
         return self == Query()
 
 
 def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
-    """States by name, in any case, comma-separated; None where none is given.
+    """Return the states named, in any case, comma-separated; None if none is given.
 
     Raises:
         UsageError: No such state.
@@ -61,14 +61,14 @@ def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
 
 
 def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
-    """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
+    """Return the jobs that ``query`` selects; counts, unique prefixes and the warning only ``for_people``."""
     counts = _counts(client, query) if for_people else {}
-    most = SHOWN_OF_LONG if query.is_usual and counts.get(JobState.PENDING, 0) > LONG_QUEUE else None
-    jobs = _named(client, query) if query.jobs else queried(client, query, most)
+    max_pending = SHOWN_OF_LONG if query.is_usual and counts.get(JobState.PENDING, 0) > LONG_QUEUE else None
+    jobs = _named(client, query) if query.jobs else queried(client, query, max_pending)
     if query.partition is not None and not jobs:
         _check_partition(client, query.partition)
     reader = client.reader
-    found = Listing(
+    result = Listing(
         now=time.time(),
         jobs=tuple(jobs),
         energies=reader.energy_of_jobs() if reader else {},
@@ -78,23 +78,23 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
     if not for_people:
-        return found
+        return result
     waiting = sum(job.count for job in jobs if job.state is JobState.PENDING)
     return msgspec.structs.replace(
-        found,
+        result,
         counts=counts,
-        unshown=0 if most is None else max(0, counts.get(JobState.PENDING, 0) - waiting),
-        counted=_counted(query),
+        unshown=0 if max_pending is None else max(0, counts.get(JobState.PENDING, 0) - waiting),
+        scope=_counted(query),
         preempted=reader.waiting_again(user=query.user, partition=query.partition) if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
-        engine=slurm.modes_line(client) if slurm.in_charge() else "",
+        engine=slurm.modes_line(client) if slurm.manages_jobs() else "",
     )
 
 
 def _check_partition(client: Client, name: str) -> None:
-    """Refuse a name that is no partition's: an empty list would say that it is idle.
+    """Raise for an unknown partition: an empty list would look like an idle one.
 
     Raises:
         UsageError: Neither the inventory nor any job knows it.
@@ -104,13 +104,13 @@ def _check_partition(client: Client, name: str) -> None:
 
 
 def _progress(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, JobProgress]:
-    """Of jobs whose present attempt tells of any."""
+    """Return the progress of those jobs whose current attempt reports any."""
     found = reader.progress_of_unended() if reader else {}
-    return {job.id: told for job in jobs for told in found.get(job.id, ())[-1:] if told.attempt == job.attempt}
+    return {job.id: report for job in jobs for report in found.get(job.id, ())[-1:] if report.attempt == job.attempt}
 
 
 def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str]:
-    """Of jobs that share GPUs, with whom."""
+    """Return the partners of those jobs that share GPUs."""
     if reader is None or not any(job.spec.share for job in jobs):
         return {}
     from gpusched.queue.snapshots import partners_of
@@ -119,10 +119,10 @@ def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str
 
 
 def _suspended(client: Client) -> str:
-    """One line about nodes that the controller took out of service by itself, else ""."""
+    """Return one line about nodes that the controller took out of service itself, else ""."""
     records = client.reader.node_records().values() if client.reader else ()
-    lately = time.time() - 3600  # one that left the inventory keeps its record
-    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > lately)
+    recent = time.time() - 3600  # one that left the inventory keeps its record
+    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > recent)
     return f"nodes suspended after failed launches: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 
@@ -139,23 +139,23 @@ def _matches(job: JobRecord, query: Query) -> bool:
     )
 
 
-def queried(client: Client, query: Query, most: int | None = None) -> list[JobRecord]:
-    """Ended jobs, then those that run, then those that wait, the ``most`` oldest of them (in the inbox last)."""
-    queued = inbox_jobs(client)  # before the store: what is folded meanwhile is then seen there
+def queried(client: Client, query: Query, max_pending: int | None = None) -> list[JobRecord]:
+    """Return ended jobs, then running ones, then the ``max_pending`` oldest pending ones (those in the inbox last)."""
+    queued = inbox_jobs(client)  # read before the store: a job queued in between is then in both, never in neither
     reader = client.reader
     jobs: list[JobRecord] = []
     if reader:
         states = query.states if query.states is not None else frozenset(JobState)
         if ended := states & ENDED:
             jobs += _ended(client, query, ended)
-        for group, limit in ((states & ACTIVE, None), (states & {JobState.PENDING}, most)):
+        for group, limit in ((states & ACTIVE, None), (states & {JobState.PENDING}, max_pending)):
             if group:
                 jobs += reader.rows(
                     states=group, user=query.user, partition=query.partition, limit=limit, oldest=limit is not None
                 )
     known = {j.id for j in jobs if j.state is JobState.PENDING}
-    if most is not None:
-        queued = queued[: max(0, most - len(known))]
+    if max_pending is not None:
+        queued = queued[: max(0, max_pending - len(known))]
     return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j)]
 
 
@@ -179,31 +179,31 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
 
 
 def _counts(client: Client, query: Query) -> dict[str, int]:
-    """By state: of the user and partition asked for, where one is."""
+    """Return the number of jobs per state, of the query's user and partition."""
     counts = dict(client.reader.counts(user=query.user, partition=query.partition)) if client.reader else {}
-    of = Query(user=query.user, partition=query.partition)
-    queued = sum(j.count for j in inbox_jobs(client) if _matches(j, of) and not _stored(client, j))
+    scope = Query(user=query.user, partition=query.partition)
+    queued = sum(j.count for j in inbox_jobs(client) if _matches(j, scope) and not _stored(client, j))
     if queued:
         counts[JobState.PENDING] = counts.get(JobState.PENDING, 0) + queued
     return counts
 
 
 def _counted(query: Query) -> str:
-    """Whose jobs the counts are of, where they are not of all."""
+    """Return the scope of the counts, or "" for all jobs."""
     return ", ".join(
         filter(None, (query.user and f"user {query.user}", query.partition and f"partition {query.partition}"))
     )
 
 
 def _prefixes(client: Client, jobs: list[JobRecord]) -> dict[str, int]:
-    """How many characters name each job (array) uniquely; whole ids where there are too many to ask for."""
+    """Return how many characters identify each job (array); whole ids if there are too many to check."""
     bases = list(dict.fromkeys(j.array_id or j.id for j in jobs))[-MAX_PREFIXES:]
     queued = {j.array_id or j.id for j in inbox_jobs(client)}
     return {base: _prefix_length(client, base, queued) for base in bases}
 
 
 def _prefix_length(client: Client, base: str, queued: set[str]) -> int:
-    """One more than it has in common with any other: in the store with the one before it, or behind it."""
+    """Return one more than the longest common prefix with a neighbour in id order, in the store or the inbox."""
     if ids.is_slurms(base):
         return len(base)
     others = [*(client.reader.neighbours(base) if client.reader else ()), *(queued - {base})]

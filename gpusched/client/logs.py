@@ -38,14 +38,14 @@ _TAIL_BYTES = 4 << 20  # the last lines are looked for in that much of the end
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show.
+    """Which output to show.
 
     Attributes:
-        rank: Of a gang; None shows all of them.
-        attempt: An earlier one; None is the current or last.
-        tail: Only so many of the last lines; None is everything.
-        own_files: Whether the ``-o`` file may be opened, which is done with our own rights: whoever asks on behalf of
-            another must not, since it may be, or lead to, any file.
+        rank: One rank of a gang; None shows all of them.
+        attempt: An earlier attempt; None is the current or last.
+        tail: Only this many of the last lines; None is everything.
+        own_files: Whether the ``-o`` file may be opened with this process's own rights. Callers that act for another
+            user must not, since the path may be, or lead to, any file.
     """
 
     job: str
@@ -57,30 +57,30 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
-    """Give the output to ``sink``, with ``follow`` until the job has ended; the exit code for the command.
+    """Write the output to ``sink``, with ``follow`` until the job has ended; return the command's exit code.
 
-    ``note`` takes lines for people: why one waits, what is missing.
+    ``note`` takes lines for people, such as why output is missing or delayed.
 
     Raises:
         UsageError: No such job, rank or attempt.
-        GpuschedError: There is nothing to show, or it cannot be had; one line why.
+        GpuschedError: There is no output, or it cannot be read; the message says why.
     """
     job = _one_job(client, request.job)
     _check(job, request)
-    past = request.attempt is not None and request.attempt < job.attempt
-    if past or not request.follow:
-        _Output(client, job, request, sink, note).print_once()
+    is_earlier = request.attempt is not None and request.attempt < job.attempt
+    if is_earlier or not request.follow:
+        _Output(client, job, request, sink, note).write_once()
         return 0
     return _follow(client, job, request, sink, note)
 
 
 def ranks_of(client: Client, request: LogRequest) -> int:
-    """How many ranks will speak: 1 or, where no rank is chosen, as many as the job has."""
-    return 1 if request.rank is not None else len(_speaking(_one_job(client, request.job)))
+    """Return how many ranks are shown: 1, or all ranks of the job if none is chosen."""
+    return 1 if request.rank is not None else len(_ranks_with_output(_one_job(client, request.job)))
 
 
-def _speaking(job: JobRecord) -> range:
-    """All its ranks; of a script the first, where it runs and its steps' output comes."""
+def _ranks_with_output(job: JobRecord) -> range:
+    """Return the ranks with output: all, or of a script the first, which gathers the output of its steps."""
     return range(job.spec.nodes if job.spec.script is None else 1)
 
 
@@ -103,55 +103,55 @@ def _check(job: JobRecord, request: LogRequest) -> None:
 
 
 def _follow(client: Client, job: JobRecord, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
-    """Attempt after attempt, until the job has ended."""
-    shown, last = 0, ""
+    """Follow each attempt in turn, until the job has ended."""
+    shown, last_note = 0, ""
     while True:
         if request.attempt is not None and shown and job.attempt > shown:
             return 0  # requeued; a later attempt was not asked for
         if job.attempt > shown and (job.state in ACTIVE or job.state in ENDED):
-            shown, last = job.attempt, ""
+            shown, last_note = job.attempt, ""
             _Output(client, job, request, sink, note).follow(shown)
         elif job.state in ENDED:
             if shown == 0:
-                note(f"job {job.id} ended {job.state} before it started{_because(job)}")
+                note(f"job {job.id} ended {job.state} before it started{_reason_text(job)}")
             return exit_code(job)
         else:
-            line = f"job {job.id} is {job.state}{_because(job)}; {client.controller_warning() or 'waiting'}"
-            if line != last:
+            line = f"job {job.id} is {job.state}{_reason_text(job)}; {client.controller_warning() or 'waiting'}"
+            if line != last_note:
                 note(line)
-                last = line
+                last_note = line
         time.sleep(POLL_S)
-        job = _again(client, job)
+        job = _refreshed(client, job)
 
 
-def _again(client: Client, job: JobRecord) -> JobRecord:
+def _refreshed(client: Client, job: JobRecord) -> JobRecord:
     client.reopen()
     return (client.reader.job(job.id) if client.reader else None) or job
 
 
-def _because(job: JobRecord) -> str:
+def _reason_text(job: JobRecord) -> str:
     return f" ({job.reason}{': ' + job.message if job.message else ''})" if job.reason else ""
 
 
 class _Output:
-    """The output of one job, rank by rank."""
+    """Show the output of one job, rank by rank."""
 
     def __init__(
         self, client: Client, job: JobRecord, request: LogRequest, sink: Sink, note: Callable[[str], None]
     ) -> None:
         self._client, self._job, self._request, self._sink, self._note = client, job, request, sink, note
         self._reached = False
-        self._ranks = _speaking(job) if request.rank is None else range(request.rank, request.rank + 1)
+        self._ranks = _ranks_with_output(job) if request.rank is None else range(request.rank, request.rank + 1)
 
-    def print_once(self) -> None:
+    def write_once(self) -> None:
         attempt = self._request.attempt or self._job.attempt
         if attempt == 0:
-            state = f"{self._job.state}{_because(self._job)}"
+            state = f"{self._job.state}{_reason_text(self._job)}"
             raise GpuschedError(f"job {self._job.id} has not started yet, so there is no output: {state}", "-f waits")
         errors = []
         for rank in self._ranks:
             try:
-                for chunk in _last_lines(self._finished_or_now(attempt, rank), self._request.tail):
+                for chunk in _last_lines(self._read_output(attempt, rank), self._request.tail):
                     self._sink(rank, chunk)
             except GpuschedError as error:
                 errors.append(error)
@@ -160,7 +160,7 @@ class _Output:
         if errors:
             raise errors[0]
 
-    def _finished_or_now(self, attempt: int, rank: int) -> Iterator[bytes]:
+    def _read_output(self, attempt: int, rank: int) -> Iterator[bytes]:
         source = self._file(attempt, rank)
         if source is None:
             chunks = self._from_node(attempt, rank, False, None if self._request.tail is None else _TAIL_BYTES)
@@ -173,7 +173,7 @@ class _Output:
                 yield first
                 yield from chunks
                 return
-            source = self._file(attempt, rank)  # it may have been collected and removed while the node was asked
+            source = self._file(attempt, rank)  # it may have been collected and removed in between
             if source is None:
                 if trouble is not None:
                     raise trouble
@@ -186,13 +186,13 @@ class _Output:
         if reader is None or not records:
             raise GpuschedError(self._missing(attempt, rank))
         if relay.is_needed(self._client):
-            asked = NodeLog(job=self._job.id, attempt=attempt, rank=rank, follow=follow, tail_bytes=tail_bytes)
-            yield from relay.stream(self._client, asked)
+            request = NodeLog(job=self._job.id, attempt=attempt, rank=rank, follow=follow, tail_bytes=tail_bytes)
+            yield from relay.stream(self._client, request)
             return
-        name, (where, runtime) = container_name(self._job.id, attempt, rank), records[0]
-        node = self._client.inventory.node(where)
+        name, (node_name, runtime) = container_name(self._job.id, attempt, rank), records[0]
+        node = self._client.inventory.node(node_name)
         if node is None:
-            raise GpuschedError(f"the output of {name} is on node {where}, which is no longer in the inventory")
+            raise GpuschedError(f"the output of {name} is on node {node_name}, which is no longer in the inventory")
         ref = AttemptRef(reader.meta("cluster_id") or "", node.name, name)
         transport = open_transport(node, self._client.inventory.settings)
         try:
@@ -201,18 +201,18 @@ class _Output:
             transport.close()
 
     def _file(self, attempt: int, rank: int) -> BinaryIO | None:
-        """The collected output, or the ``-o`` file once the rank is done with it; None where it is on the node."""
+        """Return the collected output, or the ``-o`` file once the rank is done with it; None if still on the node."""
         path = log_path(self._client.state, self._job.id, attempt, rank)
         if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(self._client):
             kept = tempfile.TemporaryFile()
             kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
             kept.seek(0)
             return kept
-        found = opened(path)
+        found = open_log(path)
         if found is not None:
             return found
-        if self._job.spec.output is not None and self._over(attempt) and self._request.own_files:
-            return opened(Path(self._output_path(attempt, rank) or ""))
+        if self._job.spec.output is not None and self._is_over(attempt) and self._request.own_files:
+            return open_log(Path(self._output_path(attempt, rank) or ""))
         return None
 
     def _output_path(self, attempt: int, rank: int) -> str | None:
@@ -221,7 +221,7 @@ class _Output:
         node = self._node_of(attempt, rank)
         return expand_output(self._job, rank, node) if node else None
 
-    def _over(self, attempt: int) -> bool:
+    def _is_over(self, attempt: int) -> bool:
         return attempt < self._job.attempt or self._job.state not in ACTIVE
 
     def _node_of(self, attempt: int, rank: int) -> str | None:
@@ -232,7 +232,7 @@ class _Output:
         return None
 
     def _records(self, attempt: int, rank: int) -> list[tuple[str, str]]:
-        """(node, runtime) of what is still on the nodes of this rank."""
+        """Return (node, runtime) of what this rank still has on nodes."""
         ranks = self._client.reader.ranks(job_id=self._job.id) if self._client.reader else []
         return [(r.node, r.runtime) for r in ranks if (r.attempt, r.rank) == (attempt, rank)]
 
@@ -246,7 +246,7 @@ class _Output:
     # -- following -------------------------------------------------------------------------------------------------
 
     def follow(self, attempt: int) -> None:
-        """Until this attempt is over on all chosen ranks and its last output is shown."""
+        """Follow all chosen ranks until this attempt has ended and its last output is shown."""
         if len(self._ranks) == 1:
             self._follow_rank(attempt, self._ranks[0])
             return
@@ -267,60 +267,61 @@ class _Output:
             client.reopen()
 
     def _follow_rank(self, attempt: int, rank: int) -> None:
-        """The stream from the node, taken up again when it breaks; in the end the rest from the collected file."""
-        written, tail_bytes, told = 0, self._tail_bytes(attempt, rank), ""
+        """Stream from the node, reconnecting as needed; at the end show the rest from the collected file."""
+        written, tail_bytes, last_error = 0, self._tail_bytes(attempt, rank), ""
         skipping = tail_bytes is None
         while True:
-            over = self._over(attempt)
-            if over and self._show_rest(attempt, rank, written, skipping):
+            # Decided before streaming: output written up to the end is then read in one more round, from the file.
+            is_over = self._is_over(attempt)
+            if is_over and self._show_rest(attempt, rank, written, skipping):
                 return
-            if over and not self._records(attempt, rank):
+            if is_over and not self._records(attempt, rank):
                 if not written:
                     self._note(self._missing(attempt, rank))
                 return
             try:
                 written += self._stream(attempt, rank, written if skipping else 0, tail_bytes)
-                if over:
-                    # It may have been collected and removed while we asked; then the file has what we missed.
+                if is_over:
+                    # The log may have been collected and removed in between; then the file has the rest.
                     self._show_rest(attempt, rank, written, skipping)
                     return
-                tail_bytes = tail_bytes if tail_bytes is None else 0
+                tail_bytes = tail_bytes if tail_bytes is None else 0  # the last lines were shown: only new output
             except TransportError as error:
                 self._reached = True
-                if error.line() != told:
-                    told = error.line()
-                    self._note(f"{told}; retrying")
+                if error.line() != last_error:
+                    last_error = error.line()
+                    self._note(f"{last_error}; retrying")
                 tail_bytes = tail_bytes if tail_bytes is None or not written else 0
                 time.sleep(RETRY_S)
             time.sleep(POLL_S)
-            self._job = _again(self._client, self._job)
+            self._job = _refreshed(self._client, self._job)
 
     def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool) -> bool:
-        """Show what of the finished file was not shown yet; False where there is no such file."""
+        """Show the rest of the finished file; return False if there is no such file."""
         source = self._file(attempt, rank)
         if source is None:
             return False
         with source:
             if skipping or written == 0:
-                whole = iter(lambda: source.read(_CHUNK), b"")
-                for chunk in whole if written else _last_lines(whole, self._request.tail):
-                    fresh, written = chunk[written:], max(0, written - len(chunk))
-                    if fresh:
-                        self._sink(rank, fresh)
+                content = iter(lambda: source.read(_CHUNK), b"")
+                for chunk in content if written else _last_lines(content, self._request.tail):
+                    unseen, written = chunk[written:], max(0, written - len(chunk))
+                    if unseen:
+                        self._sink(rank, unseen)
         return True
 
     def _stream(self, attempt: int, rank: int, skip: int, tail_bytes: int | None) -> int:
-        """Follow on the node until the rank ends there; returns the bytes shown beyond the first ``skip``."""
+        """Follow the rank on its node until it ends; return the number of bytes shown beyond the first ``skip``."""
         if not self._records(attempt, rank):
             return 0
         shown = 0
         try:
             for chunk in self._from_node(attempt, rank, True, tail_bytes):
                 self._reached = True
-                fresh, skip = chunk[skip:], max(0, skip - len(chunk))
-                if fresh:
-                    self._sink(rank, fresh)
-                    shown += len(fresh)
+                unseen, skip = chunk[skip:], max(0, skip - len(chunk))
+                if unseen:
+                    self._sink(rank, unseen)
+                    shown += len(unseen)
         except relay.NotListening as error:
             if not self._reached:
                 raise
@@ -328,32 +329,32 @@ class _Output:
         return shown
 
     def _tail_bytes(self, attempt: int, rank: int) -> int | None:
-        """How many bytes the last lines are now; None where everything is asked for."""
+        """Return the current size of the last lines in bytes; None if everything is requested."""
         if self._request.tail is None:
             return None
         try:
-            return sum(len(c) for c in _last_lines(self._finished_or_now(attempt, rank), self._request.tail))
+            return sum(len(c) for c in _last_lines(self._read_output(attempt, rank), self._request.tail))
         except GpuschedError:
             return 0
 
 
-def opened(path: Path) -> BinaryIO | None:
-    """A collected file, packed or not; None where there is none.
+def open_log(path: Path) -> BinaryIO | None:
+    """Open a collected file, compressed or not; return None if there is none.
 
     Raises:
         GpuschedError: It cannot be read.
     """
-    packed = path.with_name(path.name + ".gz")
+    compressed = path.with_name(path.name + ".gz")
     try:
-        if packed.exists():
-            return gzip.open(packed, "rb")  # type: ignore[return-value]
+        if compressed.exists():
+            return gzip.open(compressed, "rb")  # type: ignore[return-value]
         return path.open("rb") if path.is_file() else None
     except OSError as error:
         raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _last_lines(chunks: Iterator[bytes], count: int | None) -> Iterator[bytes]:
-    """The last ``count`` lines of what comes; all of it, as it comes, where None."""
+    """Yield the last ``count`` lines of a stream; all of it, as it arrives, if None."""
     if count is None:
         yield from chunks
         return
@@ -363,29 +364,29 @@ def _last_lines(chunks: Iterator[bytes], count: int | None) -> Iterator[bytes]:
     lines: deque[bytes] = deque(maxlen=count)
     partial = b""
     for chunk in chunks:
-        *whole, partial = (partial + chunk).split(b"\n")
-        lines.extend(line + b"\n" for line in whole)
+        *complete, partial = (partial + chunk).split(b"\n")
+        lines.extend(line + b"\n" for line in complete)
     if partial:
         lines.append(partial)
     yield from lines
 
 
 class PrefixedLines:
-    """A sink for several ranks: whole lines, each with its rank before it."""
+    """Sink for several ranks: complete lines, each prefixed with its rank."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write, self._lock = write, threading.Lock()
         self._partial: dict[int, bytes] = {}
 
     def __call__(self, rank: int, chunk: bytes) -> None:
-        """Take output of a rank; complete lines are written."""
+        """Take output of a rank; write its complete lines."""
         *lines, self._partial[rank] = (self._partial.get(rank, b"") + chunk).split(b"\n")
         with self._lock:
             for line in lines:
                 self._write(b"[%d] %s\n" % (rank, line))
 
     def finish(self) -> None:
-        """Write what has no end of line."""
+        """Write lines without a line end."""
         for rank, line in sorted(self._partial.items()):
             if line:
                 self._write(b"[%d] %s\n" % (rank, line))

@@ -1,4 +1,4 @@
-"""Option values of ``submit`` as typed -> typed values. Pure, but for reading what an option names."""
+"""Parse the option values of ``submit``. Pure, except for reading files and variables that an option names."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
 
 
 def duration(option: str, text: str | None) -> int | None:
-    """Seconds, or None where the option is not given."""
-    return None if text is None else _parsed(option, text, parse_duration)
+    """Return seconds, or None if the option is not given."""
+    return None if text is None else _parse(option, text, parse_duration)
 
 
-def moment(option: str, text: str, now: float) -> float:
-    """Unix seconds."""
-    return _parsed(option, text, lambda t: parse_time(t, now))
+def unix_time(option: str, text: str, now: float) -> float:
+    """Return a Unix time in seconds."""
+    return _parse(option, text, lambda t: parse_time(t, now))
 
 
 def begin(text: str | None, now: float) -> float | None:
-    """Unix seconds, or None where the option is not given."""
-    return None if text is None else _parsed("--begin", text, lambda t: parse_time(t, now))
+    """Return a Unix time in seconds, or None if the option is not given."""
+    return None if text is None else _parse("--begin", text, lambda t: parse_time(t, now))
 
 
-def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+def _parse(option: str, text: str, parse: Callable[[str], T]) -> T:
     try:
         return parse(text)
     except ValueError as error:
@@ -42,13 +42,13 @@ def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
-    """Indices and how many may run at once, of ``0-9``, ``0-30:5``, ``1,3,7-9`` and any of them with ``%2``."""
+    """Return the indices and how many tasks may run at once, of ``0-9``, ``0-30:5`` or ``1,3,7-9``, perhaps ``%2``."""
     if text is None:
         return None, None
-    spans, percent, most = text.partition("%")
+    indices, percent, max_running = text.partition("%")
     found: set[int] = set()
     count = 0
-    for part in spans.split(","):
+    for part in indices.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
             raise UsageError(f"--array: found {text[:80]!r}, expected such as 0-9, 0-30:5, 1,3,7 or 0-99%10")
@@ -59,15 +59,15 @@ def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
         if count > MAX_ARRAY_TASKS:  # before they are made
             raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
         found.update(range(first, last + 1, step))
-    if percent and not (re.fullmatch(r"[0-9]{1,7}", most) and int(most) > 0):
+    if percent and not (re.fullmatch(r"[0-9]{1,7}", max_running) and int(max_running) > 0):
         raise UsageError(
-            f"--array: % must be followed by the number of tasks that may run at once, found {most[:40]!r}"
+            f"--array: % must be followed by the number of tasks that may run at once, found {max_running[:40]!r}"
         )
-    return tuple(sorted(found)), int(most) if percent else None
+    return tuple(sorted(found)), int(max_running) if percent else None
 
 
 def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, ...]:
-    """GPUs that the job may have, ascending, of ``--gpus 4``, ``--gpus 1-8`` and ``--sizes 1,2,4``; none: not said."""
+    """Return the possible GPU counts, ascending, of ``--gpus 4``, ``--gpus 1-8`` and ``--sizes 1,2,4``; () if unset."""
     text, option = (gpus, "--gpus") if listed is None else (listed, "--sizes")
     if text is None:
         return ()
@@ -92,26 +92,26 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
 
 
 Amount = int | tuple[int, int] | None
-"""A number, or the least and the most."""
+"""A number, or (minimum, maximum)."""
 
 
 def cores(text: str | None, resizable: bool) -> Amount:
-    """``12``, or of a resizable job ``2-12``; None where the option is not given."""
-    return _amount("--cpus", text, _whole, resizable)
+    """Return the cores of ``12``, or for a resizable job of ``2-12``; None if the option is not given."""
+    return _amount("--cpus", text, _parse_int, resizable)
 
 
 def memory(text: str | None, resizable: bool) -> Amount:
-    """MiB of ``64G``, or of a resizable job of ``16G-64G``; None where the option is not given."""
+    """Return the MiB of ``64G``, or for a resizable job of ``16G-64G``; None if the option is not given."""
     return _amount("--mem", text, parse_memory_mib, resizable)
 
 
 def _amount(option: str, text: str | None, parse: Callable[[str], int], resizable: bool) -> Amount:
     if text is None:
         return None
-    least, dash, most = text.strip().partition("-")
-    if not dash or not least:
-        return _parsed(option, text, parse)
-    found = _parsed(option, least, parse), _parsed(option, most, parse)
+    minimum, is_range, maximum = text.strip().partition("-")
+    if not is_range or not minimum:
+        return _parse(option, text, parse)
+    found = _parse(option, minimum, parse), _parse(option, maximum, parse)
     if found[0] > found[1]:
         raise UsageError(f"{option}: {text[:80]} is no range", "write the smaller number first")
     if not resizable:
@@ -119,21 +119,21 @@ def _amount(option: str, text: str | None, parse: Callable[[str], int], resizabl
     return found
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
         raise ValueError("a number of CPU cores, or with --resizable 2-12")
     return int(text)
 
 
 def base_size(found: tuple[int, ...], base: int | None) -> int | None:
-    """The size that the job was tuned for, of those it may have: as said, else the smallest."""
+    """Return the size that the job was tuned for: as given, else the smallest of its sizes."""
     if base is not None and base not in found:
         raise UsageError(f"--base {base} is not one of its sizes", "see --gpus and --sizes")
     return base if base is not None else found[0] if found else None
 
 
 def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
-    """How far apart its nodes may be; "" where the option is not given."""
+    """Return how far apart the nodes may be; "" if the option is not given."""
     if text is None:
         return ""
     if text not in ("server", "rack", "any"):
@@ -142,24 +142,24 @@ def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
 
 
 def share(text: str | None) -> Literal["", "pairs"]:
-    """With how many others it may share its GPUs; "" where the option is not given."""
+    """Return with whom the job may share its GPUs; "" if the option is not given."""
     if text not in (None, "pairs"):
         raise UsageError(f"--share: found {text[:40]!r}, expected pairs (with one other job)")
     return "pairs" if text else ""
 
 
 def memory_of(option: str, text: str | None) -> int | None:
-    """MiB of one GPU, core or node; None where the option is not given."""
-    return None if text is None else _parsed(option, text, parse_memory_mib)
+    """Return the MiB per GPU, core or node; None if the option is not given."""
+    return None if text is None else _parse(option, text, parse_memory_mib)
 
 
 def wait_for_placement(text: str | None) -> int | None:
-    """Seconds, 0 for not at all; None where the option is not given."""
+    """Return seconds, 0 for no wait; None if the option is not given."""
     return 0 if text in ("0", "0s") else duration("--wait-for-placement", text)
 
 
 def batch(text: str | None) -> Literal["fixed", "scale"] | None:
-    """Whether a batch stays the same at all sizes; None where the option is not given."""
+    """Return whether the batch is fixed or scales with the size; None if the option is not given."""
     if text is None:
         return None
     if text not in ("fixed", "scale"):
@@ -168,24 +168,24 @@ def batch(text: str | None) -> Literal["fixed", "scale"] | None:
 
 
 def signal(text: str | None) -> tuple[str, int | None, bool]:
-    """Name without SIG, seconds before the limit, whether a script alone gets it: ``10@60``, ``B:USR1@60``."""
+    """Return the name without SIG, the seconds before the limit, and whether only the script gets it (``B:``)."""
     if text is None:
         return "TERM", None, False
     batch = text.startswith("B:")
-    name, at, seconds = text.removeprefix("B:").partition("@")
+    name, has_seconds, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
     if name.isdecimal():
         import signal as signals
 
         number = int(name[:4])
         name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
-    if name not in SIGNALS or (at and not re.fullmatch(r"[0-9]{1,9}", seconds)):
+    if name not in SIGNALS or (has_seconds and not re.fullmatch(r"[0-9]{1,9}", seconds)):
         raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
-    return name, int(seconds) if at else None, batch
+    return name, int(seconds) if has_seconds else None, batch
 
 
 def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:
-    """``afterok:ID[:ID],singleton``; a bare ``ID`` means afterany. ``resolve`` makes whole ids of prefixes."""
+    """Return the dependencies of ``afterok:ID[:ID],singleton``; a bare ``ID`` means afterany."""
     found = []
     kinds = [kind for kind in DependencyKind if kind not in WITHOUT_ID]
     for clause in _clauses(text):
@@ -204,12 +204,12 @@ def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Depen
 
 
 def _clauses(text: str | None) -> list[str]:
-    """Between commas that are not within brackets: ``ID_[1,3]`` has one."""
+    """Split at commas outside brackets: ``ID_[1,3]`` is one clause."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text)] if text is not None else []
 
 
 def chain(links: int | None, request_array: str | None) -> int | None:
-    """How many jobs follow each other; None: it is one job."""
+    """Return the number of jobs in a chain; None for a single job."""
     if links is None:
         return None
     if request_array is not None:
@@ -220,7 +220,7 @@ def chain(links: int | None, request_array: str | None) -> int | None:
 
 
 def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
-    """``NAME=VALUE``, or ``NAME`` with the caller's value."""
+    """Return the variables of ``NAME=VALUE``, or of ``NAME`` with the caller's value."""
     found: dict[str, str] = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -233,7 +233,7 @@ def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, s
 
 
 def secrets(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
-    """``NAME`` (the caller's variable), ``NAME=@FILE`` or ``NAME=-`` (stdin); never a value, argv is seen by all."""
+    """Return the secrets of ``NAME`` (caller's variable), ``NAME=@FILE`` or ``NAME=-`` (stdin); argv is public."""
     if not values:
         return {}
     from gpusched.nodes.runtimes.checks import secret_name_error
@@ -278,7 +278,7 @@ def _secret_value(name: str, source: str, caller: Mapping[str, str]) -> str:
 
 
 def mounts(values: Sequence[str], cwd: str) -> tuple[Mount, ...]:
-    """``SRC:DST[:ro]``; a relative SRC (``./data``) is below the current folder, ``SRC`` alone is mounted there."""
+    """Return the mounts of ``SRC:DST[:ro]``; a relative SRC is below the current folder; ``SRC`` alone mounts there."""
     found = []
     for text in values:
         source, *rest = text.split(":")
@@ -291,12 +291,12 @@ def mounts(values: Sequence[str], cwd: str) -> tuple[Mount, ...]:
 
 
 def names(values: Sequence[str]) -> tuple[str, ...]:
-    """Names from repeated and comma-separated options, without repeats, in order."""
+    """Return the names of repeated and comma-separated options, without repeats, in order."""
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
 def output_path(option: str, text: str | None, cwd: str) -> str | None:
-    """The file for output, absolute; ``%`` in the current folder's own name is kept from being expanded."""
+    """Return the absolute path of the output file; a ``%`` in the current folder's name is escaped."""
     if text is None:
         return None
     if not text:
@@ -305,14 +305,14 @@ def output_path(option: str, text: str | None, cwd: str) -> str | None:
 
 
 def appends(text: str | None) -> bool:
-    """Whether a start of the job adds to its output files; without the option each start empties them."""
+    """Return whether a start of the job appends to its output files; by default each start truncates them."""
     if text not in (None, "append", "truncate"):
         raise UsageError(f"--open-mode: found {text[:40]!r}, expected append or truncate")
     return text == "append"
 
 
 def mail(address: str | None, notify: Sequence[str]) -> str:
-    """Where mail about the job goes; "": nowhere."""
+    """Return the mail address for notices about the job; "" for none."""
     if address is None:
         if notify:
             raise UsageError("--notify: nobody to notify", "add --mail ADDRESS")
@@ -323,7 +323,7 @@ def mail(address: str | None, notify: Sequence[str]) -> str:
 
 
 def notify(values: Sequence[str]) -> tuple[str, ...]:
-    """What its user is told of; empty: what is usual."""
+    """Return the kinds of notices; () for the default ones."""
     try:
         return kinds_of(word.strip() for value in values for word in value.split(","))
     except ValueError as error:

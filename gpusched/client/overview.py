@@ -1,4 +1,4 @@
-"""What the nodes look like now: their last readings joined with the jobs that hold them."""
+"""The current state of the nodes: their last readings joined with the jobs that run on them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _MIN_STALE_S = 15.0
 def cluster_rows(
     reader: Reader | None, inventory: Inventory, now: float, *, names: Sequence[str] = (), partition: str | None = None
 ) -> tuple[NodeRow, ...]:
-    """Rows of the declared nodes, in the inventory's order, then of those that left it and still hold jobs.
+    """Return the rows of the declared nodes in inventory order, then of removed nodes that still run jobs.
 
-    Without a store nothing is known of any node; GPUs of ended attempts not known to be gone are BUSY; a reading older
-    than three ticks (at least 15 s) is marked as stale.
+    Without a store every node is unknown. GPUs of ended attempts that may still run are BUSY. A reading older than
+    three ticks (at least 15 s) is marked stale.
 
     Raises:
         UsageError: There is no such node or partition.
     """
-    left = tuple(r.declared for r in (reader.left_nodes() if reader else ()) if r.declared is not None)
-    nodes = _chosen(inventory, left, names, partition)
+    removed = tuple(r.declared for r in (reader.left_nodes() if reader else ()) if r.declared is not None)
+    nodes = _chosen(inventory, removed, names, partition)
     records = reader.node_records() if reader else {}
     jobs = {job.id: job for job in (reader.active() if reader else ())}
-    held = held_gpus(jobs.values())
+    job_of_gpu = held_gpus(jobs.values())
     leftovers = lingering_gpus(jobs.values(), reader.ranks() if reader else [])
     slow = slow_by_node(reader)
-    on: dict[str, list[NodeAllocation]] = {}
+    parts_on: dict[str, list[NodeAllocation]] = {}
     for job in jobs.values():
         for part in job.allocation.parts if job.allocation else ():
-            on.setdefault(part.node, []).append(part)
+            parts_on.setdefault(part.node, []).append(part)
     reserved = by_node(reader.reservations(now), now) if reader else {}
     stale_after_s = max(
         3 * (reader.number("tick_s", inventory.settings.tick_s) if reader else inventory.settings.tick_s), _MIN_STALE_S
@@ -53,8 +53,8 @@ def cluster_rows(
             node,
             records.get(node.name) or NodeRecord(name=node.name, reason="not probed yet"),
             jobs,
-            on.get(node.name, ()),
-            held.get(node.name, {}),
+            parts_on.get(node.name, ()),
+            job_of_gpu.get(node.name, {}),
             leftovers.get(node.name, {}),
             slow.get(node.name, {}),
             now,
@@ -68,9 +68,9 @@ def cluster_rows(
 def topology_report(
     reader: Reader | None, inventory: Inventory, *, names: Sequence[str] = (), partition: str | None = None
 ) -> TopologyReport:
-    """How the declared nodes hang together: as declared, else as discovered; with what was last read of each.
+    """Return the topology of the declared nodes, declared or else discovered, with each node's last reading.
 
-    Of the switches those stay that lead to the chosen nodes; all, where nothing is chosen.
+    Only switches above the chosen nodes are included; all of them if nothing is chosen.
 
     Raises:
         UsageError: There is no such node or partition.
@@ -79,15 +79,15 @@ def topology_report(
     records = reader.node_records() if reader else {}
     topology = topology_of(inventory, records)
     racks = topology.racks()
-    shown = {name for node in chosen if node.name in racks for name in topology.above(racks[node.name])}
+    switch_names = {name for node in chosen if node.name in racks for name in topology.above(racks[node.name])}
     return TopologyReport(
         source="declared" if inventory.topology else "discovered" if topology else "none",
-        switches=tuple(s for s in topology.switches if s.name in shown or len(chosen) == len(inventory.nodes)),
-        nodes=tuple(_wired(node, records.get(node.name), racks.get(node.name)) for node in chosen),
+        switches=tuple(s for s in topology.switches if s.name in switch_names or len(chosen) == len(inventory.nodes)),
+        nodes=tuple(_wired_node(node, records.get(node.name), racks.get(node.name)) for node in chosen),
     )
 
 
-def _wired(node: Node, record: NodeRecord | None, switch: str | None) -> WiredNode:
+def _wired_node(node: Node, record: NodeRecord | None, switch: str | None) -> WiredNode:
     wired = WiredNode(name=node.name, partition=node.partition, switch=switch, gpus_total=node.gpus)
     if record is None or record.wiring is None:
         return wired
@@ -104,14 +104,14 @@ def _wired(node: Node, record: NodeRecord | None, switch: str | None) -> WiredNo
 
 
 def _chosen(
-    inventory: Inventory, left: tuple[Node, ...], names: Sequence[str], partition: str | None
+    inventory: Inventory, removed: tuple[Node, ...], names: Sequence[str], partition: str | None
 ) -> tuple[Node, ...]:
     from gpusched.model.suggest import did_you_mean
 
     partitions = [p.name for p in inventory.partitions]
     if partition is not None and partition not in partitions:
         raise UsageError(f"there is no partition {partition!r}{did_you_mean(partition, partitions)}")
-    nodes = (*inventory.nodes, *(node for node in left if inventory.node(node.name) is None))
+    nodes = (*inventory.nodes, *(node for node in removed if inventory.node(node.name) is None))
     known = [node.name for node in nodes]
     for name in names:
         if name not in known:
@@ -164,18 +164,18 @@ def _node_row(
         age_s=age,
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
-        reserved=_reserved(reserved[0], now) if reserved else None,
+        reserved=_reservation_text(reserved[0], now) if reserved else None,
     )
 
 
-def _reserved(one: Reservation, now: float) -> str:
-    whose = ", ".join((*one.users, *one.groups))
-    why = "; ".join(filter(None, (f"for {whose}" if whose else "", one.reason)))
-    return f"{one.what} {one.when(now)}" + (f": {why}" if why else "")
+def _reservation_text(reservation: Reservation, now: float) -> str:
+    owners = ", ".join((*reservation.users, *reservation.groups))
+    details = "; ".join(filter(None, (f"for {owners}" if owners else "", reservation.reason)))
+    return f"{reservation.what} {reservation.when(now)}" + (f": {details}" if details else "")
 
 
 def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:
-    """Node -> GPU index -> by how much it is slower than the like of it, of those that are."""
+    """Return node -> GPU index -> how much slower it is than GPUs of its type, for slow GPUs only."""
     if reader is None or not (paces := reader.paces()):
         return {}
     from gpusched.sched.interference.gpus import slow_gpus
@@ -229,7 +229,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def flavor_rows(inventory: Inventory, rows: Sequence[NodeRow], partition: str | None = None) -> tuple[FlavorRow, ...]:
-    """All flavors (of one partition) and how many jobs of each would fit on what is free now, each counted alone."""
+    """Return the flavors (of one partition) and how many jobs of each, counted alone, fit on free resources."""
     return tuple(
         _flavor_row(flavor, p, [row for row in rows if row.partition == p.name])
         for p in inventory.partitions
@@ -241,7 +241,7 @@ def flavor_rows(inventory: Inventory, rows: Sequence[NodeRow], partition: str | 
 def _flavor_row(flavor: Flavor, partition: Partition, rows: Sequence[NodeRow]) -> FlavorRow:
     nodes = flavor_nodes(flavor, partition.nodes)
     totals = [sum(f) for f in zip(*((n.gpus, n.cores, n.memory_mib) for n in partition.nodes), strict=True)]
-    wanted = (flavor.gpus, flavor.cores, flavor.memory_mib)
+    requested = (flavor.gpus, flavor.cores, flavor.memory_mib)
     return FlavorRow(
         partition=partition.name,
         flavor=flavor.name,
@@ -250,16 +250,16 @@ def _flavor_row(flavor: Flavor, partition: Partition, rows: Sequence[NodeRow]) -
         memory_mib=flavor.memory_mib,
         time_limit_s=flavor.time_limit_s,
         nodes=nodes,
-        share=max((w / t for w, t in zip(wanted, totals, strict=False) if t), default=0.0),
-        free_now=_fitting(tuple(w // nodes for w in wanted), nodes, rows) if nodes else 0,
+        share=max((w / t for w, t in zip(requested, totals, strict=False) if t), default=0.0),
+        free_now=_fitting(tuple(w // nodes for w in requested), nodes, rows) if nodes else 0,
     )
 
 
 def _fitting(part: tuple[int, ...], nodes: int, rows: Sequence[NodeRow]) -> int:
-    """How many gangs of ``nodes`` equal parts, on distinct nodes each, fit at once."""
-    room = [_room(part, row) for row in rows if row.state not in NOT_FOR_NEW_JOBS]
+    """Return how many gangs of ``nodes`` equal parts on distinct nodes fit at once."""
+    capacity = [_room(part, row) for row in rows if row.state not in NOT_FOR_NEW_JOBS]
     gangs = 0
-    while sum(min(r, gangs + 1) for r in room) >= (gangs + 1) * nodes:
+    while sum(min(r, gangs + 1) for r in capacity) >= (gangs + 1) * nodes:
         gangs += 1
     return gangs
 

@@ -1,4 +1,4 @@
-"""Which policies there are and who is in charge: ``gpusched policy list``, one policy's page, the changes."""
+"""The known policies and which ones are live: ``gpusched policy list``, one policy's page, the history."""
 
 from __future__ import annotations
 
@@ -21,81 +21,81 @@ from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 
 
 def rows(client: Client) -> list[PolicyRow]:
-    """Live policies by partition, shadows, candidates, and those that were in charge."""
+    """Return the live policies by partition, then shadows, candidates and retired policies."""
     inventory, reader = client.inventory, client.reader
     changes = reader.policy_changes() if reader else []
     live = live_policies(inventory, reader)
     shadows = [s for s in (reader.shadows() if reader else {}).values() if s.until is None]
-    found = [_live_row(client, p, live[p.name], _last(changes, p.name)) for p in inventory.partitions]
+    found = [_live_row(client, p, live[p.name], _last_change(changes, p.name)) for p in inventory.partitions]
     found += [_shadow_row(client, s) for s in shadows]
-    taken = {(row.partition, row.name, row.version) for row in found}
-    found += [r for r in _candidates(client, live) if (r.partition, r.name, r.version) not in taken]
-    taken |= {(row.partition, row.name, row.version) for row in found}
-    return found + _retired(changes, taken)
+    listed = {(row.partition, row.name, row.version) for row in found}
+    found += [r for r in _candidates(client, live) if (r.partition, r.name, r.version) not in listed]
+    listed |= {(row.partition, row.name, row.version) for row in found}
+    return found + _retired(changes, listed)
 
 
-def _last(changes: list[PolicyChange], partition: str) -> PolicyChange | None:
+def _last_change(changes: list[PolicyChange], partition: str) -> PolicyChange | None:
     return next((c for c in reversed(changes) if c.partition == partition), None)
 
 
-def _live_row(client: Client, partition: Partition, spec: PolicySpec, last: PolicyChange | None) -> PolicyRow:
+def _live_row(client: Client, partition: Partition, spec: PolicySpec, last_change: PolicyChange | None) -> PolicyRow:
     out = client.reader.fallbacks().get(partition.name) if client.reader else None
-    promoted = last if overrides(partition, last) else None
+    promoted = last_change if overrides(partition, last_change) else None
     note = f"overrides {partition.policy} of inventory.yaml" if promoted else "named by inventory.yaml"
-    if last is not None and last.override and promoted is None:
-        note = f"inventory.yaml was edited after the promotion of {last.spec.name} and overrides it"
+    if last_change is not None and last_change.override and promoted is None:
+        note = f"inventory.yaml was edited after the promotion of {last_change.spec.name} and overrides it"
     return _row(
-        spec, partition.name, "live", note=note, since=None if last is None else iso_utc(last.time),
-        by=promoted.user if promoted else None, verdict=verdict_line(promoted), fallback=out.line if out else None,
-        mode=mode_of(partition, last) if client.inventory.engine == "slurm" else msgspec.UNSET,
+        spec, partition.name, "live", note=note, since=None if last_change is None else iso_utc(last_change.time),
+        by=promoted.user if promoted else None, verdict=verdict_line(promoted), fallback=out and out.line,
+        mode=mode_of(partition, last_change) if client.inventory.engine == "slurm" else msgspec.UNSET,
     )  # fmt: skip
 
 
 def verdict_line(change: PolicyChange | None) -> str | None:
-    """What a promotion stood on."""
+    """Return the evidence or reason of a promotion."""
     if change is None or change.act != "promote":
         return None
     return f"forced: {change.reason}" if change.forced else str((change.evidence or {}).get("line", change.reason))
 
 
 def _shadow_row(client: Client, shadow: Shadow) -> PolicyRow:
-    night = last_verdicts(client.state).get((shadow.partition, shadow.spec.name, shadow.spec.version))
-    asked = shadow.decisions + shadow.late + shadow.unusable
-    note = f"same as the live policy in {shadow.same} of {count_of(asked, 'decision')}"
+    verdict = last_verdicts(client.state).get((shadow.partition, shadow.spec.name, shadow.spec.version))
+    decisions = shadow.decisions + shadow.late + shadow.unusable
+    note = f"same as the live policy in {shadow.same} of {count_of(decisions, 'decision')}"
     return _row(
-        shadow.spec, shadow.partition, "shadow", note=note, since=iso_utc(shadow.since), by=shadow.by, verdict=night,
+        shadow.spec, shadow.partition, "shadow", note=note, since=iso_utc(shadow.since), by=shadow.by, verdict=verdict,
         fallback=shadow.trouble or None,
     )  # fmt: skip
 
 
 def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
-    night = last_verdicts(client.state)
+    verdicts = last_verdicts(client.state)
     found = []
     for known in known_policies(client.inventory.path, client.state):
         spec = known.spec
-        if known.origin == "frozen" or (spec.agent is None and any(same(spec, s) for s in live.values())):
+        if known.origin == "frozen" or (spec.agent is None and any(is_same_policy(spec, s) for s in live.values())):
             continue
         trained = trained_for(spec) if spec.agent is not None else []
-        how = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
-        note = f"untrained: gpusched {how}" if spec.agent is not None and not trained else known.origin
+        training_command = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
+        note = f"untrained: gpusched {training_command}" if spec.agent is not None and not trained else known.origin
         for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
-            verdict = night.get((name, spec.name, spec.version))
+            verdict = verdicts.get((name, spec.name, spec.version))
             found.append(_row(spec, partition, "candidate", note=note, path=str(known.path), verdict=verdict))
     return found
 
 
-def same(one: PolicySpec, other: PolicySpec) -> bool:
-    """Whether they are one policy in one version."""
-    return (one.name, one.version) == (other.name, other.version)
+def is_same_policy(first: PolicySpec, second: PolicySpec) -> bool:
+    """Return whether both are the same version of the same policy."""
+    return (first.name, first.version) == (second.name, second.version)
 
 
-def _retired(changes: list[PolicyChange], taken: set[tuple[str | None, str, str]]) -> list[PolicyRow]:
-    """Promoted once, not in charge now; the latest first."""
+def _retired(changes: list[PolicyChange], listed: set[tuple[str | None, str, str]]) -> list[PolicyRow]:
+    """Return policies that were promoted once and are no longer live, latest first."""
     found: dict[tuple[str | None, str, str], PolicyRow] = {}
     for change in reversed(changes):
         key = (change.partition, change.spec.name, change.spec.version)
-        if change.override and key not in taken and key not in found:
+        if change.override and key not in listed and key not in found:
             row = _row(change.spec, change.partition, "retired", since=iso_utc(change.time), by=change.user)
             found[key] = msgspec.structs.replace(row, verdict=verdict_line(change))
     return list(found.values())
@@ -111,10 +111,10 @@ def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | Non
 
 
 def page(client: Client, text: str) -> PolicyPage:
-    """One policy: its file, its training cards, where it is in charge or asked.
+    """Return one policy: its file, its training cards, and where it is live or a shadow.
 
     Raises:
-        UsageError: There is none of that name.
+        UsageError: No such policy.
     """
     inventory, reader = client.inventory, client.reader
     known = find_policy(text, inventory.path, client.state)
@@ -122,21 +122,21 @@ def page(client: Client, text: str) -> PolicyPage:
     live = live_policies(inventory, reader)
     shadows = [s for s in (reader.shadows() if reader else {}).values() if s.spec.name == spec.name]
     cards = {p: t.card for p in trained_for(spec) if (t := training_of(spec, p))} if spec.agent else {}
-    night = last_verdicts(client.state)
-    others = [f"{p} ({s.version})" for p, s in live.items() if s.name == spec.name and not same(s, spec)]
+    verdicts = last_verdicts(client.state)
+    others = [f"{p} ({s.version})" for p, s in live.items() if s.name == spec.name and not is_same_policy(s, spec)]
     return PolicyPage(
         spec=spec, path=str(known.path), origin=known.origin,
-        live=tuple(p for p, s in live.items() if same(s, spec)),
+        live=tuple(p for p, s in live.items() if is_same_policy(s, spec)),
         other_versions=tuple(others),
         weights=_weights(spec), cards=cards, shadows=tuple(shadows),
         differences=tuple(d for s in shadows for d in (reader.differences(s.partition, 5) if reader else ())),
-        verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
-        modes={p: mode for p, mode in live_modes(inventory, reader).items() if same(live[p], spec)},
+        verdicts={s.partition: verdicts.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
+        modes={p: mode for p, mode in live_modes(inventory, reader).items() if is_same_policy(live[p], spec)},
     )  # fmt: skip
 
 
 def _weights(spec: PolicySpec) -> dict[str, str]:
-    """Partition -> what decides in its weights, in words, or why they cannot be used."""
+    """Return partition -> what decides in its weights, in words, or why they cannot be used."""
     if spec.agent is None or not (partitions := trained_for(spec)):
         return {}
     from gpusched.agents.describe import what_decides
@@ -151,7 +151,7 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
 
 
 def history(client: Client, partition: str | None, limit: int) -> list[ChangeRow]:
-    """Changes of live policies, oldest first."""
+    """Return the changes of live policies, oldest first."""
     if partition is not None:
         known_partition(client.inventory, partition)
     found = client.reader.policy_changes(partition, limit) if client.reader else []

@@ -1,4 +1,4 @@
-"""What policies are worth, and asking for a change of who is in charge."""
+"""Compare policies, and request a change of the live policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from gpusched.client.context import Client, check_admin
 from gpusched.client.control import check_reason
-from gpusched.client.policies import same
+from gpusched.client.policies import is_same_policy
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.validate import known_partition
 from gpusched.config.weights import DEFAULT
@@ -35,9 +35,9 @@ _LEASE_ENDS = (
 
 
 class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it.
+    """A requested change: the policy ("" for a rollback), the partitions and the evidence.
 
-    ``mode``: That was asked for, of partitions of Slurm. ``hint``: what else to do where no controller runs.
+    ``mode``: the mode requested for partitions of Slurm. ``hint``: what else to do if no controller runs.
     """
 
     what: str
@@ -66,14 +66,14 @@ def compare(
     partition: str | None,
     advance: Callable[[float, int], None] | None = None,
 ) -> list[ProofVerdict]:
-    """The second policy against the first, replayed, partition by partition.
+    """Replay the second policy against the first, partition by partition.
 
-    On the cluster's history ``since``, or on a trace. ``partition``: only this one's jobs; with a trace: its nodes.
-    ``advance`` is called with (replays done, all of them), of each partition by itself.
+    The jobs are the cluster's history ``since``, or a trace's. ``partition`` selects its jobs; with a trace, its nodes.
+    ``advance`` is called with (replays done, replays in total), for each partition separately.
 
     Raises:
         UsageError: There is no such policy or partition, or both a trace and ``since``.
-        GpuschedError: No history; weights that cannot be used.
+        GpuschedError: There is no history, or the weights cannot be used.
     """
     from gpusched.nightly.proof import judge, scenario_for
 
@@ -85,33 +85,33 @@ def compare(
             raise UsageError("--since and --trace cannot be combined", "use one of them")
         from gpusched.traces.load import load
 
-        loaded = load(trace)
+        jobs = load(trace)
         if partition is None:
             from gpusched.sim.power import power_model
             from gpusched.study.study import scenario_of
 
-            return [judge(scenario_of(loaded, power=power_model), DEFAULT, base, other, advance)]
-        return [judge(scenario_for(loaded, inventory, chosen[0]), partition, base, other, advance)]
-    found, nothing = [], ""
-    for one in chosen:
+            return [judge(scenario_of(jobs, power=power_model), DEFAULT, base, other, advance)]
+        return [judge(scenario_for(jobs, inventory, chosen[0]), partition, base, other, advance)]
+    found, no_history = [], ""
+    for part in chosen:
         try:
-            found.append(_judged(client, one, base, other, _begin(since or SINCE), advance))
+            found.append(_compare_on_history(client, part, base, other, _parse_begin(since or SINCE), advance))
         except NoHistory as error:
             if partition is not None:
                 raise
-            nothing = error.message
+            no_history = error.message
     if not found:
-        raise GpuschedError(nothing, "name a trace: --trace FILE")
+        raise GpuschedError(no_history, "name a trace: --trace FILE")
     return found
 
 
-def _begin(since: str) -> float:
+def _parse_begin(since: str) -> float:
     from gpusched.accounting.report import parse_since
 
     return parse_since(since, time.time())
 
 
-def _judged(
+def _compare_on_history(
     client: Client,
     partition: Partition,
     base: PolicySpec,
@@ -132,10 +132,10 @@ def _judged(
 def proof(
     client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str
 ) -> ProofVerdict:
-    """The candidate against the incumbent on days that it has not learned from.
+    """Compare the candidate with the incumbent on days that it was not trained on.
 
     Raises:
-        GpuschedError: There is no such day; or its weights cannot be used.
+        GpuschedError: There is no such day, or its weights cannot be used.
     """
     from gpusched.nightly.proof import first_held_out
 
@@ -145,14 +145,14 @@ def proof(
             f"{candidate.name} has no training card for {partition.name}, so its training days are unknown",
             "train it with gpusched train, or use --force REASON",
         )
-    begin = max(_begin(since), first_held_out(card.last if card else None))
+    begin = max(_parse_begin(since), first_held_out(card.last if card else None))
     if begin > time.time():
         last = local_time_zone(card.last if card else None)
         raise GpuschedError(
             f"{candidate.name} was trained on {partition.name}'s jobs until {last}: no held-out day yet",
             "wait a few days, train with an earlier --until, or use --force REASON",
         )
-    return _judged(client, partition, incumbent, candidate, begin)
+    return _compare_on_history(client, partition, incumbent, candidate, begin)
 
 
 # -- asking for a change
@@ -166,14 +166,14 @@ def promote(
     since: str | None,
     mode: SlurmMode | None = None,
 ) -> PolicyResult:
-    """Ask for a policy to be put in charge, with proof or with a reason; under Slurm with what it may do.
+    """Request that a policy goes live, with proof or a reason; under Slurm in a mode.
 
-    Proof is needed for another policy, and for a mode in which it may do more. While Slurm decides, what is to be
-    beaten is `easy`, which stands for Slurm's own scheduling.
+    Proof is required for another policy, and for a mode that lets it do more. While Slurm decides, the incumbent is
+    `easy`, which stands for Slurm's own scheduling.
 
     Raises:
-        UsageError: There is no such policy or partition; a mode was named and the engine is not Slurm.
-        GpuschedError: It has not proved to be no worse; it is in charge already; the user is no admin.
+        UsageError: There is no such policy or partition, or a mode was given and the engine is not Slurm.
+        GpuschedError: The proof failed, the policy is already live, or the user is not an admin.
     """
     check_admin(client)
     if mode is not None and client.inventory.engine != "slurm":
@@ -184,50 +184,50 @@ def promote(
     chosen = _partitions(client, known.spec, partition)
     live = live_policies(client.inventory, client.reader)
     changes = client.reader.live_changes() if client.reader else {}
-    settled = {
-        p.name for p in chosen if overrides(p, changes.get(p.name)) and same(live[p.name], known.spec)
-    }  # but for the mode
-    before = {p.name: mode_of(p, changes.get(p.name)) for p in chosen}
-    waiting = [p for p in chosen if p.name not in settled or mode not in (None, before[p.name])]
-    if not waiting:
+    already_live = {
+        p.name for p in chosen if overrides(p, changes.get(p.name)) and is_same_policy(live[p.name], known.spec)
+    }  # there only the mode can change
+    modes_before = {p.name: mode_of(p, changes.get(p.name)) for p in chosen}
+    pending = [p for p in chosen if p.name not in already_live or mode not in (None, modes_before[p.name])]
+    if not pending:
         raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is already live in {chosen[0].name}")
     verdicts: dict[str, ProofVerdict] = {}
-    for one in waiting if force is None else ():
-        if one.name in settled and mode is not None and not _does_more(mode, before[one.name]):
+    for part in pending if force is None else ():
+        if part.name in already_live and mode is not None and not _is_extended(mode, modes_before[part.name]):
             continue
-        incumbent = live[one.name]
-        if client.inventory.engine == "slurm" and before[one.name] is SlurmMode.OBSERVE:
+        incumbent = live[part.name]
+        if client.inventory.engine == "slurm" and modes_before[part.name] is SlurmMode.OBSERVE:
             incumbent = load_policy(BUILT_IN / "easy.yaml")
-        verdicts[one.name] = proof(client, one, incumbent, known.spec, since or SINCE)
+        verdicts[part.name] = proof(client, part, incumbent, known.spec, since or SINCE)
     if failed := [v for v in verdicts.values() if not v.passed]:
         lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
         raise GpuschedError(f"not promoted: {lines}", "wait for more days of data, or use --force REASON")
-    for one in waiting:
-        verdict = verdicts.get(one.name)
-        reason = verdict.line if verdict else f"{mode} instead of {before[one.name]}"
+    for part in pending:
+        verdict = verdicts.get(part.name)
+        reason = verdict.line if verdict else f"{mode} instead of {modes_before[part.name]}"
         command = Promote(
-            time=time.time(), partition=one.name, path=str(known.path.absolute()), version=known.spec.version,
+            time=time.time(), partition=part.name, path=str(known.path.absolute()), version=known.spec.version,
             reason=force if force is not None else reason, forced=force is not None,
             evidence=msgspec.to_builtins(verdict) if verdict else None, mode=mode,
         )  # fmt: skip
         client.deliverable_inbox().deliver(command)
     return PolicyResult(
-        what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in waiting),
+        what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in pending),
         verdicts=tuple(verdicts.values()), mode=mode or msgspec.UNSET,
     )  # fmt: skip
 
 
-def _does_more(mode: SlurmMode, before: SlurmMode) -> bool:
+def _is_extended(mode: SlurmMode, current: SlurmMode) -> bool:
     order = list(SlurmMode)
-    return order.index(mode) > order.index(before)
+    return order.index(mode) > order.index(current)
 
 
 def rollback(client: Client, partition: str | None, reason: str | None) -> PolicyResult:
-    """Ask for the policy that was in charge before.
+    """Request a return to the previous policy.
 
     Raises:
         UsageError: There is no such partition, or several to choose from.
-        GpuschedError: There is no earlier policy; the user is no admin.
+        GpuschedError: There is no earlier policy, or the user is not an admin.
     """
     check_admin(client)
     changes = client.reader.live_changes() if client.reader else {}
@@ -254,11 +254,11 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Polic
 
 
 def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> PolicyResult:
-    """Ask for a policy to be asked beside the live one, or no more.
+    """Request that a policy runs as a shadow beside the live one, or no longer.
 
     Raises:
         UsageError: There is no such policy or partition.
-        GpuschedError: Nothing is in the shadow there; the user is no admin.
+        GpuschedError: There is no shadow to stop, or the user is not an admin.
     """
     check_admin(client)
     if off:
@@ -267,9 +267,9 @@ def shadow(client: Client, text: str | None, partition: str | None, off: bool) -
         raise UsageError("no policy given", "name one, or use --off")
     known = _find(client, text)
     chosen = _partitions(client, known.spec, partition)
-    for one in chosen:
+    for part in chosen:
         path = str(known.path.absolute())
-        command = ShadowOn(time=time.time(), partition=one.name, path=path, version=known.spec.version)
+        command = ShadowOn(time=time.time(), partition=part.name, path=path, version=known.spec.version)
         client.deliverable_inbox().deliver(command)
     names = tuple(p.name for p in chosen)
     return PolicyResult(what="shadow", policy=known.spec.name, version=known.spec.version, partitions=names)
@@ -290,10 +290,10 @@ def _shadow_off(client: Client, text: str | None, partition: str | None) -> Poli
 
 
 def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list[Partition]:
-    """The partition named; else all that the policy can decide for.
+    """Return the named partition, or all partitions that the policy can decide for.
 
     Raises:
-        UsageError: There is no such partition, or it has no weights for any.
+        UsageError: There is no such partition, or the policy has no weights for any.
     """
     from gpusched.config.weights import load_model
 
@@ -305,6 +305,6 @@ def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list
         chosen = [p for p in inventory.partitions if spec.agent is None or p.name in names or DEFAULT in names]
     if not chosen:
         raise GpuschedError(f"{spec.name} has no weights for any partition", "train it: gpusched train")
-    for one in chosen if spec.agent is not None else ():
-        load_model(Path(spec.folder), one.name, spec.agent or "")
+    for part in chosen if spec.agent is not None else ():
+        load_model(Path(spec.folder), part.name, spec.agent or "")
     return chosen

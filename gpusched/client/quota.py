@@ -1,4 +1,4 @@
-"""What `gpusched quota` tells: limits, what is taken of them, classes that one may use, fair shares."""
+"""`gpusched quota`: limits and their use, the QoS classes a user may use, fair shares."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ _LIMITS = {"gpus": "gpus", "jobs": "jobs", "queued": "queued", "gpu_s": "gpu_hou
 
 
 def quota_report(client: Client, user: str | None = None, everybody: bool = False) -> QuotaReport:
-    """Of the caller; of ``user``, or of ``everybody``, for admins.
+    """Return the report of the caller; for admins also of ``user`` or of ``everybody``.
 
     Raises:
-        UsageError: There is no such user here.
+        UsageError: There is no such user.
         GpuschedError: The caller may not see it.
     """
     from gpusched.queue.clock import ANCHOR, now_by
 
-    own = user_name(os.getuid())
-    if everybody or user not in (None, own):
+    caller = user_name(os.getuid())
+    if everybody or user not in (None, caller):
         check_admin(client)
     inventory, reader = client.inventory, client.reader
     now = now_by(reader.meta(ANCHOR)) if reader else time.time()
     active = reader.active() if reader else []
-    waiting = reader.waiting_by_class() if reader else {}
-    known = _users(inventory, active, [key[0] for key in waiting])
-    if user is not None and user not in known and user != own and not _exists(user):
+    pending = reader.waiting_by_class() if reader else {}
+    users_known = _users(inventory, active, [key[0] for key in pending])
+    if user is not None and user not in users_known and user != caller and not _user_exists(user):
         raise UsageError(f"there is no user '{user}'", "see 'gpusched quota --all'")
-    users = tuple(known) if everybody else (user or own,)
+    users = tuple(users_known) if everybody else (user or caller,)
     return QuotaReport(
         users=users,
-        rows=_rows(client, users, active, waiting, now),
+        rows=_rows(client, users, active, pending, now),
         classes=_classes(inventory, users, everybody),
         shares=_shares(client, users, active, everybody, now),
         now=now,
     )
 
 
-def _users(inventory: Inventory, active: Iterable[JobRecord], waiting: Iterable[str]) -> list[str]:
-    """All who are named in the inventory, or have jobs."""
+def _users(inventory: Inventory, active: Iterable[JobRecord], pending_users: Iterable[str]) -> list[str]:
+    """Return all users named in the inventory and all users with jobs."""
     named = [user for group in inventory.groups.groups for user in group.members]
     named += [*inventory.quotas.users, *(user for qos in inventory.quotas.qos for user in qos.users)]
-    return sorted({*named, *(job.user for job in active), *waiting})
+    return sorted({*named, *(job.user for job in active), *pending_users})
 
 
-def _exists(user: str) -> bool:
+def _user_exists(user: str) -> bool:
     import pwd
 
     try:
@@ -70,7 +70,7 @@ def _rows(
     client: Client,
     users: Iterable[str],
     active: list[JobRecord],
-    waiting: dict[tuple[str, str, str], int],
+    pending: dict[tuple[str, str, str], int],
     now: float,
 ) -> tuple[QuotaRow, ...]:
     from gpusched.queue.quotas import QuotaLedger, used_lately
@@ -81,14 +81,14 @@ def _rows(
     used = used_lately(client.reader, quotas, now) if client.reader else []
     ledger = QuotaLedger(quotas, active, used, now)
     rules: dict[tuple[tuple[str, str, str], str], LimitRule] = {}
-    in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in waiting}
+    in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in pending}
     for user in users:
-        # A job stays in its class where its user may queue no more of them there.
-        own = (one for one in quotas.qos if one.may_use(user, inventory.groups) or (user, one.name) in in_class)
-        classes = ("", *(one.name for one in own))
+        # A job keeps its class even if its user may no longer submit to it.
+        usable = (cls for cls in quotas.qos if cls.may_use(user, inventory.groups) or (user, cls.name) in in_class)
+        classes = ("", *(cls.name for cls in usable))
         for group in inventory.groups.of(user) or ("",):
             for qos in classes:
-                ledger.of_kind(user, group, qos)
+                ledger.of_kind(user, group, qos)  # adds its bounds, which need not have running jobs
                 for rule in quotas.rules(user, group, qos):
                     rules.setdefault((rule.key, rule.unit), rule)
     bounds = ledger.bounds()
@@ -105,7 +105,7 @@ def _rows(
     )
     taken = {(b.rule.key, b.rule.unit): (b, releases[i]) for i, b in enumerate(bounds)}
     queued: dict[tuple[str, str, str], int] = {}
-    for (name, group, qos), jobs in waiting.items():
+    for (name, group, qos), jobs in pending.items():
         for rule in quotas.rules(name, inventory.groups.for_job(name, group), qos):
             if rule.unit == "queued":
                 queued[rule.key] = queued.get(rule.key, 0) + jobs
@@ -128,7 +128,7 @@ def _rows(
 
 
 def _order(rule: LimitRule) -> tuple[object, ...]:
-    """Users, their groups, classes; each in the order of its limits."""
+    """Return the sort key: users, then their groups, then QoS classes; each in the order of its limits."""
     user, group, qos = rule.key
     return (bool(qos), qos, bool(group), group, user, list(_LIMITS).index(rule.unit))
 
@@ -145,7 +145,7 @@ def _classes(inventory: Inventory, users: Iterable[str], everybody: bool) -> tup
 def _shares(
     client: Client, users: Iterable[str], active: list[JobRecord], everybody: bool, now: float
 ) -> tuple[ShareRow, ...]:
-    """Places by the tree of groups; nothing where there are none."""
+    """Return the ranks in the fair-share tree; none without groups."""
     groups, reader = client.inventory.groups, client.reader
     if not groups:
         return ()
@@ -154,23 +154,21 @@ def _shares(
     from gpusched.queue.snapshots import usage_by_leaf
     from gpusched.sched.fairtree import places, tree_of
 
-    lately = usage_by_leaf(reader, client.inventory, now) if reader else {}
-    counted = dict(lately)
+    usage = usage_by_leaf(reader, client.inventory, now) if reader else {}
+    usage_and_running = dict(usage)
     for job in active:
         leaf = leaf_of(job.user, groups.for_job(job.user, job.spec.group))
-        counted[leaf] = counted.get(leaf, 0.0) + job.spec.gpus
+        usage_and_running[leaf] = usage_and_running.get(leaf, 0.0) + job.spec.gpus
     members = (leaf_of(user, group.name) for group in groups.groups for user in group.members)
-    leaves = sorted({*counted, *members})
+    leaves = sorted({*usage_and_running, *members})
     tree = tree_of(groups, [split_leaf(leaf) for leaf in leaves])
-    found = places(tree, np.array([counted.get(leaf, 0.0) for leaf in leaves], np.float64)).tolist()
+    ranks = places(tree, np.array([usage_and_running.get(leaf, 0.0) for leaf in leaves], np.float64)).tolist()
     wanted = set(users)
     rows = []
-    for leaf, place in sorted(zip(leaves, found, strict=True), key=lambda one: one[1]):
+    for leaf, rank in sorted(zip(leaves, ranks, strict=True), key=lambda pair: pair[1]):
         user, group = split_leaf(leaf)
         if everybody or user in wanted:
-            of = groups.get(group)
-            shares = of.members.get(user, 1) if of is not None else 1
-            rows.append(
-                ShareRow(group=group, user=user, shares=shares, gpu_hours=lately.get(leaf, 0.0), place=place + 1)
-            )
+            group_entry = groups.get(group)
+            shares = group_entry.members.get(user, 1) if group_entry is not None else 1
+            rows.append(ShareRow(group=group, user=user, shares=shares, gpu_hours=usage.get(leaf, 0.0), place=rank + 1))
     return tuple(rows)

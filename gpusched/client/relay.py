@@ -1,4 +1,4 @@
-"""The way to running jobs of users who cannot log in to the nodes: through the controller, which looks who asks."""
+"""Access to running jobs for users who cannot log in to the nodes: through the controller, which checks the user."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 class NotListening(GpuschedError):
-    """No controller listens."""
+    """No controller is listening."""
 
 
 def is_needed(client: Client) -> bool:
-    """Whether this user of a shared installation goes through the controller: not root, not the controller's own."""
+    """Return whether this user must go through the controller: in shared mode all users but root and its own."""
     try:
         owner = client.state.stat().st_uid
     except OSError:
@@ -62,24 +62,24 @@ def is_needed(client: Client) -> bool:
 
 
 def stream(client: Client, request: Request) -> Iterator[bytes]:
-    """The output that is asked for, as it comes.
+    """Yield the requested output as it arrives.
 
     Raises:
-        NotListening: No controller listens.
-        TransportError: The connection, or the controller's to the node, was lost.
-        GpuschedError: The controller says no.
+        NotListening: No controller is listening.
+        TransportError: The connection, or the controller's connection to the node, was lost.
+        GpuschedError: The controller refused the request.
     """
     frames = Frames()
     with connect(client, request) as sock:
         while True:
-            for kind, payload in checked(frames, receive(sock)):
+            for kind, payload in decoded_frames(frames, receive(sock)):
                 if kind == EXITED:
                     return
                 yield payload
 
 
 def run(client: Client, request: Exec) -> int:
-    """Run a command with our stdin (where it is asked for), stdout and stderr; returns its exit code.
+    """Run a command with our stdin (if requested), stdout and stderr; return its exit code.
 
     Raises:
         GpuschedError: See `stream`.
@@ -87,12 +87,12 @@ def run(client: Client, request: Exec) -> int:
     with connect(client, request) as sock, contextlib.ExitStack() as stack:
         if request.terminal is not None:
             stack.enter_context(raw_terminal())
-        resized = stack.enter_context(resizes()) if request.terminal is not None else None
-        return talk(sock, request.stdin or request.terminal is not None, resized)
+        resized = stack.enter_context(window_changes()) if request.terminal is not None else None
+        return copy_streams(sock, request.stdin or request.terminal is not None, resized)
 
 
 def terminal() -> Terminal:
-    """Ours, as the other side shall see it."""
+    """Return a description of our terminal for the remote side."""
     rows, columns = window_size()
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert({"name": os.environ.get("TERM") or "xterm", "rows": rows, "columns": columns}, Terminal)
@@ -100,10 +100,10 @@ def terminal() -> Terminal:
 
 
 def connect(client: Client, request: Request) -> socket.socket:
-    """A connection on which this was asked for.
+    """Return a connection on which the request has been sent.
 
     Raises:
-        NotListening: No controller listens.
+        NotListening: No controller is listening.
     """
     sock = socket.socket(socket.AF_UNIX)
     try:
@@ -128,10 +128,10 @@ def connect(client: Client, request: Request) -> socket.socket:
 
 
 def receive(sock: socket.socket) -> bytes:
-    """What has come.
+    """Return the data that has arrived.
 
     Raises:
-        TransportError: The other side is gone.
+        TransportError: The other side has closed the connection.
     """
     try:
         data = sock.recv(CHUNK)
@@ -144,11 +144,11 @@ def receive(sock: socket.socket) -> bytes:
     return data
 
 
-def checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The frames that are complete with this.
+def decoded_frames(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the frames that this data completes.
 
     Raises:
-        GpuschedError: One says why nothing more comes; see `stream`.
+        GpuschedError: A frame reports an error; see `stream`.
     """
     try:
         for kind, payload in frames.feed(data):
@@ -162,80 +162,80 @@ def checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
         raise GpuschedError("the controller runs another version", "use the same version of gpusched") from None
 
 
-def talk(
+def copy_streams(
     sock: socket.socket,
     with_input: bool,
     resized: int | None,
     frames: Frames | None = None,
-    after: tuple[float, Callable[[], bytes]] | None = None,
-    keeps: bool = False,
+    scheduled: tuple[float, Callable[[], bytes]] | None = None,
+    keep_input_open: bool = False,
 ) -> int:
-    """Pass on both ways, waiting for neither side while the other has something to say; returns the exit code.
+    """Copy data both ways until the program exits; return its exit code. Neither direction blocks the other.
 
-    ``frames`` may hold what was received before. ``after`` so many seconds what is called there is sent. ``keeps``: the
-    end of our input is none of the other side's.
+    ``frames`` may hold data received earlier. ``after``: (seconds, function) whose result is sent after that time.
+    ``keeps``: the end of our input is not passed on, since the job goes on.
 
     Raises:
         GpuschedError: See `stream`.
-        BrokenPipeError: Nobody reads our output any more (``| head``), whether or not there is any.
+        BrokenPipeError: The reader of our output has gone (``| head``), whether or not there is output.
     """
     sock.setblocking(False)
-    frames, unsent, heard = frames or Frames(), bytearray(), b""
-    due = time.monotonic() + after[0] if after is not None else None
+    frames, unsent, received = frames or Frames(), bytearray(), b""
+    send_at = time.monotonic() + scheduled[0] if scheduled is not None else None
     while True:
-        for kind, payload in checked(frames, heard):
+        for kind, payload in decoded_frames(frames, received):
             if kind == EXITED:
                 return exit_code(payload)
             _write(2 if kind == ERRORS else _stdout(), payload)
-        heard = b""
-        listened = [sock.fileno()] if resized is None else [sock.fileno(), resized]
-        if with_input and len(unsent) < CHUNK:
-            listened.append(0)
-        left = None if due is None else max(0.0, due - time.monotonic())
-        readable, writable = _ready(listened, sock.fileno() if unsent else None, left)
-        if after is not None and due is not None and time.monotonic() >= due:
-            unsent += after[1]()
-            due = None
+        received = b""
+        readers = [sock.fileno()] if resized is None else [sock.fileno(), resized]
+        if with_input and len(unsent) < CHUNK:  # no more input than the controller takes: memory stays bounded
+            readers.append(0)
+        timeout_s = None if send_at is None else max(0.0, send_at - time.monotonic())
+        readable, writable = _poll(readers, sock.fileno() if unsent else None, timeout_s)
+        if scheduled is not None and send_at is not None and time.monotonic() >= send_at:
+            unsent += scheduled[1]()
+            send_at = None
         if sock.fileno() in readable:
             with contextlib.suppress(BlockingIOError):
-                heard = receive(sock)
+                received = receive(sock)
         if resized is not None and resized in readable:
             os.read(resized, CHUNK)
             unsent += size_frame(*window_size())
         if 0 in readable:
-            data = _typed()
-            if not data and keeps:
+            data = _read_stdin()
+            if not data and keep_input_open:
                 raise TransportError("ssh", "the terminal was closed")
             unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
             with_input = bool(data)
         if writable:
-            with contextlib.suppress(OSError):  # it is gone; its last output is still to be read
+            with contextlib.suppress(OSError):  # the peer has closed; its last output is still to be read
                 del unsent[: sock.send(unsent)]
 
 
-def _ready(listened: Iterable[int], sending: int | None, timeout_s: float | None) -> tuple[set[int], bool]:
-    """Which descriptors can be read, and whether the one that sends can be written to.
+def _poll(readers: Iterable[int], writer: int | None, timeout_s: float | None) -> tuple[set[int], bool]:
+    """Return the readable descriptors, and whether ``sending`` is writable.
 
     Raises:
         BrokenPipeError: The pipe that our output goes to has lost its reader.
     """
-    poll, ours = select.poll(), _stdout()
-    if _is_pipe(ours):  # a terminal that is gone is another matter: the job is kept
-        poll.register(ours, 0)  # errors are told of anyway
-    wanted = dict.fromkeys(listened, select.POLLIN)
-    if sending is not None:
-        wanted[sending] = wanted.get(sending, 0) | select.POLLOUT
-    for descriptor, events in wanted.items():
+    poll, stdout = select.poll(), _stdout()
+    if _is_pipe(stdout):  # not for a terminal: if it is closed, the job is kept
+        poll.register(stdout, 0)  # POLLERR is always reported
+    events_of = dict.fromkeys(readers, select.POLLIN)
+    if writer is not None:
+        events_of[writer] = events_of.get(writer, 0) | select.POLLOUT
+    for descriptor, events in events_of.items():
         poll.register(descriptor, events)
     found = dict(poll.poll(None if timeout_s is None else 1000 * timeout_s))
-    if found.get(ours, 0) & select.POLLERR:
+    if found.get(stdout, 0) & select.POLLERR:
         raise BrokenPipeError
-    readable = {d for d in listened if found.get(d, 0) & ~select.POLLOUT}
-    return readable, bool(sending is not None and found.get(sending, 0) & (select.POLLOUT | select.POLLERR))
+    readable = {d for d in readers if found.get(d, 0) & ~select.POLLOUT}
+    return readable, bool(writer is not None and found.get(writer, 0) & (select.POLLOUT | select.POLLERR))
 
 
 def _stdout() -> int:
-    """Return the descriptor of our stdout: 1 only where no command line has moved it (`cli.stdout`)."""
+    """Return the descriptor of our stdout, which is 1 unless a command has redirected it (`cli.stdout`)."""
     try:
         return sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # closed, or none
@@ -249,7 +249,7 @@ def _is_pipe(descriptor: int) -> bool:
         return False
 
 
-def _typed() -> bytes:
+def _read_stdin() -> bytes:
     try:
         return os.read(0, CHUNK)
     except OSError:  # of a terminal that was closed
@@ -262,7 +262,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def window_size() -> tuple[int, int]:
-    """Rows and columns of our terminal."""
+    """Return the rows and columns of our terminal."""
     try:
         rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
     except OSError:
@@ -272,29 +272,29 @@ def window_size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[None]:
-    """Every key goes to the other side, Ctrl-C too."""
-    before = termios.tcgetattr(0)
-    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead counts
+    """Pass every key, including Ctrl-C, to the other side."""
+    saved = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # keeps what was typed ahead
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)
 
 
 @contextlib.contextmanager
-def resizes() -> Iterator[int]:
-    """A descriptor from which a byte can be read whenever the window got another size."""
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
+def window_changes() -> Iterator[int]:
+    """Yield a descriptor that becomes readable when the window is resized."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
 
     def changed(*_: object) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.write(theirs, b"w")
+            os.write(writer, b"w")
 
-    before = signal.signal(signal.SIGWINCH, changed)
+    previous = signal.signal(signal.SIGWINCH, changed)
     try:
-        yield ours
+        yield reader
     finally:
-        signal.signal(signal.SIGWINCH, before)
-        os.close(ours)
-        os.close(theirs)
+        signal.signal(signal.SIGWINCH, previous)
+        os.close(reader)
+        os.close(writer)

@@ -1,4 +1,4 @@
-"""Reserving nodes, changing that, and what is reserved: checked here as far as can be seen, done by the controller."""
+"""Reservations: list them, and request new ones or changes. What can be checked is checked here."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, expected_end
 ReservationCommand = Reserve | ChangeReservation | CancelReservation
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for, as typed; ``until`` or ``lasts``. None, (): nothing was said."""
+class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A requested reservation, as typed; ``until`` or ``lasts``. None and () mean not given."""
 
     name: str | None = None
     nodes: tuple[str, ...] = ()
@@ -39,68 +39,70 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationResult(msgspec.Struct, frozen=True):
-    """What was asked for, and the running jobs that last, by their limits, into it: (id, user, end)."""
+    """The request, and the running jobs whose limits reach into the reservation: (id, user, end)."""
 
     what: str
     reservation: Reservation
     late: tuple[tuple[str, str, float], ...] = ()
 
 
-def reserve(client: Client, wanted: Wanted, *, maintenance: bool) -> ReservationResult:
-    """Keep nodes for some, or for nobody.
+def reserve(client: Client, request: ReservationRequest, *, maintenance: bool) -> ReservationResult:
+    """Request a reservation for users and groups, or for maintenance.
 
     Raises:
-        UsageError: It cannot be; the first thing wrong, in one line.
-        GpuschedError: The caller is no admin.
+        UsageError: The first error, in one line.
+        GpuschedError: The caller is not an admin.
     """
     now = time.time()
-    there = known_reservations(client, now)
-    begin, end = _times(wanted, now)
-    name = wanted.name if wanted.name is not None else _free_name(begin, there)
-    if any(one.name == name for one in there):
+    existing = known_reservations(client, now)
+    begin, end = _times(request, now)
+    name = request.name if request.name is not None else _free_name(begin, existing)
+    if any(reservation.name == name for reservation in existing):
         raise UsageError(f"reservation {name} already exists", f"gpusched reservations change {name}")
-    one = Reservation(
-        name=name, nodes=_nodes(client, wanted, there, begin, end), begin=begin, end=end,
-        users=options.names(wanted.users), groups=options.names(wanted.groups), maintenance=maintenance,
-        reason=wanted.reason,
+    reservation = Reservation(
+        name=name, nodes=_nodes(client, request, existing, begin, end), begin=begin, end=end,
+        users=options.names(request.users), groups=options.names(request.groups), maintenance=maintenance,
+        reason=request.reason,
     )  # fmt: skip
-    check_reservation(one, client.inventory, there, now)
-    return _ask(client, "maintenance" if maintenance else "reserve", Reserve(time=now, reservation=one), one)
+    check_reservation(reservation, client.inventory, existing, now)
+    what = "maintenance" if maintenance else "reserve"
+    return _deliver(client, what, Reserve(time=now, reservation=reservation), reservation)
 
 
-def change(client: Client, name: str, wanted: Wanted) -> ReservationResult:
-    """Change what is given of a reservation; raises as `reserve` does."""
+def change(client: Client, name: str, request: ReservationRequest) -> ReservationResult:
+    """Change the given properties of a reservation; raises as `reserve` does."""
     now = time.time()
-    there = known_reservations(client, now)
-    before = _named(name, there)
+    existing = known_reservations(client, now)
+    current = _find(name, existing)
     begin = end = None
-    if wanted.begin is not None:
-        begin = options.moment("--from", wanted.begin, now)
-    if wanted.until is not None or wanted.lasts is not None:
-        start = before.begin if begin is None else begin
-        end = _end(wanted, start, now)
-    nodes = expanded(wanted.nodes) if wanted.nodes else None
+    if request.begin is not None:
+        begin = options.unix_time("--from", request.begin, now)
+    if request.until is not None or request.lasts is not None:
+        start = current.begin if begin is None else begin
+        end = _end(request, start, now)
+    nodes = expand_hosts(request.nodes) if request.nodes else None
     command = ChangeReservation(
-        time=now, name=name, nodes=nodes, begin=begin, end=end, users=options.names(wanted.users) or None,
-        groups=options.names(wanted.groups) or None, reason=wanted.reason or None,
+        time=now, name=name, nodes=nodes, begin=begin, end=end, users=options.names(request.users) or None,
+        groups=options.names(request.groups) or None, reason=request.reason or None,
     )  # fmt: skip
-    after = changed_by(command, before, now)
-    if after == before:
-        raise UsageError(f"{before.what} would not change", "see gpusched reservations change --help")
-    check_reservation(after, client.inventory, there, now)
-    return _ask(client, "change", command, after)
+    changed = changed_by(command, current, now)
+    if changed == current:
+        raise UsageError(f"{current.what} would not change", "see gpusched reservations change --help")
+    check_reservation(changed, client.inventory, existing, now)
+    return _deliver(client, "change", command, changed)
 
 
 def cancel(client: Client, name: str) -> ReservationResult:
-    """Give a reservation's nodes free; raises as `reserve` does."""
+    """Cancel a reservation; raises as `reserve` does."""
     now = time.time()
-    one = _named(name, known_reservations(client, now))
-    return msgspec.structs.replace(_ask(client, "cancel", CancelReservation(time=now, name=name), one), late=())
+    reservation = _find(name, known_reservations(client, now))
+    result = _deliver(client, "cancel", CancelReservation(time=now, name=name), reservation)
+    return msgspec.structs.replace(result, late=())
 
 
 def known_reservations(client: Client, now: float) -> tuple[Reservation, ...]:
-    """Those that are not over, with what still lies in the inbox, as far as this user may read that."""
-    found = {one.name: one for one in (client.reader.reservations(now) if client.reader else ())}
+    """Return current and future reservations, including inbox commands that this user may read."""
+    found = {r.name: r for r in (client.reader.reservations(now) if client.reader else ())}
     for received in client.inbox.waiting():
         command = received.command if isinstance(received, Received) else None
         if isinstance(command, Reserve):
@@ -110,94 +112,96 @@ def known_reservations(client: Client, now: float) -> tuple[Reservation, ...]:
         elif isinstance(command, ChangeReservation) and (before := found.get(command.name)) is not None:
             if before.begin > now or command.begin is None:
                 found[command.name] = changed_by(command, before, now)
-    return tuple(sorted(found.values(), key=lambda one: (one.begin, one.name)))
+    return tuple(sorted(found.values(), key=lambda r: (r.begin, r.name)))
 
 
 def rows(client: Client) -> tuple[ReservationRow, ...]:
-    """What is reserved, by begin."""
+    """Return the reservations, by begin."""
     now = time.time()
     active = client.reader.active() if client.reader else []
     gpus = {node.name: node.gpus for node in client.inventory.nodes}
     return tuple(
         ReservationRow(
-            name=one.name, kind="maintenance" if one.maintenance else "reservation",
-            state="active" if one.begin <= now else "planned", nodes=one.nodes,
-            gpus=sum(gpus.get(node, 0) for node in one.nodes), begin=one.begin, end=one.end, users=one.users,
-            groups=one.groups, by=one.by, reason=one.reason,
-            running=tuple(job.id for job in active if job.spec.reservation == one.name),
-            late=tuple(job for job, _, _ in late_jobs(active, one)),
+            name=r.name, kind="maintenance" if r.maintenance else "reservation",
+            state="active" if r.begin <= now else "planned", nodes=r.nodes,
+            gpus=sum(gpus.get(node, 0) for node in r.nodes), begin=r.begin, end=r.end, users=r.users,
+            groups=r.groups, by=r.by, reason=r.reason,
+            running=tuple(job.id for job in active if job.spec.reservation == r.name),
+            late=tuple(job for job, _, _ in late_jobs(active, r)),
         )
-        for one in known_reservations(client, now)
+        for r in known_reservations(client, now)
     )  # fmt: skip
 
 
-def late_jobs(active: Iterable[JobRecord], one: Reservation) -> tuple[tuple[str, str, float], ...]:
-    """Running jobs that are not of it, on its nodes, and may last until after its begin: (id, user, end)."""
+def late_jobs(active: Iterable[JobRecord], reservation: Reservation) -> tuple[tuple[str, str, float], ...]:
+    """Return running jobs on its nodes, not of the reservation, that may last past its begin: (id, user, end)."""
     found = []
     for job in active:
-        if job.spec.reservation == one.name or job.allocation is None:
+        if job.spec.reservation == reservation.name or job.allocation is None:
             continue
         end = expected_end(job, job.start_time if job.start_time is not None else time.time())
-        if end > one.begin and any(part.node in one.nodes for part in job.allocation.parts):
+        if end > reservation.begin and any(part.node in reservation.nodes for part in job.allocation.parts):
             found.append((job.id, job.user, end))
     return tuple(sorted(found))
 
 
-def _ask(client: Client, what: str, command: AnyCommand, one: Reservation) -> ReservationResult:
+def _deliver(client: Client, what: str, command: AnyCommand, reservation: Reservation) -> ReservationResult:
     check_admin(client)
     client.deliverable_inbox().deliver(command)
-    return ReservationResult(what, one, late_jobs(client.reader.active() if client.reader else (), one))
+    return ReservationResult(what, reservation, late_jobs(client.reader.active() if client.reader else (), reservation))
 
 
-def _named(name: str, there: Sequence[Reservation]) -> Reservation:
-    names = [one.name for one in there]
+def _find(name: str, existing: Sequence[Reservation]) -> Reservation:
+    names = [reservation.name for reservation in existing]
     if name not in names:
         raise UsageError(f"no current reservation '{name}'{did_you_mean(name, names)}")
-    return named(name, there)
+    return named(name, existing)
 
 
-def _free_name(begin: float, there: Iterable[Reservation]) -> str:
-    """``maint-1123``, by the day it begins on."""
-    taken = {one.name for one in there}
+def _free_name(begin: float, existing: Iterable[Reservation]) -> str:
+    """Return an unused name such as ``maint-1123``, after the day it begins."""
+    taken = {reservation.name for reservation in existing}
     base = time.strftime("maint-%m%d", time.localtime(begin))
     return next(name for i in range(len(taken) + 1) if (name := f"{base}-{i + 1}" if i else base) not in taken)
 
 
-def _times(wanted: Wanted, now: float) -> tuple[float, float]:
-    begin = now if wanted.begin is None else options.moment("--from", wanted.begin, now)
-    return begin, _end(wanted, begin, now)
+def _times(request: ReservationRequest, now: float) -> tuple[float, float]:
+    begin = now if request.begin is None else options.unix_time("--from", request.begin, now)
+    return begin, _end(request, begin, now)
 
 
-def _end(wanted: Wanted, begin: float, now: float) -> float:
-    if (wanted.until is None) == (wanted.lasts is None):
+def _end(request: ReservationRequest, begin: float, now: float) -> float:
+    if (request.until is None) == (request.lasts is None):
         raise UsageError("no end given: use --to or --for", "--to 2026-11-20T18:00, --for 4h")
-    if wanted.until is not None:
-        return options.moment("--to", wanted.until, now)
-    lasts = options.duration("--for", wanted.lasts)
-    assert lasts is not None
-    return begin + lasts
+    if request.until is not None:
+        return options.unix_time("--to", request.until, now)
+    lasts_s = options.duration("--for", request.lasts)
+    assert lasts_s is not None
+    return begin + lasts_s
 
 
-def _nodes(client: Client, wanted: Wanted, there: Sequence[Reservation], begin: float, end: float) -> tuple[str, ...]:
-    """The nodes named, or of the partition, or the fewest with so many GPUs."""
-    if wanted.gpus is not None:
-        if wanted.nodes:
+def _nodes(
+    client: Client, request: ReservationRequest, existing: Sequence[Reservation], begin: float, end: float
+) -> tuple[str, ...]:
+    """Return the named nodes, or the partition's, or the fewest with enough GPUs."""
+    if request.gpus is not None:
+        if request.nodes:
             raise UsageError("nodes and a number of GPUs cannot be combined", "use one")
-        return _with_gpus(client, wanted, there, begin, end)
-    if wanted.partition is not None:
-        if wanted.nodes:
+        return _fewest_nodes(client, request, existing, begin, end)
+    if request.partition is not None:
+        if request.nodes:
             raise UsageError("nodes and a partition cannot be combined", "use one")
-        return tuple(node.name for node in known_partition(client.inventory, wanted.partition).nodes)
-    if not wanted.nodes:
+        return tuple(node.name for node in known_partition(client.inventory, request.partition).nodes)
+    if not request.nodes:
         raise UsageError("no nodes given: use names, dgx[1-4], or -p PARTITION for all of its nodes")
-    return expanded(wanted.nodes)
+    return expand_hosts(request.nodes)
 
 
-def expanded(texts: Iterable[str]) -> tuple[str, ...]:
-    """Names of nodes, of lists as Slurm writes them.
+def expand_hosts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of nodes in host lists as Slurm writes them.
 
     Raises:
-        UsageError: It is no such list.
+        UsageError: It is not a host list.
     """
     from gpusched.slurm.hostlist import expand
 
@@ -210,10 +214,10 @@ def expanded(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _with_gpus(
-    client: Client, wanted: Wanted, there: Sequence[Reservation], begin: float, end: float
+def _fewest_nodes(
+    client: Client, request: ReservationRequest, existing: Sequence[Reservation], begin: float, end: float
 ) -> tuple[str, ...]:
-    assert wanted.gpus is not None
+    assert request.gpus is not None
     active = client.reader.active() if client.reader else []
     records = client.reader.node_records() if client.reader else {}
     busy = {
@@ -223,5 +227,5 @@ def _with_gpus(
         and expected_end(job, job.start_time if job.start_time is not None else time.time()) > begin
         for part in job.allocation.parts
     }
-    unwell = {name for name, record in records.items() if record.state in NOT_FOR_NEW_JOBS}
-    return fewest_nodes(client.inventory, wanted.partition, wanted.gpus, there, busy, unwell, begin, end)
+    unavailable = {name for name, record in records.items() if record.state in NOT_FOR_NEW_JOBS}
+    return fewest_nodes(client.inventory, request.partition, request.gpus, existing, busy, unavailable, begin, end)

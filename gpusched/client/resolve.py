@@ -1,4 +1,4 @@
-"""From what a person types to job ids: unique prefixes, arrays and their tasks, jobs still in the inbox included."""
+"""Resolve what users type to job ids: unique prefixes, arrays and their tasks, including jobs still in the inbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.waiting import inbox_job, inbox_jobs
+from gpusched.client.waiting import inbox_jobs, inbox_submission
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from gpusched.queue.store import Reader
 
 SHOWN_CANDIDATES = 8
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class ResolvedJobs(msgspec.Struct, frozen=True):
-    """What was meant: the id (an array's own where all tasks are meant) and its jobs as they are now."""
+    """The id (an array's own if all tasks are meant) and its jobs in their current state."""
 
     id: str
     jobs: tuple[JobRecord, ...]
 
 
 def stored_jobs(reader: Reader, job_id: str) -> list[JobRecord]:
-    """The job of a whole id, or the tasks that it names (`Reader.rows_of`); none that the store does not know."""
+    """Return the job, or the tasks that a whole id names (`Reader.rows_of`); none if the store does not know it."""
     return reader.rows_of(job_id)
 
 
 def refusal(reader: Reader, job_id: str) -> str | None:
-    """Why the controller refused this submission, or None if it did not."""
+    """Return why the controller refused this submission, or None if it did not."""
     for event in reader.events(job_id=job_id.partition("_")[0]):
         if event.kind == "refused_command":
             return str(event.data.get("why", "no reason given"))
     return None
 
 
-def surplus_refusal(reader: Reader) -> str | None:
-    """Why submissions of this user that are nowhere may have been refused by their number; None: none was."""
+def excess_refusal(reader: Reader) -> str | None:
+    """Return why this user's excess submissions were refused, or None if none was."""
     me = user_name(os.getuid())
     for event in reversed(reader.events()):
         if event.kind == "refused_command" and event.user == me and event.data.get("surplus"):
@@ -55,14 +55,14 @@ def surplus_refusal(reader: Reader) -> str | None:
 
 
 class Resolver:
-    """Resolves prefixes against one view of inbox and store."""
+    """Resolves prefixes against one view of the inbox and the store."""
 
     def __init__(self, client: Client) -> None:
-        self._waiting = inbox_jobs(client)  # before the store: a job folded meanwhile is then seen there
+        self._waiting = inbox_jobs(client)  # read before the store: a job queued in between is then in both
         self._client = client
 
     def targets(self, texts: Iterable[str]) -> list[ResolvedJobs]:
-        """`target` of each, without repeats, in order."""
+        """Return the `target` of each, without repeats, in order."""
         found: dict[str, ResolvedJobs] = {}
         for text in texts:
             target = self.target(text)
@@ -70,7 +70,7 @@ class Resolver:
         return list(found.values())
 
     def target(self, text: str) -> ResolvedJobs:
-        """The job, array or array task that ``text`` names.
+        """Return the job, array or array task that ``text`` names.
 
         Raises:
             UsageError: No such job, or more than one.
@@ -78,12 +78,12 @@ class Resolver:
         """
         if ids.is_slurms(text.strip()) and (known := self._of_slurm(text.strip())) is not None:
             return known
-        wanted = ids.normalise(text)
-        if not ids.is_prefix(wanted):
+        normalized = ids.normalise(text)
+        if not ids.is_prefix(normalized):
             raise UsageError(f"{text[:60]!r} is not a job id")
-        prefix, index = wanted.partition("_")[0], wanted.partition("_")[2].strip("[]")
+        prefix, index = normalized.partition("_")[0], normalized.partition("_")[2].strip("[]")
         if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
-            self._waiting += inbox_job(self._client, prefix)
+            self._waiting += inbox_submission(self._client, prefix)
         base = self._unique(text, prefix)
         jobs = self._jobs(base)
         if not index:
@@ -94,22 +94,22 @@ class Resolver:
             raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
         found = chosen(jobs, spans)
         if not found:
-            what = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
-            raise UsageError(f"job {base} {what}")
+            problem = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
+            raise UsageError(f"job {base} {problem}")
         return ResolvedJobs(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
-        """Whether a job is in a later copy of the store, where copies are read: one just taken is in none yet."""
+        """Return whether a later copy of the store has the job: a new job is not in the current copy yet."""
         end = time.monotonic() + (2 * reader.behind_s() + 1.0 if reader.behind_s() else 0.0)
         while time.monotonic() < end:
-            reader.data_version()  # which goes on to the latest copy
+            reader.data_version()  # switches to the latest copy
             if reader.matching(job_id) or refusal(reader, job_id) is not None:
                 return True
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return False
 
     def _of_slurm(self, wanted: str) -> ResolvedJobs | None:
-        """The job or array of Slurm of just this id; of several, the latest. None: there is none."""
+        """Return the Slurm job or array of exactly this id; the latest if Slurm reused it; None if there is none."""
         reader = self._client.reader
         if reader is None:
             return None
@@ -124,7 +124,7 @@ class Resolver:
         stored = reader.matching(prefix) if reader else []
         queued = (j.array_id or j.id for j in self._waiting)
         candidates = sorted({*(i.partition("_")[0] for i in stored), *(i for i in queued if i.startswith(prefix))})
-        candidates = [i for i in candidates if not ids.is_slurms(i)]  # a number is a whole id there
+        candidates = [i for i in candidates if not ids.is_slurms(i)]  # Slurm's numbers are whole ids
         if prefix in candidates:
             return prefix
         if not candidates:
@@ -134,8 +134,8 @@ class Resolver:
                 return self._unique(text, prefix)
             raise UsageError(f"there is no job {text[:60]!r}", "see 'gpusched status --all'")
         if len(candidates) > 1:
-            shown = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")
-            raise UsageError(f"{text[:60]!r} matches several jobs: {shown}", "type more characters")
+            listed = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")
+            raise UsageError(f"{text[:60]!r} matches several jobs: {listed}", "type more characters")
         return candidates[0]
 
     def _jobs(self, base: str) -> list[JobRecord]:

@@ -1,4 +1,4 @@
-"""With whom a job shares its GPUs, and what that costs it."""
+"""Which job shares a job's GPUs, and what that costs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusched.views import common
 
 
 def sharing_of(client: Client, job: JobRecord) -> tuple[str | None, str]:
-    """The job that has GPUs of this one, too; and which these are and what that costs, as a line."""
+    """Return the id of the job that shares this job's GPUs, and one line with these GPUs and the cost."""
     if not job.spec.share or job.state not in ACTIVE or client.reader is None:
         return None, ""
     from gpusched.queue.snapshots import partners_of
@@ -19,17 +19,17 @@ def sharing_of(client: Client, job: JobRecord) -> tuple[str | None, str]:
     partner = active.get(partners_of(active.values()).get(job.id, ""))
     if partner is None or job.allocation is None or partner.allocation is None:
         return None, ""
-    mine, its = job.allocation.parts[0], partner.allocation.parts[0]
-    gpus = common.ranges(gpu for gpu in mine.gpus if gpu in its.gpus)
+    own_part, partner_part = job.allocation.parts[0], partner.allocation.parts[0]
+    gpus = common.ranges(gpu for gpu in own_part.gpus if gpu in partner_part.gpus)
     cost = _cost_beside(client.reader, job, partner)
-    whose = f"job {partner.id} ({partner.spec.name} of {partner.user})"
-    return partner.id, f"GPUs {gpus} of {mine.node} with {whose}, expected {cost.line('alone')}"
+    partner_label = f"job {partner.id} ({partner.spec.name} of {partner.user})"
+    return partner.id, f"GPUs {gpus} of {own_part.node} with {partner_label}, expected {cost.line('alone')}"
 
 
 def _cost_beside(reader: Reader, job: JobRecord, other: JobRecord) -> Cost:
-    """How much slower a job is expected to be with another one on its GPUs."""
+    """Return how much slower a job is expected to run with another one on its GPUs."""
     from gpusched.sched.interference.beliefs import cost_of_neighbour
 
-    own, its = (kind_of(one.user, one.spec.name) for one in (job, other))
-    own_belief, its_belief = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in (own, its))
-    return cost_of_neighbour(own_belief, its_belief, "gpu")
+    kinds = (kind_of(record.user, record.spec.name) for record in (job, other))
+    own, neighbour = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in kinds)
+    return cost_of_neighbour(own, neighbour, "gpu")

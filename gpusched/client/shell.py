@@ -1,7 +1,7 @@
-"""Working in a job: it is queued, waited for, and then its terminal (or stdin, stdout and stderr) is ours.
+"""Interactive jobs: queue the job, wait for it, and connect its terminal (or stdin, stdout and stderr) to ours.
 
-One way for all: the requests of `gpusched.model.relay`, answered by the controller's relay, or here, in a thread, for
-users who have an account on the nodes themselves.
+Both ways use the requests of `gpusched.model.relay`: the controller's relay answers them, or a thread of this process
+for users who have an account on the nodes.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LOST = 255
-"""Exit code where the connection was lost and the job goes on, as ssh has it."""
+"""Exit code if the connection was lost while the job keeps running, as for ssh."""
 _RETRY_S = 1.0
-_LAST_LOOK_S = 3.0  # a connection that ends may have ended with its job
+_END_GRACE_S = 3.0  # a connection that ends may have ended with its job
 _REDRAW_S = 0.3
-_RELAY_S = 20.0  # in which a relay that was lost is there again
-_TAKEN_UP = frozenset({JobState.STARTING, JobState.RUNNING})
-_OWN_ENDS = frozenset({JobState.COMPLETED, JobState.FAILED})
+_RELAY_S = 20.0  # the controller is expected to be restarted within this time
+_STARTED = frozenset({JobState.STARTING, JobState.RUNNING})
+_PROGRAM_ENDS = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
 class Screen(Protocol):
-    """Where people read what happens."""
+    """Where messages for people are shown."""
 
     def waiting(self, line: str) -> None:
-        """A line that takes the place of the one before; "" takes it away."""
+        """Show a line in place of the previous one; "" removes it."""
 
     def note(self, line: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
 
 
 class ShellSignal(Exception):
-    """A signal asks us to go."""
+    """A signal asks the client to exit."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -66,10 +66,10 @@ class ShellSignal(Exception):
 
 
 def prepare_session(client: Client, request: SubmitRequest, pty: bool) -> Submit:
-    """`prepare` for a job that people work in.
+    """Call `prepare` for an interactive job.
 
     Raises:
-        UsageError: The first thing wrong, in one line; nothing was queued.
+        UsageError: The first error, in one line; nothing was queued.
     """
     if pty and not sys.stdin.isatty():
         raise UsageError("--pty needs a terminal as stdin", "omit it, or run it in a terminal")
@@ -83,21 +83,21 @@ def prepare_session(client: Client, request: SubmitRequest, pty: bool) -> Submit
 
 
 def run(client: Client, prepared: Submit, forwards: Forwards, screen: Screen) -> int:
-    """Queue a job of `prepare_session`, wait for its place, work in it; returns its exit code.
+    """Queue a job of `prepare_session`, wait until it runs and connect to it; return its exit code.
 
-    Whoever is interrupted while it waits takes it away again.
+    An interrupt while it waits cancels it.
 
     Raises:
         GpuschedError: The controller refused it, or it cannot be reached.
     """
-    return _Attending(client, "", forwards, screen, cancels=True).until_end(lambda: submit(client, prepared))
+    return _Session(client, "", forwards, screen, cancels=True).until_end(lambda: submit(client, prepared))
 
 
 def attach(client: Client, text: str, forwards: Forwards, screen: Screen) -> int:
-    """Work in a job of ``gpusched run`` (again), from its start on; returns its exit code.
+    """Connect to a job of ``gpusched run`` (again), as soon as it runs; return its exit code.
 
     Raises:
-        UsageError: No such job, or one of another kind.
+        UsageError: No such job, or it is not interactive.
         GpuschedError: It has ended, or cannot be reached.
     """
     target = Resolver(client).target(text)
@@ -108,39 +108,39 @@ def attach(client: Client, text: str, forwards: Forwards, screen: Screen) -> int
     if job.spec.pty and not sys.stdin.isatty():
         raise UsageError(f"job {job.id} has a terminal; attach needs a terminal as stdin")
     if job.state in ENDED:
-        raise GpuschedError(f"job {job.id} has ended {_ended_as(job)}")
-    return _Attending(client, job.id, forwards, screen, cancels=False).until_end()
+        raise GpuschedError(f"job {job.id} has ended {_end_text(job)}")
+    return _Session(client, job.id, forwards, screen, cancels=False).until_end()
 
 
-class _Attending:
-    """One client and one job, until either is done."""
+class _Session:
+    """One client's session with one job, until either ends."""
 
     def __init__(self, client: Client, job_id: str, forwards: Forwards, screen: Screen, cancels: bool) -> None:
         self._client, self._id, self._forwards, self._screen = client, job_id, forwards, screen
-        self._cancels, self._began, self._opened, self._missed = cancels, False, 0.0, 0.0
+        self._cancel_on_exit, self._has_output, self._reopened_at, self._unreachable_since = cancels, False, 0.0, 0.0
         self._signals: list[int] = []  # that came while the job was being queued
 
     def until_end(self, queue: Callable[[], str] | None = None) -> int:
-        """Attend the job, which ``queue`` submits first; returns its exit code."""
+        """Stay with the job, which ``queue`` submits first; return its exit code."""
         try:
-            with _handling(dict.fromkeys((signal.SIGINT, signal.SIGHUP, signal.SIGTERM), self._told)):
+            with _handling(dict.fromkeys((signal.SIGINT, signal.SIGHUP, signal.SIGTERM), self._on_signal)):
                 if queue is not None:
                     self._id = queue()
                     for number in self._signals:
-                        self._told(number, None)
-                return self._until_end()
+                        self._on_signal(number, None)
+                return self._wait_for_end()
         except (KeyboardInterrupt, ShellSignal) as told:
             self._leave()
             return 128 + (told.number if isinstance(told, ShellSignal) else signal.SIGINT)
-        except BrokenPipeError:  # whoever read what it says has gone (| head), and nobody will attach to it again
-            if self._cancels:
+        except BrokenPipeError:  # the reader of the output has gone (| head), and nobody will attach again
+            if self._cancel_on_exit:
                 self._cancel()
             raise
         finally:
             self._forwards.close()
 
-    def _told(self, number: int, frame: object) -> None:
-        """Leave, for Ctrl-C, a closed terminal or ``kill``; only once it is known which job that leaves behind."""
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Exit on Ctrl-C, a closed terminal or ``kill``, but only once the job has an id, which is then reported."""
         if not self._id:
             self._signals.append(number)
         elif number == signal.SIGINT:
@@ -148,29 +148,29 @@ class _Attending:
         else:
             raise ShellSignal(number)
 
-    def _until_end(self) -> int:
+    def _wait_for_end(self) -> int:
         while True:
-            job = self._look()
+            job = self._read_job()
             if job is None:
                 self._wait("submitted")
             elif job.state in ENDED:
                 return self._ended(job)
-            elif job.state in _TAKEN_UP:
-                if (code := self._attend(job)) is not None:
+            elif job.state in _STARTED:
+                if (code := self._connect_and_work(job)) is not None:
                     return code
             else:
-                self._wait(f"{job.state}{_because(job)}")
+                self._wait(f"{job.state}{_reason_text(job)}")
             time.sleep(POLL_S)
 
-    def _look(self) -> JobRecord | None:
-        """The job as the store has it now; None: the controller has not taken it up.
+    def _read_job(self) -> JobRecord | None:
+        """Return the job as the store has it now; None if the controller has not queued it yet.
 
         Raises:
-            GpuschedError: It refused it.
+            GpuschedError: The controller refused it.
         """
-        if time.monotonic() - self._opened > REOPEN_S:
+        if time.monotonic() - self._reopened_at > REOPEN_S:
             self._client.reopen()
-            self._opened = time.monotonic()
+            self._reopened_at = time.monotonic()
         reader = self._client.reader
         job = reader.job(self._id) if reader is not None else None
         if job is None and reader is not None and (why := refusal(reader, self._id)) is not None:
@@ -183,34 +183,34 @@ class _Attending:
 
     # -- being attached --------------------------------------------------------------------------------------------
 
-    def _attend(self, job: JobRecord) -> int | None:
-        """Work in it; returns the exit code, None where it is to be looked at again."""
+    def _connect_and_work(self, job: JobRecord) -> int | None:
+        """Connect to the job; return the exit code, or None to look at its state again."""
         try:
             with self._connect(self._request(job)) as sock:
                 frames = Frames()
-                if not self._has_begun(sock, frames, job):
+                if not self._wait_for_output(sock, frames, job):
                     return None
                 self._screen.waiting("")
-                self._began, self._missed = True, 0.0
-                code = self._work(sock, frames, job)
+                self._has_output, self._unreachable_since = True, 0.0
+                code = self._copy_streams(sock, frames, job)
         except relay.NotListening as error:
-            self._missed = self._missed or time.monotonic()
-            if time.monotonic() - self._missed > _RELAY_S:
+            self._unreachable_since = self._unreachable_since or time.monotonic()
+            if time.monotonic() - self._unreachable_since > _RELAY_S:
                 raise
             self._wait(f"{job.state}: {error.line()}")
             return None
         except TransportError as error:
-            if self._began:
+            if self._has_output:
                 return self._lost(job, error)
             self._wait(f"{job.state}: {error.line()}")
             time.sleep(_RETRY_S)
             return None
         except GpuschedError:
-            if self._began or not self._has_changed(job):
+            if self._has_output or not self._has_changed(job):
                 raise
             return None
         if code == NOT_STARTED:  # what becomes of it the store will say
-            self._began = False
+            self._has_output = False
             time.sleep(_RETRY_S)
             return None
         return self._finished(code)
@@ -219,12 +219,12 @@ class _Attending:
     def _request(job: JobRecord) -> Attach:
         terminal = relay.terminal() if job.spec.pty else None
         if terminal is not None and job.state is JobState.RUNNING and terminal.columns > 1:
-            # Programs draw their screen anew when its size changes, and the right one comes a moment later.
+            # Programs redraw their screen when its size changes; the true size follows a moment later.
             terminal = Terminal(name=terminal.name, rows=terminal.rows, columns=terminal.columns - 1)
         return Attach(job=job.id, attempt=job.attempt, terminal=terminal)
 
-    def _has_begun(self, sock: socket.socket, frames: Frames, job: JobRecord) -> bool:
-        """Wait until what is said is the job's; False where it has changed before."""
+    def _wait_for_output(self, sock: socket.socket, frames: Frames, job: JobRecord) -> bool:
+        """Wait until the connection carries the job's output; return False if the job has changed before."""
         node = job.allocation.parts[0].node if job.allocation is not None else "its node"
         preparing = (
             ": it is being prepared (the image may still be downloading)" if job.state is JobState.STARTING else ""
@@ -235,20 +235,20 @@ class _Attending:
                 if self._has_changed(job, 0.0):
                     return False
                 continue
-            if any(kind == BEGAN for kind, _ in relay.checked(frames, relay.receive(sock))):
+            if any(kind == BEGAN for kind, _ in relay.decoded_frames(frames, relay.receive(sock))):
                 return True
 
-    def _work(self, sock: socket.socket, frames: Frames, job: JobRecord) -> int:
+    def _copy_streams(self, sock: socket.socket, frames: Frames, job: JobRecord) -> int:
         for line in self._forwards.serve(
             lambda port: self._connect(Forward(job=job.id, attempt=job.attempt, port=port))
         ):
             self._screen.note(line)
         if not job.spec.pty:
-            with self._interrupts_cancel():
-                return relay.talk(sock, True, None, frames)
-        with relay.raw_terminal(), relay.resizes() as resized:
-            return relay.talk(
-                sock, True, resized, frames, (_REDRAW_S, lambda: size_frame(*relay.window_size())), keeps=True
+            with self._cancel_on_interrupt():
+                return relay.copy_streams(sock, True, None, frames)
+        with relay.raw_terminal(), relay.window_changes() as resized:
+            return relay.copy_streams(
+                sock, True, resized, frames, (_REDRAW_S, lambda: size_frame(*relay.window_size())), keep_input_open=True
             )
 
     def _connect(self, request: Attach | Forward) -> socket.socket:
@@ -256,43 +256,43 @@ class _Attending:
             return relay.connect(self._client, request)
         from gpusched.controller.relay import serve
 
-        ours, theirs = socket.socketpair()
-        ours.sendall(frame(REQUEST, msgspec.json.encode(request)))
+        client_end, server_end = socket.socketpair()
+        client_end.sendall(frame(REQUEST, msgspec.json.encode(request)))
 
         def answer() -> None:
-            with theirs:
-                serve(theirs, os.getuid(), self._site, lambda text: None)
+            with server_end:
+                serve(server_end, os.getuid(), self._relay_context, lambda text: None)
 
         threading.Thread(target=answer, daemon=True).start()
-        return ours
+        return client_end
 
     @cached_property
-    def _site(self) -> RelayContext:
+    def _relay_context(self) -> RelayContext:
         from gpusched.controller.relay import RelayContext
 
         return RelayContext(self._client.state, Path(self._client.inventory.path))
 
     # -- how it went -----------------------------------------------------------------------------------------------
 
-    def _has_changed(self, job: JobRecord, within_s: float = _LAST_LOOK_S) -> bool:
-        """Whether it is not what it was any more: it is being ended, say, or waits again."""
-        until = time.monotonic() + within_s
+    def _has_changed(self, job: JobRecord, within_s: float = _END_GRACE_S) -> bool:
+        """Return whether the attempt is over: the job is ending, for instance, or pending again."""
+        deadline = time.monotonic() + within_s
         while True:
-            now = self._look()
-            if now is not None and (now.attempt != job.attempt or now.state not in _TAKEN_UP):
+            current = self._read_job()
+            if current is not None and (current.attempt != job.attempt or current.state not in _STARTED):
                 return True
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
 
     def _finished(self, code: int) -> int:
-        """After its program has ended with ``code``."""
-        job = self._look()
+        """Return the exit code to report after the program has exited with ``code``."""
+        job = self._read_job()
         if job is not None and code == EXIT_CODES[JobState.OUT_OF_MEMORY]:
             self._has_changed(job)
-            job = self._look()
+            job = self._read_job()
         outcome = None if job is None else job.ending.outcome if job.ending is not None else job.state
-        if job is None or outcome is None or outcome in _TAKEN_UP | _OWN_ENDS:
+        if job is None or outcome is None or outcome in _STARTED | _PROGRAM_ENDS:
             return code
         if job.state not in ENDED:
             job = msgspec.structs.replace(job, state=outcome)
@@ -301,29 +301,29 @@ class _Attending:
     def _ended(self, job: JobRecord) -> int:
         self._screen.waiting("")
         if job.state is not JobState.COMPLETED:
-            self._screen.note(f"job {job.id} ended {_ended_as(job)}")
+            self._screen.note(f"job {job.id} ended {_end_text(job)}")
         return exit_code(job) if job.state in EXIT_CODES else 1
 
     def _lost(self, job: JobRecord, error: TransportError) -> int | None:
         if self._has_changed(job):
-            self._began = False
+            self._has_output = False
             return None
-        self._screen.note(f"{error.reason}; job {job.id} keeps running for {self._kept}: gpusched attach {job.id}")
+        self._screen.note(f"{error.reason}; job {job.id} keeps running for {self._keep_text}: gpusched attach {job.id}")
         return LOST
 
     def _leave(self) -> None:
-        if self._cancels and not self._began:
+        if self._cancel_on_exit and not self._has_output:
             self._cancel()
-            said = f"job {self._id} cancelled"
+            message = f"job {self._id} cancelled"
         else:
-            kept = f", and is kept for {self._kept}" if self._began else ""
-            said = f"job {self._id} goes on{kept}: gpusched attach {self._id}"
-        with contextlib.suppress(OSError):  # the terminal is gone, mostly
-            self._screen.note(said)
+            kept_text = f", and is kept for {self._keep_text}" if self._has_output else ""
+            message = f"job {self._id} goes on{kept_text}: gpusched attach {self._id}"
+        with contextlib.suppress(OSError):  # usually the terminal is gone
+            self._screen.note(message)
 
     @property
-    def _kept(self) -> str:
-        job = self._look()
+    def _keep_text(self) -> str:
+        job = self._read_job()
         seconds = (job.spec.session if job is not None else None) or self._client.inventory.settings.session_keep_s
         return f"{seconds} s" if seconds % 60 else f"{seconds // 60} min"
 
@@ -331,15 +331,15 @@ class _Attending:
         self._client.deliverable_inbox().deliver(Cancel(time=time.time(), job_ids=(self._id,)))
 
     @contextlib.contextmanager
-    def _interrupts_cancel(self) -> Iterator[None]:
-        """The first Ctrl-C cancels the job, whose end is still shown; the second leaves."""
-        asked = False
+    def _cancel_on_interrupt(self) -> Iterator[None]:
+        """Cancel the job on the first Ctrl-C, and still show its end; stop waiting on the second."""
+        cancelled = False
 
         def interrupt(*_: object) -> None:
-            nonlocal asked
-            if asked:
+            nonlocal cancelled
+            if cancelled:
                 raise KeyboardInterrupt
-            asked = True
+            cancelled = True
             self._cancel()
             self._screen.note(f"job {self._id} is being cancelled; press Ctrl-C again to stop waiting")
 
@@ -347,17 +347,17 @@ class _Attending:
             yield
 
 
-def _because(job: JobRecord) -> str:
+def _reason_text(job: JobRecord) -> str:
     return f" ({job.reason}{': ' + job.message if job.message else ''})" if job.reason else ""
 
 
-def _ended_as(job: JobRecord) -> str:
-    return f"{job.state}{_because(job)}"
+def _end_text(job: JobRecord) -> str:
+    return f"{job.state}{_reason_text(job)}"
 
 
 @contextlib.contextmanager
 def _handling(handlers: dict[signal.Signals, Callable[..., None]]) -> Iterator[None]:
-    """Handlers of signals that are not ignored."""
+    """Install signal handlers, except for signals that are ignored."""
     before = {number: signal.getsignal(number) for number in handlers}
     try:
         for number, handler in handlers.items():

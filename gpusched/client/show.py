@@ -1,4 +1,4 @@
-"""All that is known of one job."""
+"""All details of one job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show(client: Client, text: str) -> Page:
-    """The job; of an array asked for by its own id, the first task that has not ended, with all tasks.
+    """Return the job; for an array's own id, the first task that has not ended, with all tasks.
 
     Raises:
         UsageError: No such job.
@@ -34,7 +34,7 @@ def show(client: Client, text: str) -> Page:
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []
     partner, shared = sharing_of(client, job)
-    waits = job.state is JobState.PENDING and job.spec.elastic is not None
+    is_resizable = job.state is JobState.PENDING and job.spec.elastic is not None
     spreads = _spreads(client, job) if job.state is JobState.PENDING else ()
     costs = place_costs(client, (job,))
     return Page(
@@ -46,7 +46,7 @@ def show(client: Client, text: str) -> Page:
         warning="" if job.state in ENDED else client.warning(),
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
-        sizes=_sizes(client, job) if waits else None,
+        sizes=_sizes(client, job) if is_resizable else None,
         partner=partner,
         shared=shared,
         spreads=spreads,
@@ -55,7 +55,7 @@ def show(client: Client, text: str) -> Page:
 
 
 def script_of(client: Client, text: str) -> str:
-    """The text of a job's script.
+    """Return the text of a job's script.
 
     Raises:
         UsageError: No such job, or it has none.
@@ -68,7 +68,7 @@ def script_of(client: Client, text: str) -> str:
 
 
 def _spreads(client: Client, job: JobRecord) -> tuple[SpreadStart, ...]:
-    """As `why` has them; of a job that can only be on one node, or beside a broken inventory, nothing is run ahead."""
+    """Return the start times by spread, as `why` has them; none for a job on one node or with an invalid inventory."""
     if job.spec.nodes == 1 and job.spec.max_nodes is None:
         return ()
     from gpusched.client.why import explain_pending

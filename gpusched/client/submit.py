@@ -1,4 +1,4 @@
-"""Submitting: options -> a checked spec -> one command file in the inbox."""
+"""Turn the options of ``submit`` into a checked spec and one command file in the inbox."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``submit`` as typed; ``script``: text of a job script, whose arguments ``command`` are then."""
+    """The options of ``submit`` as typed; ``script``: the text of a job script, with ``command`` as its arguments."""
 
     command: tuple[str, ...] = ()
     name: str | None = None
@@ -98,7 +98,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionProgram(NamedTuple):
-    """A Python function in place of a command: its name, its text, of an array what follows for each task."""
+    """A Python function in place of a command: its name, its text, and for an array one text per task."""
 
     function: str
     text: str
@@ -108,8 +108,8 @@ class FunctionProgram(NamedTuple):
 class Submitter(NamedTuple):
     """Who submits.
 
-    ``folder``: the one of submission, or an error; ``environ``: where variables and secrets that are named only have
-    their values; ``whole_id``: makes whole ids of jobs of what was typed.
+    ``folder``: returns the submission folder, or raises; ``environ``: values of variables and secrets given by name;
+    ``whole_id``: expands ids of jobs as typed.
     """
 
     user: str
@@ -124,37 +124,37 @@ def prepare(
     program: FunctionProgram | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Submit:
-    """Parse and check everything: the command to deliver, but for its id.
+    """Parse and check everything; return the command to deliver, without its id.
 
-    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: see `Submitter`.
+    ``program``: placed in the job's folder for ``command`` to run. ``environ``: see `Submitter`.
 
     Raises:
-        UsageError: The first thing wrong, in one line; nothing was queued.
+        UsageError: The first error, in one line; nothing was queued.
     """
-    me = Submitter(user_name(os.getuid()), folder, environ, lambda text: _whole_id(client, text))
-    prepared = assembled(client.inventory, request, me, program)
-    _check_queued(client, prepared.spec, me.user, len(prepared.array) if prepared.array else 1)
+    submitter = Submitter(user_name(os.getuid()), current_folder, environ, lambda text: _whole_id(client, text))
+    prepared = build_submission(client.inventory, request, submitter, program)
+    _check_queued(client, prepared.spec, submitter.user, len(prepared.array) if prepared.array else 1)
     if prepared.spec.reservation:
         _check_reservation(client, prepared.spec, prepared.time)
     return prepared
 
 
-def assembled(
-    inventory: Inventory, request: SubmitRequest, who: Submitter, program: FunctionProgram | None = None
+def build_submission(
+    inventory: Inventory, request: SubmitRequest, submitter: Submitter, program: FunctionProgram | None = None
 ) -> Submit:
-    """Parse and check what needs no more than the inventory; see `prepare`."""
+    """Parse and check everything that needs only the inventory; see `prepare`."""
     now = time.time()
     request = _in_one_partition(request, inventory)
-    shape = _shape(request, inventory)
-    tasks, may, asked, sized, tasks_per_node = shape
+    shape = _request_parts(request, inventory)
+    tasks, resize, resources, sized, tasks_per_node = shape
     array, max_running = options.array(request.array)
     if links := options.chain(request.chain, request.array):
         array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
         raise UsageError("--signal B: needs a job script", "omit B:")
-    secrets = options.secrets(request.secret, who.environ)
-    cwd = who.folder() if request.mount or request.output or request.error or request.script is not None else "/"
+    secrets = options.secrets(request.secret, submitter.environ)
+    cwd = submitter.folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
     partition = inventory.partition(sized.partition)
     spec = JobSpec(
@@ -162,15 +162,17 @@ def assembled(
         **msgspec.structs.asdict(sized),
         image=request.image,
         command=request.command,
-        workdir=_workdir(request.script, mounts, cwd, partition, asked) if request.workdir is None else request.workdir,
-        env=options.environment(request.env, who.environ),
+        workdir=(
+            _workdir(request.script, mounts, cwd, partition, resources) if request.workdir is None else request.workdir
+        ),
+        env=options.environment(request.env, submitter.environ),
         secret_names=tuple(secrets),
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
         append=options.appends(request.open_mode),
         dependencies=(
-            *options.dependencies(request.dependency, who.whole_id),
+            *options.dependencies(request.dependency, submitter.whole_id),
             *([Dependency(DependencyKind.CHAIN)] if links else []),
         ),
         begin_time=options.begin(request.begin, now),
@@ -181,12 +183,12 @@ def assembled(
         preemptible=_preemptible(request.preemptible, partition),
         signal=signal,
         signal_before_s=signal_before_s,
-        nodelist=asked.nodelist,
-        exclude=asked.exclude,
-        gpu_types=asked.gpu_types,
+        nodelist=resources.nodelist,
+        exclude=resources.exclude,
+        gpu_types=resources.gpu_types,
         comment=request.comment,
-        elastic=_elastic(request, may, asked, sized) if may.resizable else None,
-        **_placement(request, tasks, sized, may.resizable, inventory),
+        elastic=_elastic(request, resize, resources, sized) if resize.resizable else None,
+        **_placement(request, tasks, sized, resize.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
         group=request.group or "",
@@ -204,13 +206,14 @@ def assembled(
         slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
         function=program.function if program is not None else "",
     )
-    if may.filled_in:
-        spec = _without_impossible(spec, known_partition(inventory, spec.partition))
-    most = longest(who.user, spec.group, spec.qos, inventory)
-    if request.time is None and most is not None and most < spec.time_limit_s:
-        spec = msgspec.structs.replace(spec, time_limit_s=most)
+    if resize.filled_in:
+        spec = _drop_impossible_sizes(spec, known_partition(inventory, spec.partition))
+    max_time_s = longest(submitter.user, spec.group, spec.qos, inventory)
+    # Only a default limit is shortened to what the quotas allow; a requested one that exceeds them is refused.
+    if request.time is None and max_time_s is not None and max_time_s < spec.time_limit_s:
+        spec = msgspec.structs.replace(spec, time_limit_s=max_time_s)
     validate_spec(spec, inventory)
-    spec = accounted(spec, who.user, inventory)
+    spec = accounted(spec, submitter.user, inventory)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
         program=program.text if program is not None else "",
@@ -224,7 +227,7 @@ def assembled(
 
 
 def submit(client: Client, prepared: Submit) -> str:
-    """Queue it; when this returns it is on disk. Returns the job's id (the array's, for an array)."""
+    """Queue the job durably (it is on disk on return); return its id (the array's, for an array)."""
     now = time.time()
     return deliver_submit(
         client.deliverable_inbox(),
@@ -234,7 +237,7 @@ def submit(client: Client, prepared: Submit) -> str:
 
 
 def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
-    """That so many more jobs may wait, by what the store knows; without such limits it is not opened."""
+    """Check that this many more jobs may be queued; the store is opened only if there are such limits."""
     quotas = client.inventory.quotas
     if any(rule.unit == "queued" for rule in quotas.rules(user, spec.group, spec.qos)) and client.reader is not None:
         from gpusched.queue.quotas import Queued
@@ -243,60 +246,61 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
 
 
 class _RequestParts(NamedTuple):
-    """What was asked for, and the equal parts that it makes in one partition."""
+    """The request, and the equal parts that it makes in one partition."""
 
     tasks: TaskRequest
-    may: _Resizing
-    asked: ResourceRequest
+    resize: _ResizeRequest
+    resources: ResourceRequest
     sized: SizedRequest
     tasks_per_node: int
 
 
-def _shape(request: SubmitRequest, inventory: Inventory) -> _RequestParts:
+def _request_parts(request: SubmitRequest, inventory: Inventory) -> _RequestParts:
     tasks = _tasks(request)
-    may = _resizing(request, tasks, inventory)
-    asked = _resources(request, tasks, may)
+    resize = _resize_request(request, tasks, inventory)
+    resources = _resources(request, tasks, resize)
     if tasks == TaskRequest():
-        sized, tasks_per_node = size(asked, inventory), 1
-    elif may.resizable:
+        sized, tasks_per_node = size(resources, inventory), 1
+    elif resize.resizable:
         raise UsageError("a resizable job has one task per node", "omit --resizable, or the task options")
     else:
-        sized, tasks_per_node = size_by_tasks(asked, tasks, inventory)
-    if request.exclusive and not may.resizable:
-        sized = whole_nodes(sized, asked, inventory)
-    return _RequestParts(tasks, may, asked, sized, tasks_per_node)
+        sized, tasks_per_node = size_by_tasks(resources, tasks, inventory)
+    if request.exclusive and not resize.resizable:
+        sized = whole_nodes(sized, resources, inventory)
+    return _RequestParts(tasks, resize, resources, sized, tasks_per_node)
 
 
 def _in_one_partition(request: SubmitRequest, inventory: Inventory) -> SubmitRequest:
-    """Return the request in the first of the partitions that it names whose nodes, when free, can hold the job.
+    """Return the request in the first of its partitions whose nodes, when free, can hold the job.
 
     Raises:
-        UsageError: There is no such partition, or none of them can; it says what is wrong in the first.
+        UsageError: There is no such partition, or none can hold the job; the error is that of the first.
     """
     names = [name.strip() for name in (request.partition or "").split(",")]
     if len(names) < 2:
         return request
-    wrong = None
+    first_error = None
     for partition in [known_partition(inventory, name) for name in names]:
-        here = msgspec.structs.replace(request, partition=partition.name)
+        candidate = msgspec.structs.replace(request, partition=partition.name)
         try:
-            _, _, asked, sized, _ = _shape(here, inventory)
+            parts = _request_parts(candidate, inventory)
+            sized = parts.sized
             needs = (sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node)
-            held = nodes_that_hold(usable_nodes(partition, asked), *needs)
+            held = nodes_that_hold(usable_nodes(partition, parts.resources), *needs)
             if held < sized.nodes:
                 raise UsageError(f"partition {partition.name} has no {sized.nodes} nodes that can hold the job")
-            most = max_time(partition)
-            if most is not None and sized.time_limit_s > most:
+            max_time_s = max_time(partition)
+            if max_time_s is not None and sized.time_limit_s > max_time_s:
                 raise UsageError(f"partition {partition.name} allows no job to run so long")
-            return here
+            return candidate
         except UsageError as error:
-            wrong = wrong or error
-    assert wrong is not None
-    raise wrong
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
-class _Resizing(NamedTuple):
-    """GPUs that a job may have, and what it was tuned for; ``filled_in``: its partition says so, not the job."""
+class _ResizeRequest(NamedTuple):
+    """The sizes of a job and the one it was tuned for; ``filled_in``: they come from the partition's rules."""
 
     resizable: bool
     sizes: tuple[int, ...]
@@ -305,14 +309,14 @@ class _Resizing(NamedTuple):
     filled_in: bool = False
 
 
-def _resizing(request: SubmitRequest, tasks: TaskRequest, inventory: Inventory) -> _Resizing:
-    """As asked; what was left out as the partition says."""
+def _resize_request(request: SubmitRequest, tasks: TaskRequest, inventory: Inventory) -> _ResizeRequest:
+    """Return the sizes as requested; the partition's rules fill in what was left out."""
     try:
-        place = ResourceRequest(
+        location = ResourceRequest(
             partition=request.partition, flavor=request.flavor, nodelist=options.names(request.nodelist)
         )
-        partition = partition_of(place, inventory)
-    except UsageError:  # `size` says so, after what is more basic
+        partition = partition_of(location, inventory)
+    except UsageError:  # `size` raises it later, after more basic errors
         partition = None
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
@@ -323,27 +327,27 @@ def _resizing(request: SubmitRequest, tasks: TaskRequest, inventory: Inventory) 
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
         by_default = False
     if not request.resizable and not by_default:
-        return _Resizing(False, sizes, options.base_size(sizes, request.base), rules)
+        return _ResizeRequest(False, sizes, options.base_size(sizes, request.base), rules)
     if len(sizes) > 1 or (sizes and request.resizable):
-        return _Resizing(True, sizes, options.base_size(sizes, request.base), rules)
+        return _ResizeRequest(True, sizes, options.base_size(sizes, request.base), rules)
     if partition is None or (rules.most is None and not rules.default):
         raise UsageError("--resizable: no sizes given", "--gpus 1-8, or --sizes 1,2,4,8")
     largest = partition.largest_flavor
-    has = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
-    most = min(has, has if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
+    available = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
+    largest_size = min(available, available if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
     base = request.base if request.base is not None or not sizes else sizes[0]
-    filled = tuple(sorted({*range(rules.least, most + 1), *sizes}))
-    return _Resizing(True, filled, options.base_size(filled, base), rules, filled_in=True)
+    sizes_filled_in = tuple(sorted({*range(rules.least, largest_size + 1), *sizes}))
+    return _ResizeRequest(True, sizes_filled_in, options.base_size(sizes_filled_in, base), rules, filled_in=True)
 
 
-def _elastic(request: SubmitRequest, may: _Resizing, asked: ResourceRequest, base: SizedRequest) -> Elastic:
+def _elastic(request: SubmitRequest, resize: _ResizeRequest, resources: ResourceRequest, base: SizedRequest) -> Elastic:
     cooldown_s = options.duration("--cooldown", request.cooldown)
-    batch = options.batch(request.batch) or may.rules.batch
-    return elastic_of(base, asked, may.sizes, batch, may.rules.cooldown_s if cooldown_s is None else cooldown_s)
+    cooldown_s = resize.rules.cooldown_s if cooldown_s is None else cooldown_s
+    return elastic_of(base, resources, resize.sizes, options.batch(request.batch) or resize.rules.batch, cooldown_s)
 
 
-def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
-    """Of sizes that nobody named, those that its nodes can give."""
+def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:
+    """Drop filled-in sizes that the partition's nodes cannot provide."""
     assert spec.elastic is not None
     nodes = usable_nodes(partition, spec)
     sizes = tuple(g for g in spec.elastic.sizes if g == spec.elastic.base_gpus or shape_on(nodes, spec, g) is not None)
@@ -353,37 +357,37 @@ def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
 def _placement(
     request: SubmitRequest, tasks: TaskRequest, sized: SizedRequest, resizable: bool, inventory: Inventory
 ) -> dict[str, Any]:
-    """How far apart its nodes may be, and how long it waits for near ones: as asked, else as the partition says.
+    """Return the spread and the time to wait for a close placement: as requested, else the partition's.
 
-    Where the job says how far, and not on how many nodes, it may be spread over more than the fewest.
+    With a requested spread and no number of nodes, the job may use more than the fewest nodes.
     """
     partition = known_partition(inventory, sized.partition)
     spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
-    gpus, most = sized.nodes * sized.gpus_per_node, None
+    gpus, max_nodes = sized.nodes * sized.gpus_per_node, None
     shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != TaskRequest()
     if spread in ("rack", "any") and not (shaped or resizable):
-        most = min(gpus, len(partition.nodes), MAX_SIZES)
+        max_nodes = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
         "max_spread": spread or ("" if resizable else partition.placement.max_spread),
-        "max_nodes": most if most is not None and most > 1 else None,
+        "max_nodes": max_nodes if max_nodes is not None and max_nodes > 1 else None,
         "placement_wait_s": partition.placement.wait_s if wait is None else wait,
         "exclusive": request.exclusive,
     }
 
 
-def _resources(request: SubmitRequest, tasks: TaskRequest, may: _Resizing) -> ResourceRequest:
+def _resources(request: SubmitRequest, tasks: TaskRequest, resize: _ResizeRequest) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
         raise UsageError(f"--flavor {request.flavor} and --exclusive cannot be combined", "use one of the two")
-    cores = options.cores(request.cpus, may.resizable)
-    memory = options.memory(request.mem, may.resizable)
-    said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
-    if request.exclusive and not said and tasks == TaskRequest():
+    cores = options.cores(request.cpus, resize.resizable)
+    memory = options.memory(request.mem, resize.resizable)
+    is_sized = cores is not None or memory is not None or resize.base is not None or request.gpus_per_node is not None
+    if request.exclusive and not is_sized and tasks == TaskRequest():
         cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,
         flavor=request.flavor,
         nodes=request.nodes,
-        gpus=may.base,
+        gpus=resize.base,
         gpus_per_node=request.gpus_per_node,
         cores=cores if isinstance(cores, int) else None,
         core_range=cores if isinstance(cores, tuple) else None,
@@ -418,12 +422,12 @@ def _tasks(request: SubmitRequest) -> TaskRequest:
 
 
 def _workdir(
-    script: str | None, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None, asked: ResourceRequest
+    script: str | None, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None, resources: ResourceRequest
 ) -> str | None:
-    """Scripts start in the folder they are submitted from, as in Slurm, wherever the job has it."""
+    """Return the submission folder for scripts, as in Slurm, if the job can see it."""
     if script is None or partition is None:
         return None
-    nodes = usable_nodes(partition, asked)
+    nodes = usable_nodes(partition, resources)
     mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
     return cwd if mounted or all_bare({node.runtime for node in nodes}) else None
 
@@ -436,22 +440,22 @@ def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def _default_name(request: SubmitRequest) -> str:
-    """The program's name, else the image's."""
+    """Return the program's name, else the image's."""
     source = request.command[0] if request.command else (request.image or "").partition(":")[0]
     name = source.rstrip("/").rpartition("/")[2][:MAX_NAME]
     return name if name and name.isprintable() else "job"
 
 
-def _preemptible(asked: bool | None, partition: Partition | None) -> bool:
-    """What was given, else the partition's default."""
-    return asked if asked is not None else partition is not None and partition.preemptible
+def _preemptible(requested: bool | None, partition: Partition | None) -> bool:
+    """Return the requested value, else the partition's default."""
+    return requested if requested is not None else partition is not None and partition.preemptible
 
 
-def folder() -> str:
-    """The folder that this is called in.
+def current_folder() -> str:
+    """Return the current folder.
 
     Raises:
-        UsageError: It is there no more.
+        UsageError: It no longer exists.
     """
     try:
         return os.getcwd()

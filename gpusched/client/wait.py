@@ -1,4 +1,4 @@
-"""Waiting for jobs to end, and the exit code that tells how they did."""
+"""Wait for jobs to end, and the exit code that reports how they ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from gpusched.client.context import Client
-from gpusched.client.resolve import Resolver, refusal, stored_jobs, surplus_refusal
+from gpusched.client.resolve import Resolver, excess_refusal, refusal, stored_jobs
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord, JobState
 
@@ -15,7 +15,7 @@ POLL_S = 0.5
 OUTPUT_S = 30.0
 """After the end: a node that cannot bring the rest of an ``-o`` file by then is not waited for."""
 REOPEN_S = 5.0
-"""A store opened while nobody wrote it (no WAL) never shows later changes; opening it anew does."""
+"""A store opened without a writer (no WAL) never shows later changes; it must be reopened to see them."""
 
 EXIT_CODES = {
     JobState.COMPLETED: 0,
@@ -29,7 +29,7 @@ EXIT_CODES = {
 
 
 def exit_code(job: JobRecord) -> int:
-    """0..255: a COMPLETED or FAILED job's own code, else the code of its state."""
+    """Return 0 to 255: the job's own code if COMPLETED or FAILED, else the code of its state."""
     code = EXIT_CODES[job.state]
     if job.state is JobState.FAILED and job.exit_code:
         code = job.exit_code if 0 < job.exit_code < 256 else 1
@@ -37,12 +37,12 @@ def exit_code(job: JobRecord) -> int:
 
 
 def worst_exit_code(jobs: Iterable[JobRecord]) -> int:
-    """The highest of the jobs' codes."""
+    """Return the highest exit code of the jobs."""
     return max(map(exit_code, jobs), default=0)
 
 
 def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> list[JobRecord]:
-    """Wait until all of the jobs (tasks of arrays included) have ended and their ``-o`` files are whole; the jobs then.
+    """Wait until all jobs (and tasks of arrays) have ended and their ``-o`` files are complete; return the jobs.
 
     Raises:
         UsageError: No such job.
@@ -52,70 +52,70 @@ def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> l
 
 
 def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) -> list[JobRecord]:
-    """The same for whole ids, which the store need not know yet: a shared inbox shows nobody what lies in it.
+    """Wait as `wait_for` does, for whole ids that may still be in a shared inbox, which users cannot list.
 
     Raises:
         GpuschedError: Not ended in time, or refused by the controller.
     """
-    until = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     ended: dict[str, list[JobRecord]] = {}
-    for _ in _changes(client, until):
+    for _ in _changes(client, deadline):
         for target in targets:
             if target not in ended and (jobs := _ended(client, target)) is not None:
                 ended[target] = jobs
         if len(ended) == len(targets):
             jobs = [job for target in targets for job in ended[target]]
-            _wait_for_output(client, jobs, min(until, time.monotonic() + OUTPUT_S))
+            _wait_for_output(client, jobs, min(deadline, time.monotonic() + OUTPUT_S))
             return jobs
-    left = [t for t in targets if t not in ended]
-    raise GpuschedError(f"still running after {timeout_s:g} s: {', '.join(left[:8])}")
+    unended = [t for t in targets if t not in ended]
+    raise GpuschedError(f"still running after {timeout_s:g} s: {', '.join(unended[:8])}")
 
 
-def _wait_for_output(client: Client, jobs: Iterable[JobRecord], until: float) -> None:
+def _wait_for_output(client: Client, jobs: Iterable[JobRecord], deadline: float) -> None:
     """Wait until the nodes have written the rest of the jobs' ``-o`` files.
 
-    A container's output reaches its file through the engine, whose last lines come after the end: GPUs are not held
-    for them, but who reads the file next counts on it.
+    A container's last lines reach its file after its end. GPUs are not held for them, but callers read the file next.
     """
     ids = {job.id for job in jobs if job.spec.output is not None or job.spec.error is not None}
     if not ids:
         return
-    for _ in _changes(client, until):
+    for _ in _changes(client, deadline):
         ranks = client.reader.ranks() if client.reader else []
         if not any(rank.job_id in ids and rank.output is not None and not rank.collected for rank in ranks):
             return
 
 
-def _changes(client: Client, until: float) -> Iterator[None]:
-    """At once, then whenever the store has changed or was opened anew, until a time of the monotonic clock."""
-    opened, seen = 0.0, None
+def _changes(client: Client, deadline: float) -> Iterator[None]:
+    """Yield at once, then whenever the store has changed or was reopened, until a time of the monotonic clock."""
+    opened, last_version = 0.0, None
     yield
-    while (left := until - time.monotonic()) > 0:
-        time.sleep(min(POLL_S, left))
-        anew = time.monotonic() - opened > REOPEN_S
-        if anew:
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, remaining_s))
+        must_reopen = time.monotonic() - opened > REOPEN_S
+        if must_reopen:
             client.reopen()
             opened = time.monotonic()
         reader = client.reader
-        version = reader.data_version() if reader else None  # SQLite's count of others' commits: one cheap look
-        if anew or version != seen:
-            seen = version
+        version = reader.data_version() if reader else None  # SQLite's count of others' commits: a cheap query
+        if must_reopen or version != last_version:
+            last_version = version
             yield
 
 
 def _ended(client: Client, target: str) -> list[JobRecord] | None:
-    """The jobs of an id once all have ended; None before.
+    """Return the jobs of an id once all have ended; None before.
 
     Raises:
         GpuschedError: The controller refused the submission.
     """
-    waits = client.inbox.holds(target.partition("_")[0])  # before the store: what is folded meanwhile is seen there
+    # Read before the store: a submission queued in between is then in both, never in neither.
+    is_in_inbox = client.inbox.holds(target.partition("_")[0])
     reader = client.reader
-    if reader is None or reader.has_unended(target):  # a look that costs the same for any array
+    if reader is None or reader.has_unended(target):  # costs the same for any array
         return None
     jobs = stored_jobs(reader, target)
     if not jobs:
-        if (why := refusal(reader, target) or (None if waits else surplus_refusal(reader))) is not None:
+        if (why := refusal(reader, target) or (None if is_in_inbox else excess_refusal(reader))) is not None:
             raise GpuschedError(f"job {target} was refused: {why}")
         return None
     return jobs if all(j.state in ENDED for j in jobs) else None

@@ -1,4 +1,4 @@
-"""Submissions that still lie in the inbox, as the jobs they will be."""
+"""Submissions that are still in the inbox, as the jobs they will become."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MESSAGE = "submitted; not yet queued by the controller"
 
 
 def inbox_jobs(client: Client) -> list[JobRecord]:
-    """Jobs of the submissions in the inbox that this user may read, oldest first; an array as one row."""
+    """Return the inbox's submissions that this user may read, oldest first; an array is one row."""
     found = (received for received in client.inbox.waiting() if isinstance(received, Received))
     return [job for received in found for job in _jobs_of(received)]
 
 
-def inbox_job(client: Client, job_id: str) -> list[JobRecord]:
-    """The jobs of one submission by its whole id: in a shared installation users cannot list the inbox."""
+def inbox_submission(client: Client, job_id: str) -> list[JobRecord]:
+    """Return the jobs of one submission by its whole id: users cannot list a shared inbox."""
     received = client.inbox.submission(job_id)
     return _jobs_of(received) if received else []
 

@@ -1,4 +1,4 @@
-"""Why a job waits, or ended as it did: the store's facts, explained as the controller would decide now."""
+"""Why a job waits, or why it ended: the store's facts, explained as the controller would decide now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
-from gpusched.client.slurm import in_its_words
+from gpusched.client.slurm import with_slurm_commands
 from gpusched.client.waiting import inbox_jobs
 from gpusched.config.accounts import priority_of
 from gpusched.config.users import user_name
@@ -41,7 +41,7 @@ _ENDED_STEPS = {
 
 
 def why(client: Client, text: str) -> Why:
-    """Why the job is where it is. Of an array, the first task that waits (else the first).
+    """Return why the job is in its state; for an array, of the first pending task (else the first).
 
     Raises:
         UsageError: No such job.
@@ -53,17 +53,17 @@ def why(client: Client, text: str) -> Why:
         return found
     return msgspec.structs.replace(
         found,
-        next_steps=tuple(in_its_words(step) for step in found.next_steps),
-        sooner=tuple(msgspec.structs.replace(s, how=in_its_words(s.how)) for s in found.sooner),
+        next_steps=tuple(with_slurm_commands(step) for step in found.next_steps),
+        sooner=tuple(msgspec.structs.replace(s, how=with_slurm_commands(s.how)) for s in found.sooner),
     )
 
 
 def _why(client: Client, job: JobRecord) -> Why:
     warning = client.warning()
     if job.state is JobState.PENDING:
-        out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
+        fallback = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
         return msgspec.structs.replace(
-            explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
+            explain_pending(client, job), warning=warning, fallback=fallback.line if fallback is not None else ""
         )
     partner, shared = sharing_of(client, job)
     return Why(
@@ -103,7 +103,7 @@ def _steps(job: JobRecord) -> tuple[str, ...]:
 
 
 def dry_run(client: Client, spec: JobSpec) -> Why:
-    """What `why` would say of this request, had it been queued now (``submit --dry-run``)."""
+    """Return what `why` would say of this request if it were queued now (``submit --dry-run``)."""
     now, uid = time.time(), os.getuid()
     job = JobRecord(
         id=ids.mint(now),
@@ -120,35 +120,35 @@ def dry_run(client: Client, spec: JobSpec) -> Why:
 
 
 def explain_pending(client: Client, job: JobRecord) -> Why:
-    """The explanation of a pending job, which may be in the inbox or nowhere yet."""
-    from gpusched.client.forecast import look_ahead
+    """Return the explanation of a pending job, which may be in the inbox or not submitted at all."""
+    from gpusched.client.forecast import forecast_job
     from gpusched.sched.explain import explain
 
     snapshot, sizes = sizes_of_pending(client, job)
     explanation = explain(snapshot, job.id)
-    ahead = look_ahead(client, snapshot, job, explanation)
-    told = (
+    forecast = forecast_job(client, snapshot, job, explanation)
+    parts = (
         explanation.reason.message, explanation.beside, _cost_of(client, job, explanation.racks),
-        *_cleared_for(client, job), explanation.sharing,
+        *_preemption_lines(client, job), explanation.sharing,
     )  # fmt: skip
     return Why(
         job=job,
         reason=str(explanation.reason.code),
-        message="; ".join(filter(None, told)),
+        message="; ".join(filter(None, parts)),
         nodes=explanation.nodes,
         position=explanation.position,
         queue_length=explanation.queue_length,
-        next_steps=ahead.next_steps,
-        expected=ahead.expected,
-        spreads=ahead.spreads,
-        sooner=ahead.sooner,
+        next_steps=forecast.next_steps,
+        expected=forecast.expected,
+        spreads=forecast.spreads,
+        sooner=forecast.sooner,
         sizes=sizes,
         now=snapshot.now,
     )
 
 
 def sizes_of_pending(client: Client, job: JobRecord) -> tuple[Snapshot, SizesNow | None]:
-    """The cluster as the store knows it, with this pending job; and where it is resizable what it would get."""
+    """Return the cluster with this pending job, and for a resizable job the sizes that it would get."""
     snapshot = _snapshot(client, job)
     if job.spec.elastic is None:
         return snapshot, None
@@ -158,7 +158,7 @@ def sizes_of_pending(client: Client, job: JobRecord) -> tuple[Snapshot, SizesNow
 
 
 def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[str, TrainedModel]:
-    """The weights by which an agent chooses sizes there now; none where a rule does."""
+    """Return the weights of the agent that chooses sizes in this partition; none if a rule does."""
     policy = snapshot.policies.get(partition)
     if policy is None or policy.agent is None or not policy.traits.sizes or client.reader is None:
         return {}
@@ -171,7 +171,7 @@ def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[st
 
 
 def _cost_of(client: Client, job: JobRecord, racks: int | None) -> str:
-    """What it would cost not to wait for one rack, where that is known; or ""."""
+    """Return the cost of not waiting for one rack, if known; or ""."""
     if client.reader is None or racks is None:
         return ""
     from gpusched.client.predict import spread_cost
@@ -180,24 +180,24 @@ def _cost_of(client: Client, job: JobRecord, racks: int | None) -> str:
     return found[0] if found is not None else ""
 
 
-def _cleared_for(client: Client, job: JobRecord) -> list[str]:
-    """Who is being stopped for it at this moment."""
+def _preemption_lines(client: Client, job: JobRecord) -> list[str]:
+    """Return a line for each job that is being stopped for this one."""
     active = client.reader.active() if client.reader else []
     stopping = ((other.id, other.ending.preemptions) for other in active if other.ending is not None)
-    return [f"job {other} is being stopped for it" for other, why in stopping if why and why.for_job == job.id]
+    return [f"job {other} is being stopped for it" for other, cause in stopping if cause and cause.for_job == job.id]
 
 
-def _around(row: JobRecord, job: JobRecord) -> list[JobRecord]:
-    """A row of the queue without this job: of its array what comes before it, and what comes after it."""
+def _without_job(row: JobRecord, job: JobRecord) -> list[JobRecord]:
+    """Return a row of the queue without this job: the tasks of its array before it and after it."""
     if not row.tasks or row.array_id != job.array_id or job.array_index is None:
         return [row]
-    at = job.array_index
-    parts = (without(row.tasks, ((at, row.tasks[-1][1]),)), without(row.tasks, ((0, at),)))
-    return [part_of(row, part) for part in parts if part] if both(row.tasks, ((at, at),)) else [row]
+    index = job.array_index
+    parts = (without(row.tasks, ((index, row.tasks[-1][1]),)), without(row.tasks, ((0, index),)))
+    return [part_of(row, part) for part in parts if part] if both(row.tasks, ((index, index),)) else [row]
 
 
 def _snapshot(client: Client, job: JobRecord) -> Snapshot:
-    """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue.
+    """Return the cluster as the store knows it, with this job and the inbox in its queue.
 
     Where an agent is out, its fallback is the policy, as in the controller.
     """
@@ -208,19 +208,19 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
 
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
-    out = reader.fallbacks() if reader else {}
-    policies = {name: p.stand_in if name in out else p for name, p in policies.items()}
+    fallbacks = reader.fallbacks() if reader else {}
+    policies = {name: p.stand_in if name in fallbacks else p for name, p in policies.items()}
     now = time.time()
-    queued = inbox_jobs(client)
+    in_inbox = inbox_jobs(client)
     stored = reader.pending_rows() if reader else []
-    rows = [part for row in (*queued, *stored) for part in _around(row, job)]
-    pending = {j.id: j for j in (*rows, job)}
+    rows = [part for row in (*in_inbox, *stored) for part in _without_job(row, job)]
+    pending = {j.id: j for j in (*rows, job)}  # the job comes last and replaces its own row
 
     def lookup(job_id: str) -> list[JobRecord]:
         if reader and (jobs := reader.standing(job_id)):
             return jobs
         base, spans = wanted(job_id)
-        found = [j for j in queued if base in (j.id, j.array_id)]
+        found = [j for j in in_inbox if base in (j.id, j.array_id)]
         return chosen(found, spans) if spans else found
 
     snapshot = build_snapshot(

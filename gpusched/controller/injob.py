@@ -24,7 +24,7 @@ from gpusched.model.readings import AskReading
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from gpusched.views.squeue import NotAnswered, sacct, squeue
+from gpusched.views.squeue import UnsupportedOption, sacct, squeue
 
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
@@ -92,8 +92,8 @@ class InJobCommandHandler:
                     return self._relay("requeue", words[1:], job, ask, now)
                 case "sbatch" if self._prepare is not None:
                     return self._submit(self._prepare, job, ask, inventory, reads, now)
-            raise NotAnswered("not supported inside a job")
-        except NotAnswered as error:
+            raise UnsupportedOption("not supported inside a job")
+        except UnsupportedOption as error:
             return 1, f"{program}: error: {error}\n"
 
     def _submit(
@@ -109,24 +109,24 @@ class InJobCommandHandler:
             return 0, f"{new}\n" if parsable else f"Submitted batch job {new}\n"
         if self._store.was_folded(f"{new}.submit"):
             reasons = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
-            raise NotAnswered(str(reasons[-1]) if reasons else "the job was not queued")
+            raise UnsupportedOption(str(reasons[-1]) if reasons else "the job was not queued")
         if is_cancelled(job):
-            raise NotAnswered(f"job {job.id} was cancelled")
+            raise UnsupportedOption(f"job {job.id} was cancelled")
         if self._inbox.holds(new) or reads[job.uid] >= MAX_SCRIPTS_READ:
             return None
         reads[job.uid] += 1
         try:
             found = prepare(inventory, job, ask)
         except GpuschedError as error:
-            raise NotAnswered(error.line()) from None
+            raise UnsupportedOption(error.line()) from None
         except Exception as error:  # an unforeseen error in one script must not fail the cycle
-            raise NotAnswered(f"internal error: {type(error).__name__}") from None
+            raise UnsupportedOption(f"internal error: {type(error).__name__}") from None
         if isinstance(found, int):
             return 3, f"{found}\n"
         for other in {dependency.job_id for dependency in found.spec.dependencies if dependency.job_id}:
             rows = self._store.rows_of(other)
             if not rows or rows[0].uid != job.uid:
-                raise NotAnswered(f"--dependency: {job.user} has no job {other}")
+                raise UnsupportedOption(f"--dependency: {job.user} has no job {other}")
         with contextlib.suppress(FileExistsError):
             self._inbox.deliver(msgspec.structs.replace(found, id=new, time=now, asked_by=job.id))
         return None
@@ -145,15 +145,15 @@ class InJobCommandHandler:
             return 0, ""
         names = tuple(job_id for word in words for job_id in word.split(",") if job_id)
         if not names or any(job_id.startswith("-") for job_id in names):
-            raise NotAnswered(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
+            raise UnsupportedOption(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
         for job_id in names:
             rows = self._store.rows_of(job_id)
             if not rows:
-                raise NotAnswered(f"there is no job {job_id[:60]}")
+                raise UnsupportedOption(f"there is no job {job_id[:60]}")
             if any(row.uid != job.uid for row in rows):
-                raise NotAnswered(f"job {job_id} belongs to {rows[0].user}")
+                raise UnsupportedOption(f"job {job_id} belongs to {rows[0].user}")
         if action == "requeue" and job.id in names and is_cancelled(job):
-            raise NotAnswered(f"job {job.id} was cancelled")
+            raise UnsupportedOption(f"job {job.id} was cancelled")
         with contextlib.suppress(FileExistsError):  # already in the inbox
             self._inbox.deliver(
                 RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=action, job_ids=names), name=name

@@ -1,4 +1,4 @@
-"""Small graphics for tables: bars of one cell per GPU, meters, and numbers that fit a column. Unknown is ``-``."""
+"""Small graphics for tables: bars with one cell per GPU, meters and formatted numbers. Unknown is ``-``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EIGHTHS = "▏▎▍▌▋▊▉█"
 
 
 def states_bar(states: Iterable[GpuState]) -> Text:
-    """One glyph per GPU."""
+    """Return one glyph per GPU."""
     bar = Text(no_wrap=True)
     for state in states:
         glyph, style, _ = GLYPHS[state]
@@ -42,7 +42,7 @@ def states_bar(states: Iterable[GpuState]) -> Text:
 
 
 def legend(states: Iterable[GpuState]) -> Text:
-    """What the glyphs that occur mean."""
+    """Return the meaning of the glyphs that occur."""
     line = Text(style="dim")
     seen = set(states)
     for state, (glyph, style, word) in GLYPHS.items():
@@ -53,7 +53,7 @@ def legend(states: Iterable[GpuState]) -> Text:
 
 
 def utilization_bar(percents: Iterable[float | None]) -> Text:
-    """One cell per GPU, its height the utilization; ``-`` where it is unknown."""
+    """Return one cell per GPU, as high as its utilization; ``-`` if unknown."""
     bar = Text(no_wrap=True)
     for percent in percents:
         if percent is None:
@@ -65,7 +65,7 @@ def utilization_bar(percents: Iterable[float | None]) -> Text:
 
 
 def meter(fraction: float | None, width: int, style: str | None = None) -> Text:
-    """A horizontal bar of ``width`` cells, filled to ``fraction`` (0..1); empty where that is unknown."""
+    """Return a horizontal bar of ``width`` cells, filled to ``fraction`` (0..1); empty if unknown."""
     if fraction is None:
         return Text(" " * width)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
@@ -78,17 +78,17 @@ def meter(fraction: float | None, width: int, style: str | None = None) -> Text:
 
 
 def heat(fraction: float) -> str:
-    """A colour for how much something is used."""
+    """Return a color for how much something is used."""
     return "green" if fraction < 0.7 else "yellow" if fraction < 0.95 else "magenta"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with thousands separated; unknown is ``-``."""
+    """Format a number with thousands separators; unknown is ``-``."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
 def quantity(value: float | None) -> str:
-    """A number with the digits that matter: ``1,234``, ``31.4``, ``3.14``, ``0.03``, ``0.00042``; unknown is ``-``."""
+    """Format a number with its significant digits: ``1,234``, ``31.4``, ``0.03``, ``0.00042``; unknown is ``-``."""
     if value is None or value == 0:
         return UNKNOWN if value is None else "0"
     size = abs(value)
@@ -98,17 +98,17 @@ def quantity(value: float | None) -> str:
 
 
 def percent(fraction: float | None, digits: int = 0) -> str:
-    """0.5 as ``50%``; unknown is ``-``."""
+    """Format 0.5 as ``50%``; unknown is ``-``."""
     return UNKNOWN if fraction is None else f"{fraction * 100:.{digits}f}%"
 
 
 def change(fraction: float | None) -> str:
-    """0.5 as ``+50.0%``; unknown is ``-``."""
+    """Format 0.5 as ``+50.0%``; unknown is ``-``."""
     return UNKNOWN if fraction is None else f"{fraction:+.1%}"
 
 
 def watts(used: float | None, limit: float | None = None) -> str:
-    """``412 W``, or with a limit ``2.1/3.2 kW``; unknown is ``-``."""
+    """Format ``412 W``, or with a limit ``2.1/3.2 kW``; unknown is ``-``."""
     if used is None:
         return UNKNOWN
     if (limit or used) >= 1000:
@@ -117,7 +117,7 @@ def watts(used: float | None, limit: float | None = None) -> str:
 
 
 def gibibytes(used_mib: float | None, total_mib: float | None) -> str:
-    """``412/640G``; unknown is ``-``."""
+    """Format ``412/640G``; unknown is ``-``."""
     if used_mib is None and total_mib is None:
         return UNKNOWN
     parts = (UNKNOWN if m is None else _gib(m) for m in (used_mib, total_mib))

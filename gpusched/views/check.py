@@ -1,4 +1,4 @@
-"""What ``gpusched check`` and ``gpusched init`` found, as lines and JSON."""
+"""Results of ``gpusched check`` and ``gpusched init``, as lines and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "bold yellow"), "fail": ("FAIL
 
 
 def findings_screen(findings: Sequence[Finding]) -> RenderableType:
-    """The findings of one subject below each other, each with what to do."""
+    """Return the findings of one subject, each with what to do."""
     table = common.plain_table("STATUS", "SUBJECT", "CHECK", "MESSAGE", wrap=("MESSAGE",), header=False)
     for finding in findings:
         mark, style = _MARKS[finding.status]
@@ -33,7 +33,7 @@ def findings_screen(findings: Sequence[Finding]) -> RenderableType:
 
 
 def summary(findings: Sequence[Finding]) -> RenderableType:
-    """How many of each."""
+    """Return the number of findings by status."""
     counts = {status: sum(f.status == status for f in findings) for status in _MARKS}
     fails, warns = counts["fail"], counts["warn"]
     line = Text(f"{counts['ok']} ok")
@@ -43,13 +43,13 @@ def summary(findings: Sequence[Finding]) -> RenderableType:
 
 
 def host_json(outcome: msgspec.Struct) -> dict[str, Any]:
-    """What ``init`` learned of one host, found or not: its fields, with ``host`` as it was typed."""
+    """Return what ``init`` found out about a host: its fields, with ``host`` as it was typed."""
     fields: dict[str, Any] = msgspec.to_builtins(outcome)
     return fields | {"host": fields["host"]["typed"]}
 
 
 def host_line(outcome: msgspec.Struct) -> str:
-    """The same as a line."""
+    """Return what ``init`` found out about a host, as a line."""
     host = host_json(outcome)
     if "reason" in host:
         return f"{host['host']}: {host['reason']}{'; ' + host['hint'] if host['hint'] else ''}"

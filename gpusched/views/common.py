@@ -1,4 +1,4 @@
-"""What all screens share: how unknown values, states, names and tables look."""
+"""Formats that all screens share: unknown values, states, names and tables."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ BAD_STATE_STYLE = "red"
 
 
 def state_style(state: JobState) -> str:
-    """The colour of a job's state."""
+    """Return the color of a job's state."""
     return STATE_STYLE.get(state, BAD_STATE_STYLE)
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters, an ellipsis for the rest."""
+    """Shorten the text to at most ``width`` characters, with an ellipsis."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
-    """``2-5,9`` of 2, 3, 4, 5, 9; ``02-05,09`` at a width of 2."""
+    """Format 2, 3, 4, 5, 9 as ``2-5,9``, or as ``02-05,09`` with a width of 2."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -51,7 +51,7 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
 
 
 def compress_names(names: Iterable[str]) -> str:
-    """``dgx[1-3],login`` of dgx1, dgx2, dgx3, login (Slurm's host lists)."""
+    """Format dgx1, dgx2, dgx3, login as ``dgx[1-3],login`` (Slurm's host lists)."""
     parts = [(name, re.fullmatch(r"(.*?)([0-9]{1,9})", name)) for name in dict.fromkeys(names)]
     padded = {(m[1], len(m[2])) for _, m in parts if m is not None and m[2].startswith("0") and m[2] != "0"}
     groups: dict[tuple[str, int], list[int]] = {}
@@ -68,7 +68,7 @@ def compress_names(names: Iterable[str]) -> str:
 
 
 def energy(joules: float | None) -> str:
-    """Joules as ``1.23 kWh`` or ``45.0 Wh``; unknown is ``-``."""
+    """Format joules as ``1.23 kWh`` or ``45.0 Wh``; unknown is ``-``."""
     if joules is None:
         return UNKNOWN
     watt_hours = joules / 3600
@@ -76,7 +76,7 @@ def energy(joules: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
+    """Format seconds as ``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
     if seconds is None:
         return UNKNOWN
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -90,33 +90,33 @@ def plain_table(
     right: Iterable[str] = (),
     wrap: Iterable[str] = (),
     drop: Iterable[str] = (),
-    most: Mapping[str, int] | None = None,
+    max_widths: Mapping[str, int] | None = None,
     header: bool = True,
 ) -> Table:
-    """A table without lines, as ps and squeue print them, that fits its screen (`tables.FittedTable`).
+    """Return a table without lines, as ps and squeue print them, that fits its screen (`tables.FittedTable`).
 
     Args:
-        columns: Their names.
-        right: Columns of numbers.
-        wrap: Columns of text, which may take more lines where the screen is narrow.
-        drop: Columns that a narrow screen does without, the least needed first.
-        most: Column -> how many characters of it a terminal shows, with an ellipsis for the rest.
-        header: Whether the names are shown.
+        columns: The column names.
+        right: Columns of numbers, aligned right.
+        wrap: Columns of text, which may wrap on a narrow screen.
+        drop: Columns that a narrow screen omits, the least important first.
+        max_widths: Column -> the number of characters that a terminal shows before an ellipsis.
+        header: Whether the column names are shown.
     """
     from gpusched.views.tables import FittedTable
 
-    return FittedTable(columns, tuple(right), tuple(wrap), tuple(drop), most, header, WHOLE)
+    return FittedTable(columns, tuple(right), tuple(wrap), tuple(drop), max_widths, header, WHOLE)
 
 
-def against(mine: Sequence[float], base: Sequence[float] | None) -> str:
-    """Change of the mean against ``base``, and how far its 95 % interval by pairs goes; "-": there is none."""
+def relative_change(values: Sequence[float], base: Sequence[float] | None) -> str:
+    """Return the change of the mean from ``base`` and its paired 95 % confidence interval; "-" without a base."""
     if base is None:
         return "-"
-    ratios, n = [a / b for a, b in zip(mine, base, strict=True)], len(mine)
-    change = f"{mean(mine) / mean(base) - 1:+.1%}"
-    return change if n < 3 or mine == base else f"{change} ± {_t95(n - 1) * stdev(ratios) / n**0.5:.1%}"
+    ratios, n = [a / b for a, b in zip(values, base, strict=True)], len(values)
+    change = f"{mean(values) / mean(base) - 1:+.1%}"
+    return change if n < 3 or values == base else f"{change} ± {_t95(n - 1) * stdev(ratios) / n**0.5:.1%}"
 
 
 def _t95(freedom: int) -> float:
-    """Student's 97.5 % quantile, within a hundredth from six degrees of freedom on."""
+    """Return Student's 97.5 % quantile, accurate to a hundredth from six degrees of freedom."""
     return {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}.get(freedom, 1.96 + 2.8 / (freedom - 0.3))

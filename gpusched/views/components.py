@@ -1,4 +1,4 @@
-"""Components that are installed, as a table."""
+"""The installed components, as a table."""
 
 from __future__ import annotations
 

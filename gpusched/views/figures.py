@@ -1,4 +1,4 @@
-"""Plots as SVG text, for pages that need no script: lines, bars and schedules, coloured by the page's own variables."""
+"""Plots as SVG text for pages without scripts: lines, bars and schedules, in the colors of the page's variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ td { font-variant-numeric: tabular-nums; }
 
 
 class Curve(NamedTuple):
-    """One curve: y by place, or a level all along where there is one value. colour: 0 to 5. faint: Thin."""
+    """One curve over 1, 2, ..., or a constant if there is one value. colour: 0 to 5. faint: thin."""
 
     name: str
     ys: Sequence[float]
@@ -43,7 +43,7 @@ class Curve(NamedTuple):
 
 
 class Rectangle(NamedTuple):
-    """A rectangle with a word in it."""
+    """A labeled rectangle of a schedule."""
 
     name: str
     row: float
@@ -54,7 +54,7 @@ class Rectangle(NamedTuple):
 
 
 def lines(series: Sequence[Curve], label: str, low: float = 0.0, high: float = 1.0) -> str:
-    """Curves over 1, 2, ... and a legend below."""
+    """Return a plot of curves over 1, 2, ... with a legend."""
     count = max(len(s.ys) for s in series)
     parts = [_open(label), _levels(low, high)]
     for s in series:
@@ -75,10 +75,11 @@ def lines(series: Sequence[Curve], label: str, low: float = 0.0, high: float = 1
 def bars(
     groups: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str, label: str, digits: int = 2
 ) -> str:
-    """For each group one bar per name, up or down from 0, with its value at its end in so many digits."""
-    every = [0.0, *(value for _, values in groups for value in values)]
-    room = 0.15 * ((max(every) - min(every)) or 1.0)
-    low, top = min(every) - (room if min(every) < 0 else 0.0), max(every) + (room if max(every) > 0 else 0.0)
+    """Return a bar chart: one bar per name in each group, up or down from 0, labeled with ``digits`` decimals."""
+    heights = [0.0, *(value for _, values in groups for value in values)]
+    low, top = min(heights), max(heights)
+    margin = 0.15 * ((top - low) or 1.0)
+    low, top = low - (margin if low < 0 else 0.0), top + (margin if top > 0 else 0.0)
     parts = [_open(label), _levels(low, top)]
     zero = _height(0.0, low, top)
     wide = (_W - _LEFT - _RIGHT) / len(groups)
@@ -96,7 +97,7 @@ def bars(
 
 
 def schedule(blocks: Sequence[Rectangle], rows: Sequence[str], until: float, unit: str, label: str) -> str:
-    """Blocks in rows over time from 0."""
+    """Return a chart of blocks in rows over time from 0."""
     high = 34 * len(rows)
     parts = [f'<svg viewBox="0 0 {_W} {high + 24}" role="img" aria-label="{html.escape(label)}">']
     wide = (_W - _LEFT - _RIGHT) / until
@@ -115,14 +116,14 @@ def schedule(blocks: Sequence[Rectangle], rows: Sequence[str], until: float, uni
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Return an HTML table."""
     cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """A page of these parts that needs no network and no other file."""
+    """Return an HTML page of these parts that needs no network and no other file."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<title>{html.escape(title)}</title><style>{STYLE}</style></head>'
@@ -131,7 +132,7 @@ def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
 
 
 def figure(title: str, caption: str, drawing: str) -> str:
-    """A drawing with its title and what it shows."""
+    """Return a drawing with title and caption."""
     return f"<figure><h2>{html.escape(title)}</h2><figcaption>{html.escape(caption)}</figcaption>{drawing}</figure>"
 
 
@@ -144,7 +145,7 @@ def _height(value: float, low: float, high: float) -> float:
 
 
 def _levels(low: float, high: float) -> str:
-    """Some five lines at round values, with these values."""
+    """Return about five labeled grid lines at round values."""
     parts = []
     step = _round_step((high - low) / 5)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -155,10 +156,10 @@ def _levels(low: float, high: float) -> str:
     return "".join(parts)
 
 
-def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, at least that."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
+def _round_step(minimum: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, at least ``least``."""
+    power = 10.0 ** math.floor(math.log10(minimum)) if minimum > 0 else 1.0
+    return next(power * k for k in (1, 2, 5, 10) if power * k >= minimum * (1 - 1e-9))
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
 
 
-def _words(of: Gist, made: Reproduction) -> list[str]:
-    """What columns mean, what is found, and how fast it was."""
-    above = of.published.trained > made.once.u_optimum
-    told = {
-        "printed": of.published, "made": made, "beyond": "lies above" if above else "is within",
+def _texts(paper: Gist, made: Reproduction) -> list[str]:
+    """Return what the columns mean, the findings, and the training times."""
+    above = paper.published.trained > made.once.u_optimum
+    values = {
+        "printed": paper.published, "made": made, "beyond": "lies above" if above else "is within",
         "untrained": mean(made.once.u_untrained), "seconds": ", ".join(f"{s:.1f}" for s in made.train_seconds),
         "hour_apart": mean(made.hour_apart.u_agent), "day_apart": mean(made.day_apart.u_agent),
     }  # fmt: skip
-    return [text.format(**told) for text in of.words.splitlines()]
+    return [text.format(**values) for text in paper.words.splitlines()]
 
 
-def screen(of: Gist, made: Reproduction) -> RenderableType:
-    """The table, speed and a word on what it means."""
+def screen(paper: Gist, reproduction: Reproduction) -> RenderableType:
+    """Return the table and its explanation."""
     table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED", wrap=("WHAT",), drop=("EXACT",))
-    for row in made.figures:
+    for row in reproduction.figures:
         table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
-    return Group(table, Text(), *map(Text, _words(of, made)))
+    return Group(table, Text(), *map(Text, _texts(paper, reproduction)))
 
 
-def page(of: Gist, made: Reproduction) -> str:
-    """Everything with plots."""
-    rows = [[r.of, r.what, r.paper, r.exact, r.measured] for r in made.figures]
+def page(paper: Gist, reproduction: Reproduction) -> str:
+    """Return the page with all plots."""
+    rows = [[r.of, r.what, r.paper, r.exact, r.measured] for r in reproduction.figures]
     parts = [plot.table(("figure", "what", "paper", "exact", "measured"), rows)]
-    longest = max(case.end_d for case in made.fig3)
-    drawings = [_schedule(case, longest) for case in made.fig3]
-    for partition, course in made.fig5.items():
-        drawings += [_episodes(made, f"Fig. 5a: {partition}, trained", "training", course["agent"], 0)]
-        drawings += [_episodes(made, f"Fig. 5b: {partition}, naive", "naive", course["naive"], 1)]
-    drawings += [_tests(made, partition) for partition in made.fig6]
-    drawings += [_energy(of, made), _apart(made)]
-    subtitle, *words = _words(of, made)
+    longest = max(case.end_d for case in reproduction.fig3)
+    drawings = [_schedule(case, longest) for case in reproduction.fig3]
+    for partition, course in reproduction.fig5.items():
+        drawings += [_episodes(reproduction, f"Fig. 5a: {partition}, trained", "training", course["agent"], 0)]
+        drawings += [_episodes(reproduction, f"Fig. 5b: {partition}, naive", "naive", course["naive"], 1)]
+    drawings += [_tests(reproduction, partition) for partition in reproduction.fig6]
+    drawings += [_energy(paper, reproduction), _arrivals(reproduction)]
+    subtitle, *words = _texts(paper, reproduction)
     below = "".join(f"<p>{text}</p>" for text in words)
     return plot.page(TITLE, subtitle, [*parts, f'<div class="grid">{"".join(drawings)}</div>', below])
 
@@ -67,27 +67,27 @@ def _schedule(case: Case, longest_d: float) -> str:
     return plot.figure(f"Fig. 3: {case.name}", caption, drawing)
 
 
-def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float], colour: int) -> str:
+def _episodes(reproduction: Reproduction, title: str, what: str, values: Sequence[float], colour: int) -> str:
     smooth = [mean(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
     drawing = plot.lines(
         [
             plot.Curve(f"U by episode, {what}", values, colour, faint=True),
             plot.Curve("mean of the last 50", smooth, colour),
-            plot.Curve("optimum", [made.once.u_optimum], 2, dashed=True),
+            plot.Curve("optimum", [reproduction.once.u_optimum], 2, dashed=True),
         ],
         title,
     )
     return plot.figure(title, "utilization by episode", drawing)
 
 
-def _tests(made: Reproduction, partition: str) -> str:
-    played = made.fig6[partition]
+def _tests(reproduction: Reproduction, partition: str) -> str:
+    played = reproduction.fig6[partition]
     naive = mean(played["naive"])
     drawing = plot.lines(
         [
             plot.Curve("trained", played["agent"], 0),
             plot.Curve(f"naive, mean {naive:.3f}", [naive], 1, dashed=True),
-            plot.Curve("optimum, mean of all sequences", [made.once.u_optimum], 2, dashed=True),
+            plot.Curve("optimum, mean of all sequences", [reproduction.once.u_optimum], 2, dashed=True),
         ],
         f"test episodes on {partition}",
     )
@@ -95,8 +95,8 @@ def _tests(made: Reproduction, partition: str) -> str:
     return plot.figure(f"Fig. 6: {partition}", caption, drawing)
 
 
-def _energy(of: Gist, made: Reproduction) -> str:
-    printed, found = of.published, made.inefficient_energy_mwh
+def _energy(paper: Gist, reproduction: Reproduction) -> str:
+    printed, found = paper.published, reproduction.inefficient_energy_mwh
     groups = [(p, (*printed.energy_mwh[p], e["naive"], e["agent"])) for p, e in found.items()]
     names = ("paper, naive", "paper, trained", "here, naive", "here, trained")
     drawing = plot.bars(groups, names, "MWh", "inefficient energy")
@@ -104,9 +104,9 @@ def _energy(of: Gist, made: Reproduction) -> str:
     return plot.figure("Fig. 7: inefficient energy", caption, drawing)
 
 
-def _apart(made: Reproduction) -> str:
+def _arrivals(reproduction: Reproduction) -> str:
     groups = []
-    for setting in (made.once, made.hour_apart, made.day_apart):
+    for setting in (reproduction.once, reproduction.hour_apart, reproduction.day_apart):
         name = f"{setting.gap_h:g} h apart" if setting.gap_h else "at once"
         agent, published = mean(setting.u_agent), mean(setting.u_published)
         groups.append((name, (setting.u_naive, setting.u_first_fit, published, agent, setting.u_best_online)))

@@ -1,4 +1,4 @@
-"""Jobs as JSON, as the ``status`` screen and as the page of one job."""
+"""Jobs as JSON, on the ``status`` screen and on one job's page."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ COLUMNS = (
     "PROGRESS",
     "SLOWER",
 )
-LESS_NEEDED = ("FLAVOR", "LIMIT", "SLOWER", "PROGRESS", "PARTITION", "NAME", "TIME", "GPUS", "USER")
+DROPPED_FIRST = ("FLAVOR", "LIMIT", "SLOWER", "PROGRESS", "PARTITION", "NAME", "TIME", "GPUS", "USER")
 """What a narrow screen does without, the first of them first."""
-_BARS_FROM = 110
+_MIN_WIDTH_FOR_BARS = 110
 _BAR_WIDTH = 8
-_WORTH_A_COLUMN = 0.01
-_QUIET_S = 300.0  # without a step for that long: the reader is told
+_MIN_SHOWN_SLOWDOWN = 0.01
+_STALLED_AFTER_S = 300.0  # without a step for that long: the reader is told
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``status`` shows.
+    """The contents of the ``status`` screen.
 
     Attributes:
         jobs: In order of display.
-        energies: Joules so far of active jobs, where measured.
-        progress: Of active jobs, where they tell of it.
-        partners: Job -> the one with which it shares GPUs.
-        slower: By which part their steps are longer where they run, of active jobs of which that is known.
+        energies: Joules so far of active jobs, if measured.
+        progress: Of active jobs that report it.
+        partners: Job -> the job that shares its GPUs.
+        slower: The fraction by which steps take longer because of the placement, for active jobs if known.
         counts: State -> number of all jobs; empty in JSON mode.
-        counted: Whose jobs the counts are of; "": everybody's.
-        unshown: How many jobs wait besides those shown.
-        preempted: How many waiting jobs were stopped for others.
-        prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
-        warning: Why nothing moves, or "".
+        scope: The user and partition that the counts are of; "" for all.
+        unshown: How many pending jobs are not shown.
+        preempted: How many pending jobs were preempted.
+        prefixes: Id (an array's own for its tasks) -> how many of its characters identify it.
+        warning: Why the queue does not advance, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
-        notes: What else is odd, in one line each.
-        engine: What gpusched does, where jobs are Slurm's, in one line; else "".
+        notes: Other problems, one per line.
+        engine: What gpusched does if Slurm manages the jobs, in one line; else "".
     """
 
     now: float
@@ -75,7 +75,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     partners: Mapping[str, str] = {}
     slower: Mapping[str, float] = {}
     counts: Mapping[str, int] = {}
-    counted: str = ""
+    scope: str = ""
     unshown: int = 0
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
@@ -86,12 +86,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_nodes(job: JobRecord) -> list[str]:
-    """Names of the nodes a job has (or had), by rank."""
+    """Return the names of the nodes that the job has (or had), by rank."""
     return [part.node for part in job.allocation.parts] if job.allocation else []
 
 
 def elapsed_s(job: JobRecord, now: float) -> float | None:
-    """Seconds since its start, or from start to end; None if it never started."""
+    """Return the seconds since the start, or from start to end; None if the job never started."""
     if job.start_time is None:
         return None
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
@@ -106,7 +106,7 @@ def job_dict(
     partner: str | None = None,
     slower: float | None = None,
 ) -> dict[str, Any]:
-    """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
+    """Return a job as in all ``--json`` output. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
     return {
         "id": job.id,
@@ -147,7 +147,7 @@ def job_dict(
 
 
 def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
-    """What a job of Slurm has besides, as JSON."""
+    """Return the additional fields of a Slurm job, as JSON."""
     return {
         "state": facts.state,
         "reason": facts.reason or None,
@@ -162,7 +162,7 @@ def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
         "nodelist": list(facts.nodelist),
         "pinned": list(facts.pinned),
         "pinned_time": iso_utc(facts.pinned_at),
-        "gres_positions": {node: list(at) for node, at in facts.gpus.items()},
+        "gres_positions": {node: list(positions) for node, positions in facts.gpus.items()},
     }
 
 
@@ -178,7 +178,7 @@ def _resizes_dict(resizes: Resizes) -> dict[str, Any]:
 
 
 def resizes_line(job: JobRecord) -> str:
-    """How often a job was resized, why last, what that cost, and what it may not have any more."""
+    """Return how often a job was resized, the last reason, the cost, and sizes that are no longer used."""
     found = job.resizes
     if found is None:
         return ""
@@ -211,7 +211,7 @@ def _progress_dict(progress: JobProgress, now: float) -> dict[str, Any]:
 
 
 def progress_text(progress: JobProgress | None, now: float, width: int) -> Text:
-    """How far it is and for how long it goes on, with a bar of ``width`` cells (0: none) where both are known."""
+    """Return progress and remaining time, with a bar of ``width`` cells (0: none) if both are known."""
     from rich.text import Text
 
     from gpusched.views.bars import meter
@@ -229,7 +229,7 @@ def progress_text(progress: JobProgress | None, now: float, width: int) -> Text:
 
 
 def progress_line(progress: JobProgress, now: float) -> str:
-    """The same with what it is made of, for one job's page."""
+    """Return the progress with speeds, for one job's page."""
     if progress.step is None:
         return ""
     words = [f"step {progress.step:,.0f}" + (f" of {progress.of:,.0f}" if progress.of else "")]
@@ -242,33 +242,33 @@ def progress_line(progress: JobProgress, now: float) -> str:
     if (left := progress.left_s(now)) is not None:
         words.append(f"about {format_duration(left)} left at this pace")
     quiet = now - progress.at if progress.at is not None else 0.0
-    return ", ".join(words) + (f"; no progress for {format_duration(quiet)}" if quiet > _QUIET_S else "")
+    return ", ".join(words) + (f"; no progress for {format_duration(quiet)}" if quiet > _STALLED_AFTER_S else "")
 
 
 def head_line(listing: Listing) -> str:
-    """How many jobs are in which state."""
+    """Return the number of jobs in each state."""
     order = list(JobState)
-    found = sorted((JobState(s) for s, n in listing.counts.items() if n), key=order.index)
-    words = [f"{listing.counts[s]} {s}" for s in found]
-    if listing.preempted and JobState.PENDING in found:
-        words[found.index(JobState.PENDING)] += f" ({listing.preempted} preempted)"
-    of = f"{common.clean(listing.counted)}: " if listing.counted else ""
-    return of + (", ".join(words) or "no jobs")
+    states = sorted((JobState(s) for s, n in listing.counts.items() if n), key=order.index)
+    words = [f"{listing.counts[s]} {s}" for s in states]
+    if listing.preempted and JobState.PENDING in states:
+        words[states.index(JobState.PENDING)] += f" ({listing.preempted} preempted)"
+    scope = f"{common.clean(listing.scope)}: " if listing.scope else ""
+    return scope + (", ".join(words) or "no jobs")
 
 
-def stopped_line(job: JobRecord) -> str:
-    """How often a policy stopped the job, when last, and for which other; "" where none did."""
+def preemptions_line(job: JobRecord) -> str:
+    """Return how often a policy preempted the job, and when and for which job last; "" if never."""
     found = job.ending.preemptions if job.ending and job.ending.preemptions else job.preemptions
     if found is None or not found.count:
         return ""
-    often = "once" if found.count == 1 else f"{found.count} times"
+    count_text = "once" if found.count == 1 else f"{found.count} times"
     last = local_time(found.times[-1])
-    whom = f" for job {found.for_job}" if found.for_job else ""
-    return f"{often}, {'last ' if found.count > 1 else ''}{last} by {found.policy}{whom}"
+    for_job = f" for job {found.for_job}" if found.for_job else ""
+    return f"{count_text}, {'last ' if found.count > 1 else ''}{last} by {found.policy}{for_job}"
 
 
 def status_screen(listing: Listing, width: int) -> Group:
-    """Counts, warning and table, for a screen of so many columns."""
+    """Return counts, warnings and table, for a screen of ``width`` columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -284,24 +284,24 @@ def status_screen(listing: Listing, width: int) -> Group:
     if listing.jobs:
         parts.append(status_table(listing, width))
     if listing.unshown:
-        more = f"{listing.unshown:,} more pending; list all with gpusched status -s PENDING, one user's with -u USER"
-        parts.append(Text(more, style="dim"))
+        hint = f"{listing.unshown:,} more pending; list all with gpusched status -s PENDING, one user's with -u USER"
+        parts.append(Text(hint, style="dim"))
     return Group(*parts)
 
 
 def status_table(listing: Listing, width: int) -> Table:
-    """One row per job; waiting tasks of an array that wait for the same reason share one, and cancelled ones."""
+    """Return one row per job; pending tasks of an array with one reason share a row."""
     hidden: tuple[str, ...] = ()
     if not any(job.id in listing.progress for job in listing.jobs):
         hidden = ("PROGRESS",)
-    if not any(listing.slower.get(job.id, 0.0) >= _WORTH_A_COLUMN for job in listing.jobs):
+    if not any(listing.slower.get(job.id, 0.0) >= _MIN_SHOWN_SLOWDOWN for job in listing.jobs):
         hidden = (*hidden, "SLOWER")
     table = common.plain_table(
         *(c for c in COLUMNS if c not in hidden),
         right=("GPUS", "TIME", "LIMIT", "SLOWER"),
         wrap=("NODES/REASON",),
-        drop=LESS_NEEDED,
-        most={"NAME": NAME_WIDTH},
+        drop=DROPPED_FIRST,
+        max_widths={"NAME": NAME_WIDTH},
     )
     for _, jobs in groupby(listing.jobs, _row_key):
         cells = _cells(list(jobs), listing, width)
@@ -312,8 +312,8 @@ def status_table(listing: Listing, width: int) -> Table:
 def _cells(jobs: list[JobRecord], listing: Listing, width: int) -> list[Text]:
     from rich.text import Text
 
-    job, bar = jobs[0], _BAR_WIDTH if width >= _BARS_FROM else 0
-    tasks = common.WHOLE if width >= common.WHOLE else TASKS_WIDTH if width >= _BARS_FROM else FEW_TASKS_WIDTH
+    job, bar = jobs[0], _BAR_WIDTH if width >= _MIN_WIDTH_FOR_BARS else 0
+    tasks = common.WHOLE if width >= common.WHOLE else TASKS_WIDTH if width >= _MIN_WIDTH_FOR_BARS else FEW_TASKS_WIDTH
     return [
         _id_text(jobs, listing.prefixes, tasks),
         Text(common.clean(job.spec.name)),
@@ -322,27 +322,27 @@ def _cells(jobs: list[JobRecord], listing: Listing, width: int) -> list[Text]:
         Text(job.spec.flavor or common.UNKNOWN),
         Text(job.state, style=common.state_style(job.state)),
         Text(str(job.spec.gpus)),
-        Text(where_or_why(job) + _beside(job, listing)),
+        Text(nodes_or_reason(job) + _sharing_text(job, listing)),
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
         progress_text(listing.progress.get(job.id), listing.now, bar),
-        Text(f"{slower:.0%}" if (slower := listing.slower.get(job.id, 0.0)) >= _WORTH_A_COLUMN else ""),
+        Text(f"{slower:.0%}" if (slower := listing.slower.get(job.id, 0.0)) >= _MIN_SHOWN_SLOWDOWN else ""),
     ]
 
 
-def _beside(job: JobRecord, listing: Listing) -> str:
-    """With whom it shares its GPUs, by as much of the id as names it; or ""."""
+def _sharing_text(job: JobRecord, listing: Listing) -> str:
+    """Return which job shares its GPUs, with the id shortened to its unique prefix; or ""."""
     partner = listing.partners.get(job.id)
     if partner is None:
         return ""
-    base, at, index = partner.partition("_")
-    return f" shared with {base[: listing.prefixes.get(base, len(base))]}{at}{index}"
+    base, separator, index = partner.partition("_")
+    return f" shared with {base[: listing.prefixes.get(base, len(base))]}{separator}{index}"
 
 
 def _row_key(job: JobRecord) -> tuple[object, ...]:
-    """The same for jobs that share a row: pending tasks of one array with one reason, next to each other."""
-    together = job.state is JobState.PENDING and job.array_id is not None
-    return (job.array_id, job.reason, job.held_by, job.priority) if together else (job.id,)
+    """Return a key that is equal for jobs of one row: adjacent pending tasks of one array with one reason."""
+    is_grouped = job.state is JobState.PENDING and job.array_id is not None
+    return (job.array_id, job.reason, job.held_by, job.priority) if is_grouped else (job.id,)
 
 
 def _id_text(jobs: list[JobRecord], prefixes: Mapping[str, int], tasks_width: int) -> Text:
@@ -360,8 +360,8 @@ def _id_text(jobs: list[JobRecord], prefixes: Mapping[str, int], tasks_width: in
     return text
 
 
-def where_or_why(job: JobRecord) -> str:
-    """The nodes of a job that has some, and the reason beside them."""
+def nodes_or_reason(job: JobRecord) -> str:
+    """Return the job's nodes, if any, and the reason of its state."""
     nodes = common.compress_names(job_nodes(job))
     reason = job.reason
     if job.slurm is not None and reason == ReasonCode.NOT_ELIGIBLE:
@@ -374,17 +374,17 @@ def where_or_why(job: JobRecord) -> str:
 
 
 def queue_position(job: JobRecord) -> str:
-    """Reason and message of a job in one sentence, "" where there is none."""
+    """Return reason and message of a job in one sentence; "" if there is none."""
     return ": ".join(p for p in (job.reason, common.clean(job.message)) if p)
 
 
 def memory_is_counted(job: JobRecord) -> bool:
-    """Not by Slurm where it does not share it out: its jobs have one MiB then."""
+    """Return whether memory is allocated: Slurm may not count it, and its jobs then have one MiB."""
     return job.slurm is None or job.spec.memory_mib_per_node > 1
 
 
 def resources_line(job: JobRecord) -> str:
-    """What was asked for, in words."""
+    """Return the requested resources in words."""
     spec = job.spec
     gpus = count_of(spec.gpus_per_node, "GPU")
     cores = count_of(spec.cores_per_node, "core")

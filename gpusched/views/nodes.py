@@ -1,4 +1,4 @@
-"""Nodes, their GPUs and flavors: rows -> tables and JSON."""
+"""Nodes, their GPUs and flavors, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
 from gpusched.model.units import format_duration, format_memory, iso_utc
 from gpusched.views import bars, common
 
-_FINE = frozenset({GpuState.FREE, GpuState.ALLOCATED})
-_SHOWN_SKEW_S = 2.0
+_HEALTHY = frozenset({GpuState.FREE, GpuState.ALLOCATED})
+_MIN_SHOWN_SKEW_S = 2.0
 _NODE_COLUMNS = (
     "NODE", "PARTITION", "STATE", "GPUS", "FREE", "UTIL", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM",
     "FIGURES", "HELD BY",
@@ -28,17 +28,17 @@ _GPU_DROP = ("NAME", "TEMP", "POWER", "FIGURES", "MEMORY", "USER", "UTIL")
 
 
 def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
-    """One object per node."""
+    """Return one object per node."""
     return [msgspec.to_builtins(row) | {"last_seen": iso_utc(row.last_seen)} for row in rows]
 
 
 def nodes_screen(
     rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "", default: str | None = None
 ) -> RenderableType:
-    """The table, the legend of its glyphs, and below what is wrong and where.
+    """Return the table, the legend of its glyphs, and the problems of each node.
 
-    A terminal of fewer columns (``width``) shows fewer figures. ``detail``: one line per GPU. ``warning``: why the
-    figures do not move, or "". ``default``: the partition of jobs that name none, which is marked.
+    A terminal of fewer columns (``width``) shows fewer values. ``detail``: one line per GPU. ``warning``: why the
+    values are not updated, or "". ``default``: the partition of jobs that name none, which is marked.
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red"), Text()] if warning else []
     parts.append(_gpu_table(rows, width) if detail else _node_table(rows, default))
@@ -61,15 +61,15 @@ def _node_table(rows: Sequence[NodeRow], default: str | None) -> Table:
 
 def _node_cells(row: NodeRow) -> dict[str, Text | str]:
     hottest = max((g.temperature_c for g in row.gpus if g.temperature_c is not None), default=None)
-    used = [g.memory_used_mib for g in row.gpus if g.memory_used_mib is not None]
-    total = [g.memory_total_mib for g in row.gpus if g.memory_total_mib is not None]
+    used_mib = [g.memory_used_mib for g in row.gpus if g.memory_used_mib is not None]
+    total_mib = [g.memory_total_mib for g in row.gpus if g.memory_total_mib is not None]
     return {
         "NODE": Text(row.name, "bold"),
         "STATE": Text(str(row.state), bars.STATE_STYLES[row.state]),
         "GPUS": bars.states_bar(g.state for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
         "FREE": f"{row.gpus_free}/{row.gpus_total}",
         "UTIL": bars.utilization_bar(g.utilization_pct for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
-        "GPU MEM": bars.gibibytes(sum(used) if used else None, sum(total) if total else None),
+        "GPU MEM": bars.gibibytes(sum(used_mib) if used_mib else None, sum(total_mib) if total_mib else None),
         "GPU POWER": bars.watts(row.power_w, row.power_limit_w),
         "TEMP": common.UNKNOWN if hottest is None else f"{hottest}°C",
         "FREE CORES": f"{row.cores_free}/{row.cores_total}",
@@ -80,12 +80,12 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
 
 
 def _partition(name: str, default: str | None) -> Text:
-    """Return its name, with Slurm's mark behind that of the default."""
+    """Return the name, with Slurm's mark after the default."""
     return Text(f"{name}*" if name == default else name)
 
 
 def _shown(columns: Sequence[str], rows: Sequence[NodeRow]) -> list[str]:
-    """The source of the figures only where some are not NVML's."""
+    """Return the columns; the source of the values only if some do not come from NVML."""
     mixed = any(row.source not in ("nvml", "none") for row in rows)
     return [name for name in columns if mixed or name != "FIGURES"]
 
@@ -97,10 +97,10 @@ def _figures(row: NodeRow) -> Text:
 
 
 def _holders(row: NodeRow) -> Text:
-    held = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
-    held.update(g.shared_user or g.shared_with for g in row.gpus if g.shared_with and g.shared_user != g.user)
+    gpu_counts = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
+    gpu_counts.update(g.shared_user or g.shared_with for g in row.gpus if g.shared_with and g.shared_user != g.user)
     line = Text()
-    for user, count in held.most_common():
+    for user, count in gpu_counts.most_common():
         line.append(f"{', ' if line else ''}{common.clean(user or '')} ")
         line.append(f"×{count}", "dim")
     return line
@@ -119,7 +119,7 @@ def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
 
 def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | str]:
     use = None if gpu.utilization_pct is None else gpu.utilization_pct / 100
-    both = " + ".join(filter(None, (gpu.job, gpu.shared_with)))
+    jobs = " + ".join(filter(None, (gpu.job, gpu.shared_with)))
     return {
         "NODE": Text(row.name, "bold"),
         "GPU": str(gpu.index),
@@ -129,24 +129,24 @@ def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | st
         "MEMORY": bars.gibibytes(gpu.memory_used_mib, gpu.memory_total_mib),
         "POWER": bars.watts(gpu.power_w, gpu.power_limit_w),
         "TEMP": common.UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c}°C",
-        "JOB": Text(both or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
+        "JOB": Text(jobs or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
         "USER": Text(common.clean(" + ".join(dict.fromkeys(filter(None, (gpu.user, gpu.shared_user)))))),
         "FIGURES": _figures(row),
     }
 
 
 def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
-    """(node, what, why) of all that is odd about a node."""
+    """Return (node, problem, reason) for each problem of a node."""
     notes = []
-    silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
-    if row.reason or silent:
-        seen = f"last seen {common.age(row.age_s)} ago" if silent and row.age_s is not None else ""
+    is_silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
+    if row.reason or is_silent:
+        seen = f"last seen {common.age(row.age_s)} ago" if is_silent and row.age_s is not None else ""
         why = "; ".join(part for part in (row.reason.removeprefix(f"{row.name}: "), seen) if part)
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
-    if not silent:
+    if not is_silent:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
         for gpu in row.gpus:
-            if gpu.reason or gpu.state not in _FINE:
+            if gpu.reason or gpu.state not in _HEALTHY:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
@@ -154,10 +154,10 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text("reserved", "cyan"), row.reserved))
     if row.runtime_error:
         notes.append((row.name, Text("runtime", "bold red"), row.runtime_error.removeprefix(f"{row.name}: ")))
-    if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:
-        where = "ahead of" if row.clock_skew_s > 0 else "behind"
-        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller"))
-    if row.stale and not silent:
+    if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _MIN_SHOWN_SKEW_S:
+        direction = "ahead of" if row.clock_skew_s > 0 else "behind"
+        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {direction} the controller"))
+    if row.stale and not is_silent:
         notes.append(
             (row.name, Text("stale", "yellow"), f"last seen {common.age(row.age_s)} ago; figures are from then")
         )
@@ -174,11 +174,11 @@ def _note_table(notes: Sequence[tuple[str, Text, str]]) -> Table:
 
 
 def flavors_screen(rows: Sequence[FlavorRow], default: str | None = None) -> RenderableType:
-    """The table of flavors; the partition called ``default`` is marked."""
+    """Return the table of flavors; the partition called ``default`` is marked."""
     columns = ("PARTITION", "FLAVOR", "GPUS", "CORES", "MEMORY", "TIME LIMIT", "NODES", "SHARE", "FREE NOW")
     table = common.plain_table(*columns, right=columns[2:], drop=(columns[7], "NODES", "TIME LIMIT"))
     for row in rows:
-        now = Text(str(row.free_now), "green" if row.free_now else "dim")
+        free_now = Text(str(row.free_now), "green" if row.free_now else "dim")
         table.add_row(
             _partition(row.partition, default),
             Text(row.flavor, "bold"),
@@ -188,6 +188,6 @@ def flavors_screen(rows: Sequence[FlavorRow], default: str | None = None) -> Ren
             format_duration(row.time_limit_s),
             common.UNKNOWN if row.nodes is None else str(row.nodes),
             f"{row.share:.3g}",
-            now if row.nodes is not None else Text("never fits", "red"),
+            free_now if row.nodes is not None else Text("never fits", "red"),
         )
     return table

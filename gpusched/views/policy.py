@@ -1,4 +1,4 @@
-"""Policies as tables and as JSON: which there are, one of them, verdicts, changes."""
+"""Policies as tables and JSON: the list, one policy, verdicts and changes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one partition (None: in any).
 
     Attributes:
-        state: ``live`` in charge; ``shadow`` asked beside it; ``candidate`` could be promoted; ``retired`` was.
+        state: ``live``; ``shadow``: asked beside the live one; ``candidate``: could be promoted; ``retired``: was live.
         agent: Kind of its agent; None: staged.
         trained_at, trace, trace_sha256: From its training card: when, and on what.
-        verdict: What it stands on: the replay of its promotion, or of the last night.
-        since, by: When it was put there, and by whom.
-        note: Why it is in this state, in words.
-        fallback: Why its fallback decides, or why it had no answer in the shadow.
+        verdict: The evidence: the replay of its promotion, or of the last night.
+        since, by: When it was put into this state, and by whom.
+        note: The reason of this state.
+        fallback: Why its fallback decides, or why it had no answer as a shadow.
         path: Where its file or its weights are.
-        mode: Of one in charge of a partition of Slurm, what it may do there.
+        mode: Of a live policy of a Slurm partition, what it may do there.
     """
 
     name: str
@@ -58,9 +58,9 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a partition's live policy; ``user`` None: somebody who edited files.
+    """One change of a partition's live policy; ``user`` is None for edited files.
 
-    ``mode``: Of a partition of Slurm, what it may do there from then on.
+    ``mode``: Of a Slurm partition, what the policy may do from then on.
     """
 
     time: str
@@ -78,14 +78,14 @@ class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one policy.
+    """All details of one policy.
 
     Attributes:
-        live: Partitions in which exactly this is in charge. other_versions: where another version of it is.
-        modes: Partition of Slurm in which it is in charge -> what it may do there.
+        live: Partitions where exactly this version is live. other_versions: where another version is.
+        modes: Slurm partition where it is live -> what it may do there.
         weights: Partition -> what decides in its weights, in words, or why they cannot be used.
         cards: Partition -> training card, as in its file.
-        shadows: Where it is or was asked beside the live policy; differences: the last ones.
+        shadows: Where it is or was a shadow; differences: the last ones.
         verdicts: Partition -> the last night's verdict on the shadow.
     """
 
@@ -103,7 +103,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table(rows: Iterable[PolicyRow]) -> Table:
-    """``policy list`` for people."""
+    """Return the ``policy list`` screen."""
     from rich.text import Text
 
     found = common.plain_table(
@@ -118,7 +118,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
             Text(f"{row.state}, {row.mode}" if row.mode else row.state, style=STATE_STYLE[row.state]),
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
-            Text((_moment(row.trained_at) or common.UNKNOWN)[:10]),
+            Text((_card_time(row.trained_at) or common.UNKNOWN)[:10]),
             Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
             Text(common.clean(row.verdict or common.UNKNOWN)),
         )
@@ -126,7 +126,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
 
 
 def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
-    """``policy history`` for people."""
+    """Return the ``policy history`` screen."""
     from rich.text import Text
 
     if not rows:
@@ -137,7 +137,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
         before = f"{row.from_name} {row.from_version}" if row.from_name else common.UNKNOWN
         forced = "forced: " if row.forced else ""
         cells = (
-            _moment(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
+            _card_time(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
             f"{row.name} {row.version}" + (f", {row.mode}" if row.mode else ""), common.clean(forced + row.reason),
         )  # fmt: skip
         found.add_row(*map(Text, cells))
@@ -145,7 +145,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
 
 
 def verdict_table(verdicts: Iterable[ProofVerdict]) -> Table:
-    """Verdicts for people."""
+    """Return the verdicts as a table."""
     from rich.text import Text
 
     found = common.plain_table(
@@ -167,7 +167,7 @@ def _seconds(value: float | None) -> str:
 
 
 def page_dict(page: PolicyPage) -> dict[str, Any]:
-    """``policy show --json``."""
+    """Return ``policy show --json``."""
     spec = page.spec
     return {
         "name": spec.name,
@@ -214,7 +214,7 @@ def _shadow_dict(shadow: Shadow, verdict: str | None) -> dict[str, Any]:
 
 
 def page_screen(page: PolicyPage) -> Group:
-    """``policy show`` for people."""
+    """Return the ``policy show`` screen."""
     from rich.console import Group
     from rich.text import Text
 
@@ -225,11 +225,11 @@ def page_screen(page: PolicyPage) -> Group:
     decides += f", sizes {spec.sizes}" if spec.sizes != "base" else ""
     if spec.agent is not None:
         fallback = spec.fallback.name if spec.fallback else "fifo"
-        what = f"{decides}, chosen by " if spec.traits.sizes else ""
+        prefix = f"{decides}, chosen by " if spec.traits.sizes else ""
         if spec.traits.places:
-            of = f" of {spec.schedulers} schedulers" if spec.schedulers > 1 else ""
-            what = f"order {spec.order}, backfill {spec.backfill}, nodes{of} chosen by "
-        decides = f"{what}agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
+            schedulers = f" of {spec.schedulers} schedulers" if spec.schedulers > 1 else ""
+            prefix = f"order {spec.order}, backfill {spec.backfill}, nodes{schedulers} chosen by "
+        decides = f"{prefix}agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
     parts += [Text(f"decides by: {decides}")]
     parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]
     if spec.agent is not None and not page.weights:
@@ -252,9 +252,10 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     from rich.text import Text
 
     trace = card.get("trace") or {}
+    last = _card_time(trace.get("last")) or "an unknown date"
     facts = {
-        "trained": f"{_moment(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
-        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {_moment(trace.get('last')) or 'an unknown date'}",
+        "trained": f"{_card_time(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
+        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {last}",
         "trace sha256": trace.get("sha256"),
         "code": card.get("code_version"),
         "seeds": f"{card.get('seeds')}, best {card.get('seed')}",
@@ -265,8 +266,8 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
 
 
-def _moment(text: object) -> str:
-    """A card's time in local time; whatever cannot be read as one is left as it stands."""
+def _card_time(text: object) -> str:
+    """Return a card's time as local time; unchanged if it is not a valid time."""
     try:
         return local_time(datetime.fromisoformat(str(text)).timestamp())
     except ValueError:
@@ -284,11 +285,11 @@ def _metric(row: Mapping[str, Any]) -> str:
 def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
     from rich.text import Text
 
-    asked = shadow.decisions + shadow.late + shadow.unusable
+    total = shadow.decisions + shadow.late + shadow.unusable
     ended = f" until {local_time(shadow.until)}" if shadow.until is not None else ""
     head = f"shadow in {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"
     counts = (
-        f"{count_of(asked, 'decision')}: {shadow.same} as the live policy, {shadow.decisions - shadow.same} different, "
+        f"{count_of(total, 'decision')}: {shadow.same} as the live policy, {shadow.decisions - shadow.same} different, "
         f"{shadow.late} late, {shadow.unusable} unusable; "
         f"it would have started {count_of(shadow.shadow_starts, 'job')}, "
         f"the live policy started {shadow.live_starts}"

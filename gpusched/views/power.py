@@ -1,4 +1,4 @@
-"""The power report: rows -> table and JSON."""
+"""The power report, as table and JSON."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _WIDE = 120
 
 
 def power_json(report: PowerReport) -> dict[str, Any]:
-    """The report as one object; times are UTC ISO-8601."""
+    """Return the report as one object; times are UTC ISO-8601."""
     fields: dict[str, Any] = msgspec.to_builtins(report)
     return fields | {"since": iso_utc(report.since), "until": iso_utc(report.until)}
 
 
 def power_screen(report: PowerReport, width: int, warning: str = "") -> RenderableType:
-    """What was used, wasted and paid, and who holds GPUs without using them.
+    """Return energy, waste and cost, and the jobs whose GPUs are idle.
 
-    A terminal of fewer columns (``width``) shows fewer figures. ``warning``: why they do not move, or "".
+    A terminal of fewer columns (``width``) shows fewer values. ``warning``: why they are not updated, or "".
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red")] if warning else []
     parts += [_head(report), Text(), _table(report, width)]
@@ -53,7 +53,7 @@ def _head(report: PowerReport) -> Text:
 
 
 def _columns(report: PowerReport) -> list[str]:
-    """Column names by what the rows can tell."""
+    """Return the column names that the rows have values for."""
     money = report.currency if report.price_per_kwh is not None else None
     columns = [report.by.upper()]
     if report.by == "job":
@@ -109,7 +109,7 @@ def _share(fraction: float | None, meter: int) -> Text:
 
 
 def _is_bound(row: PowerRow) -> bool:
-    """Whether enough is unmeasured to show: what rounds to 0 % changes no figure."""
+    """Return whether a visible share is unmeasured: less than 0.5 % rounds to 0 %."""
     return (row.energy_unknown_share or 0.0) >= 0.005
 
 
@@ -141,7 +141,8 @@ def _remarks(report: PowerReport) -> list[Text]:
 def _idle_table(held_idle: Sequence[HeldIdle]) -> Table:
     columns = ("JOB", "NAME", "USER", "PARTITION", "NODES", "GPUS", "IDLE", "SINCE")
     drop = ("NAME", "PARTITION", "GPUS")
-    table = common.plain_table(*columns, right=("GPUS", "IDLE", "SINCE"), wrap=("NODES",), drop=drop, most={"NAME": 24})
+    right = ("GPUS", "IDLE", "SINCE")
+    table = common.plain_table(*columns, right=right, wrap=("NODES",), drop=drop, max_widths={"NAME": 24})
     for idle in held_idle:
         table.add_row(
             Text(idle.job, "bold"),

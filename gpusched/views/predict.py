@@ -1,4 +1,4 @@
-"""Predicted run times as tables, and how good they are beside other estimates."""
+"""Predicted run times as tables, and their accuracy compared with other estimates."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
     from gpusched.model.interference import KindTold
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 def trained_screen(trained: TrainedPredictor) -> RenderableType:
-    """How good it is, and where."""
+    """Return how accurate the new predictor is, and where it is saved."""
     head = Text(f"trained on {count_of(trained.jobs, 'job')} in {trained.seconds:.1f} s, saved to {trained.path}")
     parts = [head] if trained.evaluation is None else [head, Text(), *_evaluation(trained.evaluation)]
     return Group(*parts, *(Text(f"- {note}") for note in trained.notes))
 
 
-def trace_screen(told: TraceTold) -> RenderableType:
-    """The first jobs, and how good it was."""
-    parts: list[RenderableType] = [jobs_table(told.jobs[:MOST_ROWS])]
-    if len(told.jobs) > MOST_ROWS:
-        parts.append(Text(f"and {len(told.jobs) - MOST_ROWS:,} more; list all with --json"))
-    if told.evaluation is not None:
-        parts += [Text(), *_evaluation(told.evaluation)]
-    return Group(*parts, *(Text(f"- {note}") for note in told.notes))
+def trace_screen(result: TraceTold) -> RenderableType:
+    """Return the first jobs, and the accuracy."""
+    parts: list[RenderableType] = [jobs_table(result.jobs[:MAX_ROWS])]
+    if len(result.jobs) > MAX_ROWS:
+        parts.append(Text(f"and {len(result.jobs) - MAX_ROWS:,} more; list all with --json"))
+    if result.evaluation is not None:
+        parts += [Text(), *_evaluation(result.evaluation)]
+    return Group(*parts, *(Text(f"- {note}") for note in result.notes))
 
 
 def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
-    """Job by job: one in ten is shorter, one in two, nine in ten."""
+    """Return the run times that 10 %, 50 % and 90 % of such jobs do not exceed, job by job."""
     heads = ("JOB", "10 %", "50 %", "90 %", "LIMIT", "RAN")
     table = plain_table(*heads, right=heads[1:], drop=("LIMIT", "RAN"))
     for job in jobs:
@@ -46,41 +46,42 @@ def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
     return table
 
 
-def kind_screen(told: KindTold) -> RenderableType:
-    """What is believed of a kind of job."""
-    parts: list[RenderableType] = [Text(clean(line)) for line in told.lines]
-    if told.paces:
+def kind_screen(job_class: KindTold) -> RenderableType:
+    """Return what was learned of a job class."""
+    parts: list[RenderableType] = [Text(clean(line)) for line in job_class.lines]
+    if job_class.paces:
         heads = ("GPUS", "NODES", "RACKS", "TYPE", "PACE", "4 IN 5", "MEASURED")
         table = plain_table(*heads, right=(*heads[:3], *heads[4:]), drop=("4 IN 5", "MEASURED"))
-        for pace in told.paces[:MOST_ROWS]:
-            shape = pace.shape
-            most = (f"{pace.pace:.4g} {shape.unit}/s", f"{pace.low:.4g} to {pace.high:.4g}", str(pace.measurements))
-            table.add_row(str(shape.gpus), str(shape.nodes), str(shape.racks), clean(shape.gpu_type), *most)
-        parts += [Text(f"{told.kind}, alone:" if not parts else f"\n{told.kind}, alone:"), table]
-    if told.links:
+        for speed in job_class.paces[:MAX_ROWS]:
+            shape = speed.shape
+            where = (str(shape.gpus), str(shape.nodes), str(shape.racks), clean(shape.gpu_type))
+            interval = f"{speed.low:.4g} to {speed.high:.4g}"
+            table.add_row(*where, f"{speed.pace:.4g} {shape.unit}/s", interval, str(speed.measurements))
+        parts += [Text(f"{job_class.kind}, alone:" if not parts else f"\n{job_class.kind}, alone:"), table]
+    if job_class.links:
         columns = ("SHARED", "SENSITIVITY", "80 %", "PRESSURE", "80 %", "MEASURED")
         table = plain_table(*columns, right=columns[1:], drop=("80 %", "MEASURED"))
-        for sway in told.links:
-            cells = (f"{x[1]:.2f}|{x[0]:.2f} to {x[2]:.2f}".split("|") for x in (sway.sensitivity, sway.pressure))
-            table.add_row(sway.link, *(cell for pair in cells for cell in pair), str(sway.measurements))
+        for link in job_class.links:
+            cells = (f"{x[1]:.2f}|{x[0]:.2f} to {x[2]:.2f}".split("|") for x in (link.sensitivity, link.pressure))
+            table.add_row(link.link, *(cell for pair in cells for cell in pair), str(link.measurements))
         parts += [Text("\nbeside other jobs a step takes 1 + sensitivity x their pressure times as long:"), table]
-    return Group(*parts) if parts else Text(f"{told.kind}: no measurements yet")
+    return Group(*parts) if parts else Text(f"{job_class.kind}: no measurements yet")
 
 
 def _evaluation(found: EstimateEvaluation) -> list[RenderableType]:
     heads = ("ESTIMATE", "JOBS", "LOG ERROR", "95 %", "BIAS", "TOO SHORT", "OVER TWICE", "WITHIN 2x")
     table = plain_table(*heads, right=heads[1:], drop=("BIAS", "OVER TWICE", "TOO SHORT", "95 %", "JOBS"))
     for row in found.rows:
-        sure = UNKNOWN if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
+        interval = UNKNOWN if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
         shares = (f"{share:.1%}" for share in (row.under, row.over, row.within_2))
-        table.add_row(row.estimate, f"{row.jobs:,}", f"{row.log_error:.3f}", sure, f"{row.bias:+.3f}", *shares)
+        table.add_row(row.estimate, f"{row.jobs:,}", f"{row.log_error:.3f}", interval, f"{row.bias:+.3f}", *shares)
     parts: list[RenderableType] = [
         Text(f"on {count_of(found.jobs, 'job')} of {count_of(found.days, 'day')} not used for training:"),
         table,
     ]
     if found.covered is not None:
-        before = "" if found.uncalibrated_covered is None else f"; {found.uncalibrated_covered:.1%} before calibration"
+        raw = "" if found.uncalibrated_covered is None else f"; {found.uncalibrated_covered:.1%} before calibration"
         parts.append(
-            Text(f"{found.covered:.1%} of the run times lie between the 10 % and 90 % estimates (target: 80 %){before}")
+            Text(f"{found.covered:.1%} of the run times lie between the 10 % and 90 % estimates (target: 80 %){raw}")
         )
     return parts

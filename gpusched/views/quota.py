@@ -1,4 +1,4 @@
-"""Limits and fair shares: tables and JSON."""
+"""Limits and fair shares, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASON, _FREES = "REASON IF EXHAUSTED", "FREES WITHIN"
 
 
 def quota_json(report: QuotaReport) -> dict[str, Any]:
-    """The report as one object; times are UTC ISO-8601."""
+    """Return the report as one object; times are UTC ISO-8601."""
     fields: dict[str, Any] = msgspec.to_builtins(report)
     fields["rows"] = [
         msgspec.to_builtins(row) | {"left": row.left, "frees": None if row.frees is None else iso_utc(row.frees)}
@@ -34,7 +34,7 @@ def quota_json(report: QuotaReport) -> dict[str, Any]:
 
 
 def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
-    """What there is of each limit, the classes, and the places by fair share. ``warning``: in the first line."""
+    """Return the use of each limit, the QoS classes and the fair-share ranks. ``warning``: in the first line."""
     parts: list[RenderableType] = [Text(f"warning: {common.clean(warning)}", "bold red")] if warning else []
     parts.append(_limits(report) if report.rows else Text("no limits"))
     if report.classes:
@@ -42,9 +42,9 @@ def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
             "CLASS", "PRIORITY", "PREEMPTIBLE", "LIMITS", right=("PRIORITY",), wrap=("LIMITS", "PREEMPTIBLE")
         )
         for row in report.classes:
-            stops = "per job" if row.preemptible is None else "yes" if row.preemptible else "no"
-            own = "class limits only" if row.exempt else "class, user and group limits"
-            table.add_row(common.clean(row.name), str(row.priority), stops, own)
+            preemptible = "per job" if row.preemptible is None else "yes" if row.preemptible else "no"
+            limits = "class limits only" if row.exempt else "class, user and group limits"
+            table.add_row(common.clean(row.name), str(row.priority), preemptible, limits)
         parts += [Text(), table]
     if report.shares:
         numbers = ("SHARES", "GPU HOURS", "PLACE")
@@ -63,11 +63,11 @@ def _limits(report: QuotaReport) -> Table:
         wrap=("WHOSE", "LIMIT", _REASON), drop=(_REASON, "LEFT"),
     )  # fmt: skip
     for row in report.rows:
-        full = row.left is not None and row.left < 1
+        is_exhausted = row.left is not None and row.left < 1
         frees = [format_duration(max(0.0, row.frees - report.now)) if row.frees else ""] if when else []
-        used, most, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
-        reason = Text(row.reason, "red" if full else "")
-        table.add_row(common.clean(row.whose), _NAMES[row.limit], used, most, left, *frees, reason)
+        used, limit, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
+        reason = Text(row.reason, "red" if is_exhausted else "")
+        table.add_row(common.clean(row.whose), _NAMES[row.limit], used, limit, left, *frees, reason)
     return table
 
 

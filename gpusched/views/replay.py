@@ -1,4 +1,4 @@
-"""Replays side by side: outcomes as a table, what changed in plain words, and the schedule as CSV rows."""
+"""Replays compared: outcomes as a table, changes in plain words, and the schedule as CSV rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWS = {
 
 
 def span(seconds: float | None) -> str:
-    """Seconds with the unit that suits them: ``42.0 s``, ``3.50 min``, ``1.20 h``, ``12.3 d``; unknown is ``-``."""
+    """Format seconds with a suitable unit: ``42.0 s``, ``3.50 min``, ``1.20 h``, ``12.3 d``; unknown is ``-``."""
     if seconds is None:
         return common.UNKNOWN
     for size, unit in ((2 * 86400, "d"), (3600, "h"), (60, "min")):
@@ -39,7 +39,7 @@ def span(seconds: float | None) -> str:
 
 
 def label(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
-    """The policy's name, with its trace and seed where several were replayed."""
+    """Return the policy's name, with its trace and seed if several were replayed."""
     result = outcome.result
     words = [result.policy]
     if len({o.result.trace.name for o in outcomes}) > 1:
@@ -50,7 +50,7 @@ def label(outcome: StudyOutcome, outcomes: Sequence[StudyOutcome]) -> str:
 
 
 def table(outcomes: Sequence[StudyOutcome]) -> Table:
-    """One line per replay; fewer columns on a narrow screen."""
+    """Return one line per replay; a narrow screen shows fewer columns."""
     columns = ["POLICY", "KNOWS", "JOBS", "MEAN JCT", "P95 JCT", "MEAN WAIT", "P95 WAIT", "SLOWDOWN", "UTIL", "KWH"]
     columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"]
     drop = ("JOBS/S", "INEFF. KWH", "JAIN", "FRAG", "GAP", "MAKESPAN", "P95 WAIT", "P95 JCT", "KWH", "JOBS", "SLOWDOWN")
@@ -86,7 +86,7 @@ def _cells(outcome: StudyOutcome) -> dict[str, str]:
 def screen(
     outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]], by: str | None = None
 ) -> RenderableType:
-    """The table, what changed, what to know of it, and (``by`` user or group) who got what."""
+    """Return the table, the changes, remarks, and (``by`` user or group) the usage of each."""
     from rich.console import Group
     from rich.text import Text
 
@@ -117,37 +117,36 @@ def _holders(outcome: StudyOutcome, by: str) -> RenderableType:
 
 
 def summary(outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]]) -> list[str]:
-    """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
+    """Return the changes of each replay from the first of its trace and seed, in plain words."""
     return [_sentence(o, change, outcomes) for o, change in zip(outcomes, changes, strict=True) if change]
 
 
 def recorded(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """What the jobs of each trace waited in its source, where it tells, and how far from it each replay is."""
+    """Return the waiting times in each trace's source, if recorded, and how far each replay is from them."""
     lines = []
     for name in dict.fromkeys(o.result.trace.name for o in outcomes):
-        of = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
-        if of:
-            waits = "; ".join(f"{label(o, outcomes)} {_against(o.metrics)}" for o in of)
-            where = f" of {name}" if len(outcomes) > len(of) else ""
-            lines.append(
-                f"As recorded, jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
-            )
+        with_waits = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
+        if with_waits:
+            waits = "; ".join(f"{label(o, outcomes)} {_recorded_text(o.metrics)}" for o in with_waits)
+            trace_text = f" of {name}" if len(outcomes) > len(with_waits) else ""
+            mean_wait = span(with_waits[0].metrics.recorded_mean_wait_s)
+            lines.append(f"As recorded, jobs{trace_text} waited {mean_wait} on average: {waits}.")
     return lines
 
 
 def published(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """The figures that a scenario's source has, beside those of this replay."""
+    """Return the figures published with a scenario's source, beside those of this replay."""
     lines = []
     for outcome in outcomes:
         for figure, value in outcome.scenario.published.get(outcome.result.policy, {}).items():
-            here = getattr(outcome.metrics, figure)
-            change = f" ({here / value - 1:+.1%})" if here is not None and value else ""
-            ours = common.UNKNOWN if here is None else f"{here:.6g}{change}"
-            lines.append(f"Published of {label(outcome, outcomes)}: {figure} {value:.6g}; here {ours}.")
+            measured = getattr(outcome.metrics, figure)
+            change = f" ({measured / value - 1:+.1%})" if measured is not None and value else ""
+            text = common.UNKNOWN if measured is None else f"{measured:.6g}{change}"
+            lines.append(f"Published of {label(outcome, outcomes)}: {figure} {value:.6g}; here {text}.")
     return lines
 
 
-def _against(metrics: Metrics) -> str:
+def _recorded_text(metrics: Metrics) -> str:
     recorded, error = metrics.recorded_mean_wait_s, metrics.wait_error
     if recorded is None or error is None:
         return span(metrics.mean_wait_s)
@@ -159,27 +158,27 @@ def _sentence(outcome: StudyOutcome, change: Sequence[MeanDifference], outcomes:
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
-    text = f"Under {name}, jobs took {span(jct.other)} on average, {_than(jct)} {other} ({span(jct.base)})"
-    text += f"{_interval(jct)}. {_waits(wait)}."
-    ours, theirs = outcome.metrics, base.metrics
-    if ours.utilization is not None and theirs.utilization is not None:
-        points = (ours.utilization - theirs.utilization) * 100
-        text += f" Utilization is {bars.percent(ours.utilization, 1)} ({points:+.1f} points)"
-    if ours.energy_kwh is not None and theirs.energy_kwh:
-        share = ours.energy_kwh / theirs.energy_kwh - 1
-        text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
+    text = f"Under {name}, jobs took {span(jct.other)} on average, {_comparison(jct)} {other} ({span(jct.base)})"
+    text += f"{_interval_text(jct)}. {_wait_text(wait)}."
+    metrics, base_metrics = outcome.metrics, base.metrics
+    if metrics.utilization is not None and base_metrics.utilization is not None:
+        points = (metrics.utilization - base_metrics.utilization) * 100
+        text += f" Utilization is {bars.percent(metrics.utilization, 1)} ({points:+.1f} points)"
+    if metrics.energy_kwh is not None and base_metrics.energy_kwh:
+        share = metrics.energy_kwh / base_metrics.energy_kwh - 1
+        text += f", energy {bars.quantity(metrics.energy_kwh)} kWh ({share:+.1%})"
     text += "."
     if outcome.result.knows != base.result.knows:
         text += f" Note: {name} uses {_KNOWS[outcome.result.knows]}; {other} uses {_KNOWS[base.result.knows]}."
     return text
 
 
-def _waits(wait: MeanDifference) -> str:
+def _wait_text(wait: MeanDifference) -> str:
     before, after = span(wait.base), span(wait.other)
     return f"Waiting was unchanged ({after})" if before == after else f"They waited {after} instead of {before}"
 
 
-def _than(change: MeanDifference) -> str:
+def _comparison(change: MeanDifference) -> str:
     if change.relative is None:
         return "more than under" if change.difference > 0 else "the same as under"
     if abs(change.relative) < 5e-4:
@@ -187,37 +186,37 @@ def _than(change: MeanDifference) -> str:
     return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'} than under"
 
 
-def _interval(change: MeanDifference) -> str:
+def _interval_text(change: MeanDifference) -> str:
     if change.low is None or change.high is None:
         verb = "are" if change.days != 1 else "is"
         return f"; {count_of(change.days, 'day')} {verb} too little data for a confidence interval"
-    doubt = "" if change.sure else ", not significant"
-    return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{doubt}"
+    remark = "" if change.sure else ", not significant"
+    return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{remark}"
 
 
 def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
-    """What every policy knows, and what else a reader of the figures must know; each once."""
-    known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
-    lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in known]
+    """Return what information each policy uses, and other notes on the figures; each once."""
+    policies = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
+    lines = [f"{policy} uses {_KNOWS[knows]}." for policy, knows in policies]
     if len({o.result.knows for o in outcomes}) > 1:
         lines.append("These policies use different information; compare with care.")
     notes = dict.fromkeys(n for o in outcomes for n in (*o.scenario.notes, *o.result.notes))
     bound = next((o.bounds for o in outcomes if o.bounds.mean_jct_s is not None), None)
     if bound is not None:
-        least = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
-        lines.append(f"GAP: {least} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
+        bound_text = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
+        lines.append(f"GAP: {bound_text} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
     lines += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     for outcome in outcomes:
         if outcome.metrics.infeasible:
-            why = outcome.result.infeasible_why[0]
+            reason = outcome.result.infeasible_why[0]
             jobs = count_of(outcome.metrics.infeasible, "job")
-            lines.append(f"{jobs} excluded that can never run on these nodes ({why}).")
+            lines.append(f"{jobs} excluded that can never run on these nodes ({reason}).")
             break
     return list(dict.fromkeys(lines))
 
 
 def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
-    """Where each replay's schedule goes: ``path``; of several, each with its policy (and seed) in the name."""
+    """Return each replay's schedule file: ``path``; of several, each with its policy (and seed) in the name."""
     if len(outcomes) == 1:
         return [path]
     stem, dot, suffix = path.rpartition(".") if "." in path.rpartition("/")[2] else (path, "", "")
@@ -226,7 +225,7 @@ def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
 
 
 def write_schedule(result: ReplayResult, file: TextIO) -> None:
-    """Every job as ``job,start,end,nodes``: seconds on the trace's clock, node names by spaces; never ran: empty."""
+    """Write every job as ``job,start,end,nodes``: trace seconds, names separated by spaces; empty if it never ran."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("job", "start", "end", "nodes"))
     names, offsets, nodes = result.pool.names, result.part_offsets.tolist(), result.part_nodes.tolist()

@@ -1,4 +1,4 @@
-"""What ``gpusched reproduce`` played, as a table: its scenario says which columns, and what stands below."""
+"""Results of ``gpusched reproduce`` as a table; the scenario defines the columns and the notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpusched.views.common import UNKNOWN, against, plain_table
+from gpusched.views.common import UNKNOWN, plain_table, relative_change
 
 if TYPE_CHECKING:
     from gpusched.study.paper import Column, Paper
@@ -18,14 +18,14 @@ BOUND = "bound"
 
 
 def screen(paper: Paper, rows: Sequence[Any]) -> RenderableType:
-    """One line for each policy in each group of rows that differ in nothing else but what they were drawn with."""
+    """Return one line for each policy in each group of rows; rows of a group differ only in their random draws."""
     keys = [column for column in paper.table if column.in_common and column.of != "policy"]
     right = [c.head for c in paper.table if not (c.in_common and all(isinstance(getattr(r, c.of), str) for r in rows))]
     table = plain_table(*(column.head for column in paper.table), right=right, drop=paper.drop)
     groups: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
-        at = tuple(getattr(row, column.of) for column in keys)
-        groups.setdefault(at, {}).setdefault(row.policy, []).append(row)
+        group = tuple(getattr(row, column.of) for column in keys)
+        groups.setdefault(group, {}).setdefault(row.policy, []).append(row)
     for by in groups.values():
         if paper.bound:
             by[BOUND] = next(iter(by.values()))
@@ -45,22 +45,22 @@ def _cell(paper: Paper, column: Column, policy: str, by: Mapping[str, Sequence[A
 
     def figures(name: str) -> list[float]:
         key = paper.bound.get(column.of) if name == BOUND else column.of
-        return [_of(row, key) / _of(row, column.per) for row in by.get(name, ())] if key else []
+        return [_figure_of(row, key) / _figure_of(row, column.per) for row in by.get(name, ())] if key else []
 
-    mine = figures(policy)
-    if not mine:
+    values = figures(policy)
+    if not values:
         return UNKNOWN
     if column.against:
-        return against(mine, figures(column.against) or None)
+        return relative_change(values, figures(column.against) or None)
     if column.gain is not None:
         base, best = map(figures, column.gain)
-        all_of_it = mean(base) - mean(best) if base and best else 0.0
-        return f"{(mean(base) - mean(mine)) / all_of_it:.1%}" if all_of_it > 0.0 else UNKNOWN
+        full_gain = mean(base) - mean(best) if base and best else 0.0
+        return f"{(mean(base) - mean(values)) / full_gain:.1%}" if full_gain > 0.0 else UNKNOWN
     if column.above:
-        return f"{mean(mine) / mean(_of(row, column.above) for row in by[policy]) - 1:+.1%}"
-    return column.format.format(mean(mine))
+        return f"{mean(values) / mean(_figure_of(row, column.above) for row in by[policy]) - 1:+.1%}"
+    return column.format.format(mean(values))
 
 
-def _of(row: Any, key: str | float) -> float:
-    """A figure of a row, or the number itself."""
+def _figure_of(row: Any, key: str | float) -> float:
+    """Return a figure of a row, or the number itself."""
     return float(getattr(row, key)) if isinstance(key, str) else key

@@ -1,4 +1,4 @@
-"""Reservations as a table, as lines and as JSON."""
+"""Reservations, as a table, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
 _DONE = {"reserve": "reservation", "maintenance": "maintenance", "change": "change", "cancel": "cancellation"}
 
 
-def asked_dict(asked: ReservationResult) -> dict[str, Any]:
-    """What was asked for, with the jobs that last into it."""
-    one = asked.reservation
+def request_dict(result: ReservationResult) -> dict[str, Any]:
+    """Return the request, with the running jobs that reach into the reservation."""
+    reservation = result.reservation
     return {
-        "requested": asked.what,
-        "name": one.name,
-        "nodes": list(one.nodes),
-        "begin": iso_utc(one.begin),
-        "end": iso_utc(one.end),
-        "late": [{"id": job, "user": user, "end": iso_utc(end)} for job, user, end in asked.late],
+        "requested": result.what,
+        "name": reservation.name,
+        "nodes": list(reservation.nodes),
+        "begin": iso_utc(reservation.begin),
+        "end": iso_utc(reservation.end),
+        "late": [{"id": job, "user": user, "end": iso_utc(end)} for job, user, end in result.late],
     }
 
 
-def asked_lines(asked: ReservationResult) -> list[str]:
-    """The first for stdout, the others notes: which running jobs last into it."""
-    one, now = asked.reservation, time.time()
-    span = f"{local_time(one.begin)} to {local_time(one.end)} ({format_duration(one.end - one.begin)})"
-    lines = [f"{_DONE[asked.what]} requested: {one.name}, {common.compress_names(one.nodes)}, {span}"]
+def request_lines(result: ReservationResult) -> list[str]:
+    """Return one line for stdout, then notes on running jobs that reach into the reservation."""
+    reservation, now = result.reservation, time.time()
+    length = format_duration(reservation.end - reservation.begin)
+    span = f"{local_time(reservation.begin)} to {local_time(reservation.end)} ({length})"
+    lines = [f"{_DONE[result.what]} requested: {reservation.name}, {common.compress_names(reservation.nodes)}, {span}"]
     lines += [
         f"job {job} of {common.clean(user)} is running there; its time limit ends at {local_clock(end, now)}"
-        for job, user, end in asked.late
+        for job, user, end in result.late
     ]
     return lines
 
 
 def reservations_json(rows: Sequence[ReservationRow]) -> list[dict[str, Any]]:
-    """One object per reservation."""
+    """Return one object per reservation."""
     return [msgspec.to_builtins(row) | {"begin": iso_utc(row.begin), "end": iso_utc(row.end)} for row in rows]
 
 
 def reservations_screen(rows: Sequence[ReservationRow]) -> RenderableType:
-    """The table."""
+    """Return the table."""
     from rich.text import Text
 
     if not rows:
@@ -61,8 +62,8 @@ def reservations_screen(rows: Sequence[ReservationRow]) -> RenderableType:
     wrap = ("FROM", "TO", *columns[6:])
     table = common.plain_table(*columns, right=("GPUS",), wrap=wrap, drop=("KIND", "JOBS", "REASON"))
     for row in rows:
-        ahead = Text(f"in {common.age(row.begin - now)}" if row.begin > now else "starting")
-        state = Text("active", "bold green") if row.state == "active" else ahead
+        until_begin = Text(f"in {common.age(row.begin - now)}" if row.begin > now else "starting")
+        state = Text("active", "bold green") if row.state == "active" else until_begin
         jobs = [f"{len(row.running)} running"] if row.running else []
         jobs += [f"{', '.join(row.late[:3])}{' ...' if len(row.late) > 3 else ''} may overlap"] if row.late else []
         table.add_row(

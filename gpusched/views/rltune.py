@@ -22,32 +22,41 @@ _PAGE_HEADS = ("Trace", "Base", "It knows", "Jobs", "Utilization", "Mean wait", 
                "Mean bounded slowdown")  # fmt: skip
 
 
-def screen(of: Rltune, lines: Sequence[ComparisonLine]) -> RenderableType:
-    """The table and a word on what it means."""
+def screen(paper: Rltune, lines: Sequence[ComparisonLine]) -> RenderableType:
+    """Return the table and its explanation."""
     table = plain_table(*_HEADS, drop=("JOBS", "UTILIZATION", "MEAN WAIT"))
-    for x in lines:
-        table.add_row(x.trace, x.base, f"{x.jobs:,}", *_figures(x))
-    return Group(table, Text(), Text(of.words.format(**of.published)))
+    for row in lines:
+        table.add_row(row.trace, row.base, f"{row.jobs:,}", *_figures(row))
+    return Group(table, Text(), Text(paper.words.format(**paper.published)))
 
 
-def page(of: Rltune, lines: Sequence[ComparisonLine]) -> str:
-    """The table, and for each trace the changes beside the paper's best."""
+def page(paper: Rltune, lines: Sequence[ComparisonLine]) -> str:
+    """Return the table, and for each trace the changes beside the paper's best."""
     rows = [
-        [x.trace, x.base, x.knows, f"{x.jobs:,}", *_figures(x), f"{_number(x.slowdown_base)} -> {_number(x.slowdown)}"]
-        for x in lines
+        [
+            row.trace,
+            row.base,
+            row.knows,
+            f"{row.jobs:,}",
+            *_figures(row),
+            f"{_number(row.slowdown_base)} -> {_number(row.slowdown)}",
+        ]
+        for row in lines
     ]
     parts = [plot.table(_PAGE_HEADS, rows)]
-    for trace in dict.fromkeys(x.trace for x in lines):
+    for trace in dict.fromkeys(row.trace for row in lines):
         drawings = [
-            _changes(title, [x for x in lines if x.trace == trace], gain, 100 * of.published[key])
+            _changes(title, [row for row in lines if row.trace == trace], gain, 100 * paper.published[key])
             for title, (gain, key) in _CHANGES.items()
         ]
         parts.append(f'<div class="grid">{"".join(drawings)}</div>')
-    return plot.page(TITLE, of.words.format(**of.published), parts)
+    return plot.page(TITLE, paper.words.format(**paper.published), parts)
 
 
-def _utilization_change(x: ComparisonLine) -> float | None:
-    return x.utilization / x.utilization_base - 1 if x.utilization is not None and x.utilization_base else None
+def _utilization_change(row: ComparisonLine) -> float | None:
+    if row.utilization is None or not row.utilization_base:
+        return None
+    return row.utilization / row.utilization_base - 1
 
 
 _CHANGES: dict[str, tuple[Callable[[ComparisonLine], float | None], str]] = {
@@ -60,18 +69,19 @@ _CHANGES: dict[str, tuple[Callable[[ComparisonLine], float | None], str]] = {
 def _changes(
     title: str, lines: Sequence[ComparisonLine], gain: Callable[[ComparisonLine], float | None], paper: float
 ) -> str:
-    """By how many percent the agent's mean is above (or below) each base's, on one trace."""
+    """Return by how many percent the agent's mean is above (or below) each base's, on one trace."""
     trace = lines[0].trace
-    groups = [(x.base.replace(" (estimate)", ""), (100 * (gain(x) or 0.0),)) for x in lines]
+    groups = [(row.base.replace(" (estimate)", ""), (100 * (gain(row) or 0.0),)) for row in lines]
     groups.append(("paper", (paper,)))
     drawing = plot.bars(groups, ("agent against the base",), "%", f"{title}, {trace}", digits=0)
     return plot.figure(title, f"{trace}: the agent against each base policy; the last is the paper's best", drawing)
 
 
-def _figures(x: ComparisonLine) -> list[str]:
+def _figures(row: ComparisonLine) -> list[str]:
     return [
-        f"{number(x.utilization_base, 3)} -> {number(x.utilization, 3)}", f"{span(x.wait_base_s)} -> {span(x.wait_s)}",
-        change(x.wait_change), f"{span(x.jct_base_s)} -> {span(x.jct_s)}", change(x.jct_change),
+        f"{number(row.utilization_base, 3)} -> {number(row.utilization, 3)}",
+        f"{span(row.wait_base_s)} -> {span(row.wait_s)}", change(row.wait_change),
+        f"{span(row.jct_base_s)} -> {span(row.jct_s)}", change(row.jct_change),
     ]  # fmt: skip
 
 

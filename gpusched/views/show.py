@@ -1,4 +1,4 @@
-"""The page of one job: what was asked for, where it ran, and its events."""
+"""The page of one job: its request, its nodes and its events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpusched.views.jobs import (
     elapsed_s,
     job_dict,
     memory_is_counted,
+    preemptions_line,
     progress_line,
     queue_position,
     resizes_line,
     resources_line,
-    stopped_line,
 )
 from gpusched.views.why import sizes_dict, spread_dict, spread_lines
 
@@ -38,13 +38,12 @@ _TASKS_WIDTH = 100
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One job with all that is known of it.
+    """One job with all its details.
 
-    ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
-    ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
-    ``partner``: the job that has some of its GPUs, too, and ``shared``: which these are and what that costs, as a line.
-    ``spreads``: when a waiting one would start nearer together or further apart.
-    ``place_cost``: what its place costs it, where that is known.
+    ``tasks``: the whole array, if one was requested. ``progress``: of its latest attempt that reports any; ``speeds``:
+    GPUs -> steps per second. ``sizes``: of a pending resizable job, the sizes that its policy would give it.
+    ``partner``: the job that shares its GPUs, and ``shared``: which ones and the cost, as a line. ``spreads``: when a
+    pending job would start at each spread. ``place_cost``: the cost of its placement, if known.
     """
 
     job: JobRecord
@@ -63,11 +62,11 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_dict(page: Page) -> dict[str, Any]:
-    """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
+    """Return everything as JSON: the keys of ``status --json``, request, allocation, attempts and events."""
     job = page.job
     slower = None if page.place_cost is None else page.place_cost.slower
-    told = job_dict(job, page.now, page.energy_j, progress=page.progress, partner=page.partner, slower=slower)
-    return told | {
+    fields = job_dict(job, page.now, page.energy_j, progress=page.progress, partner=page.partner, slower=slower)
+    return fields | {
         "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
@@ -82,13 +81,13 @@ def page_dict(page: Page) -> dict[str, Any]:
         "place_costs": [msgspec.to_builtins(cost) for cost in (page.place_cost.costs if page.place_cost else ())],
         "sizes_now": None if page.sizes is None else sizes_dict(page.sizes),
         "spreads": [spread_dict(start) for start in page.spreads],
-        "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
+        "speeds": {str(gpus): speed for gpus, speed in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
     }
 
 
 def _attempts(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One entry per start: where, since when, how it went on."""
+    """Return one entry per start: nodes, time and outcome."""
     attempts: list[dict[str, Any]] = []
     for event in events:
         if event.kind == "starting":
@@ -109,7 +108,7 @@ def _attempts(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def page_lines(page: Page) -> Iterator[str]:
-    """The page for people, line by line."""
+    """Return the page for people, line by line."""
     width = 13
     for label, value in _fields(page):
         yield f"{label + ':':<{width}} {common.clean(value)}"
@@ -119,8 +118,8 @@ def page_lines(page: Page) -> Iterator[str]:
             states.setdefault(task.state, []).extend(each(indices_of(task)))
         counts = ((state, len(indices), common.ranges(indices)) for state, indices in states.items())
         yield f"{'tasks:':<{width}} " + ", ".join(
-            f"{state} [{common.shorten(text, _TASKS_WIDTH)}] ({many})" if many > 1 else f"{state} [{text}]"
-            for state, many, text in counts
+            f"{state} [{common.shorten(text, _TASKS_WIDTH)}] ({count})" if count > 1 else f"{state} [{text}]"
+            for state, count, text in counts
         )
     if page.events:
         yield "events:"
@@ -200,7 +199,7 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
     if page.job.spec.elastic is not None and page.speeds:
         yield (
             "speeds",
-            ", ".join(f"{count_of(gpus, 'GPU')} {pace:.3g} steps/s" for gpus, pace in sorted(page.speeds.items())),
+            ", ".join(f"{count_of(gpus, 'GPU')} {speed:.3g} steps/s" for gpus, speed in sorted(page.speeds.items())),
         )
     if progress.saved_step is not None:
         yield "saved", f"up to step {progress.saved_step:,.0f}, {local_time(progress.saved_at)}"
@@ -209,7 +208,7 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
 
 
 def private_fields(job: JobRecord) -> list[tuple[str, str]]:
-    """What it runs and where its output goes: of no concern to others where people look who have no account here."""
+    """Return what the job runs and where its output goes: hidden from viewers without an account here."""
     spec = job.spec
     return [
         ("image", spec.image or ""),
@@ -256,7 +255,7 @@ def _optional(job: JobRecord) -> Iterator[tuple[str, str]]:
                 "max spread",
                 spec.max_spread + (f", on up to {count_of(spec.max_nodes, 'node')}" if spec.max_nodes else ""),
             ),
-            ("stopped", stopped_line(job)),
+            ("stopped", preemptions_line(job)),
             ("comment", spec.comment),
         )
         if value
@@ -270,7 +269,7 @@ def _link(job: JobRecord) -> str:
 
 
 def _is_delayed(job: JobRecord) -> bool:
-    """Slurm notes of every job since when it may start."""
+    """Return whether the job has a begin time: Slurm records an eligible time for every job."""
     return bool(job.eligible_time) and (job.slurm is None or (job.eligible_time or 0.0) > job.submit_time)
 
 
@@ -281,7 +280,7 @@ def _command(command: Sequence[str]) -> str:
 
 
 def event_line(event: Event) -> str:
-    """What happened, in one line."""
+    """Return the event in one line."""
     data = dict(event.data)
     words = [event.kind]
     if event.node:
@@ -296,7 +295,7 @@ def event_line(event: Event) -> str:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """A fact for people: a moment (Unix seconds) in local time, MiB as memory; else as it is."""
+    """Return a value for people: Unix times as local time, MiB as memory, others unchanged."""
     if isinstance(value, dict):
         return {k: _plain(k, v) for k, v in value.items()}
     if isinstance(value, list):
@@ -305,18 +304,18 @@ def _plain(key: str, value: Any) -> Any:
         return value
     if key.endswith("_mib"):
         return format_memory(int(value))
-    return local_time(value) if _MOMENTS[0] <= value < _MOMENTS[1] and not key.endswith("_s") else value
+    return local_time(value) if _UNIX_TIMES[0] <= value < _UNIX_TIMES[1] and not key.endswith("_s") else value
 
 
-_MOMENTS = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in an event is as large
+_UNIX_TIMES = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in an event is as large
 
 
 def _ranges(spec: JobSpec) -> str:
-    """What a resizable job may have of cores and memory, and has; "" where they go with its GPUs."""
+    """Return the core and memory ranges of a resizable job and what it has; "" if they follow its GPUs."""
     elastic, (cores, memory), text = spec.elastic, spec.amounts, ""
     if elastic is not None and elastic.cores is not None:
         text += f"; {elastic.cores[0]}-{elastic.cores[1]} CPU cores, now {cores}"
     if elastic is not None and elastic.memory_mib is not None:
-        least, most = map(format_memory, elastic.memory_mib)
-        text += f"; {least}-{most} of memory, now {format_memory(memory)}"
+        minimum, maximum = map(format_memory, elastic.memory_mib)
+        text += f"; {minimum}-{maximum} of memory, now {format_memory(memory)}"
     return text

@@ -1,4 +1,4 @@
-"""Jobs as Slurm's squeue and sacct print them, for scripts inside jobs. Pure."""
+"""Jobs in the format of Slurm's squeue and sacct, for scripts inside jobs. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DEFAULT = "%.12i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 _PATTERN = re.compile(r"%(\.?)([0-9]*)([A-Za-z])")
 
 
-class NotAnswered(Exception):
-    """An option that is not understood inside jobs; the text says which."""
+class UnsupportedOption(Exception):
+    """An option that is not supported inside jobs; the message says which."""
 
 
 def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float) -> str:
     """Return what squeue prints of these jobs.
 
     Raises:
-        NotAnswered: An option, or a field of the format, is not understood.
+        UnsupportedOption: An option, or a field of the format, is not supported.
     """
     options = _options(words, {"-h": "", "--noheader": "", "-o": "format", "--format": "format", "-j": "jobs",
                                "--jobs": "jobs", "--me": "", "-u": "user", "--user": "user", "-t": "states",
@@ -36,14 +36,15 @@ def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: floa
     fields = _squeue_fields(now)
     for _, _, letter in _PATTERN.findall(line):
         if letter not in fields:
-            raise NotAnswered(f"%{letter} is not filled in inside jobs; there are {' '.join(f'%{f}' for f in fields)}")
+            known = " ".join(f"%{name}" for name in fields)
+            raise UnsupportedOption(f"%{letter} is not filled in inside jobs; there are {known}")
     if options.get("user", user) != user:
-        raise NotAnswered(f"inside a job only the jobs of {user} are shown")
+        raise UnsupportedOption(f"inside a job only the jobs of {user} are shown")
     chosen = _chosen(jobs, options)
     if states := options.get("states"):
-        wanted = {state.strip().upper() for state in states.split(",")}
-        if "ALL" not in wanted:
-            chosen = [job for job in chosen if wanted & {str(job.state), _SHORT_STATES[job.state]}]
+        selected = {state.strip().upper() for state in states.split(",")}
+        if "ALL" not in selected:
+            chosen = [job for job in chosen if selected & {str(job.state), _SHORT_STATES[job.state]}]
     if names := options.get("name"):
         chosen = [job for job in chosen if job.spec.name in names.split(",")]
     rows = (
@@ -57,54 +58,54 @@ def sacct(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float
     """Return what sacct prints of these jobs, which have no steps here.
 
     Raises:
-        NotAnswered: An option, or a field, is not understood.
+        UnsupportedOption: An option, or a field, is not supported.
     """
     options = _options(words, {"-n": "", "--noheader": "", "-o": "format", "--format": "format", "-j": "jobs",
                                "--jobs": "jobs", "-P": "", "--parsable2": "", "-p": "", "--parsable": "", "-X": "",
                                "--allocations": "", "-u": "user", "--user": "user"})  # fmt: skip
     if options.get("user", user) != user:
-        raise NotAnswered(f"inside a job only the jobs of {user} are shown")
+        raise UnsupportedOption(f"inside a job only the jobs of {user} are shown")
     known = {name.lower(): name for name in _SACCT}
     names = []
     for text in options.get("format", "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode").split(","):
         name = known.get(text.partition("%")[0].strip().lower())
         if name is None:
-            raise NotAnswered(f"there is no field {text[:40]!r} inside jobs; there are {', '.join(_SACCT)}")
+            raise UnsupportedOption(f"there is no field {text[:40]!r} inside jobs; there are {', '.join(_SACCT)}")
         names.append(name)
     rows = [] if "-n" in options or "--noheader" in options else [names]
     rows += [[_SACCT[name](job, now) for name in names] for job in _chosen(jobs, options)]
     if options.keys() & {"-P", "--parsable2", "-p", "--parsable"}:
         end = "" if options.keys() & {"-P", "--parsable2"} else "|"
         return "".join("|".join(row) + end + "\n" for row in rows)
-    widths = [max([10, *(len(row[at]) for row in rows)]) for at in range(len(names))]
+    widths = [max([10, *(len(row[column]) for row in rows)]) for column in range(len(names))]
     return "".join(" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + "\n" for row in rows)
 
 
 def _options(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the options given: by its own name one without a value, by its meaning's one with."""
+    """Return the options given: flags by their own name, options with a value by their meaning."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
         if name not in known or (known[name] == "" and word.startswith("--") and equals):
-            raise NotAnswered(f"{word[:60]} is not understood inside jobs; there are {', '.join(known)}")
+            raise UnsupportedOption(f"{word[:60]} is not understood inside jobs; there are {', '.join(known)}")
         if not known[name]:
             found[name] = ""
             if equals:  # -hj 1
                 rest.insert(0, f"-{value}")
             continue
         if not equals and not rest:
-            raise NotAnswered(f"{word}: its value is missing")
+            raise UnsupportedOption(f"{word}: its value is missing")
         found[known[name]] = value if equals else rest.pop(0)
     return found
 
 
 def _chosen(jobs: Sequence[JobRecord], options: Mapping[str, str]) -> list[JobRecord]:
-    wanted = options.get("jobs")
-    if wanted is None:
+    selected = options.get("jobs")
+    if selected is None:
         return list(jobs)
-    ids = {one.partition(".")[0] for one in wanted.split(",")}
+    ids = {job_id.partition(".")[0] for job_id in selected.split(",")}
     return [job for job in jobs if job.id in ids or job.array_id in ids]
 
 
@@ -126,15 +127,15 @@ def _squeue_fields(now: float) -> dict[str, tuple[str, Callable[[JobRecord], str
         "T": ("STATE", lambda job: str(job.state)),
         "M": ("TIME", lambda job: _elapsed(job, now)),
         "l": ("TIME_LIMIT", lambda job: format_duration(job.limit_s)),
-        "L": ("TIME_LEFT", lambda job: _left(job, now)),
+        "L": ("TIME_LEFT", lambda job: _time_left(job, now)),
         "D": ("NODES", lambda job: str(job.spec.nodes)),
         "C": ("CPUS", lambda job: str(job.spec.amounts[0])),
         "N": ("NODELIST", _nodes),
         "R": ("NODELIST(REASON)", where),
         "r": ("REASON", lambda job: job.reason or "None"),
-        "S": ("START_TIME", lambda job: _moment(job.start_time, "N/A")),
-        "e": ("END_TIME", lambda job: _moment(None if job.start_time is None else job.start_time + job.limit_s, "N/A")),
-        "V": ("SUBMIT_TIME", lambda job: _moment(job.submit_time, "N/A")),
+        "S": ("START_TIME", lambda job: _time(job.start_time, "N/A")),
+        "e": ("END_TIME", lambda job: _time(None if job.start_time is None else job.start_time + job.limit_s, "N/A")),
+        "V": ("SUBMIT_TIME", lambda job: _time(job.submit_time, "N/A")),
         "Z": ("WORK_DIR", lambda job: job.spec.workdir or ""),
     }
 
@@ -151,9 +152,9 @@ _SACCT: dict[str, Callable[[JobRecord, float], str]] = {
     "NodeList": lambda job, now: _nodes(job) or "None assigned",
     "State": lambda job, now: str(job.state),
     "ExitCode": lambda job, now: _exit(job),
-    "Submit": lambda job, now: _moment(job.submit_time, "Unknown"),
-    "Start": lambda job, now: _moment(job.start_time, "Unknown"),
-    "End": lambda job, now: _moment(job.end_time, "Unknown"),
+    "Submit": lambda job, now: _time(job.submit_time, "Unknown"),
+    "Start": lambda job, now: _time(job.start_time, "Unknown"),
+    "End": lambda job, now: _time(job.end_time, "Unknown"),
     "Elapsed": lambda job, now: _elapsed(job, now),
     "Timelimit": lambda job, now: format_duration(job.spec.time_limit_s),
     "Restarts": lambda job, now: str(max(0, job.attempt - 1)),
@@ -161,10 +162,10 @@ _SACCT: dict[str, Callable[[JobRecord, float], str]] = {
 
 
 def _filled(line: str, row: Mapping[str, str]) -> str:
-    return _PATTERN.sub(lambda match: _wide(row[match[3]], match[2], match[1]), line)
+    return _PATTERN.sub(lambda match: _padded(row[match[3]], match[2], match[1]), line)
 
 
-def _wide(text: str, width: str, right: str) -> str:
+def _padded(text: str, width: str, right: str) -> str:
     if not width:
         return text
     cut = text[: int(width)]
@@ -176,17 +177,17 @@ def _nodes(job: JobRecord) -> str:
 
 
 def _elapsed(job: JobRecord, now: float) -> str:
-    until = job.end_time if job.state in ENDED else now
-    return "0:00" if job.start_time is None else format_duration(max(0.0, (until or now) - job.start_time))
+    end = job.end_time if job.state in ENDED else now
+    return "0:00" if job.start_time is None else format_duration(max(0.0, (end or now) - job.start_time))
 
 
-def _left(job: JobRecord, now: float) -> str:
-    ran = 0.0 if job.start_time is None else now - job.start_time
-    return format_duration(max(0.0, job.limit_s - ran))
+def _time_left(job: JobRecord, now: float) -> str:
+    elapsed_s = 0.0 if job.start_time is None else now - job.start_time
+    return format_duration(max(0.0, job.limit_s - elapsed_s))
 
 
-def _moment(at: float | None, unknown: str) -> str:
-    return unknown if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%dT%H:%M:%S")
+def _time(time_s: float | None, unknown: str) -> str:
+    return unknown if time_s is None else datetime.fromtimestamp(time_s).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _exit(job: JobRecord) -> str:

@@ -1,4 +1,4 @@
-"""How the nodes hang together: a tree of switches, and of each node what is inside."""
+"""The topology: a tree of switches, and what each node contains."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _SOURCES = {
 
 
 def topology_screen(report: TopologyReport, *, detail: bool = False) -> RenderableType:
-    """One tree from each switch that has none above it, then the nodes that no switch names.
+    """Return one tree for each top-level switch, then the nodes that no switch lists.
 
     ``detail``: in each node its GPUs and NICs, by NUMA node and by the part of PCIe that they share.
     """
-    on: dict[str | None, list[WiredNode]] = {}
+    nodes_by_switch: dict[str | None, list[WiredNode]] = {}
     for node in report.nodes:
-        on.setdefault(node.switch, []).append(node)
+        nodes_by_switch.setdefault(node.switch, []).append(node)
     known = {switch.name for switch in report.switches}
     trees: dict[str, Tree] = {}
     parts: list[RenderableType] = [Text(_SOURCES[report.source], "dim")]
     for switch in report.switches:
-        above = trees.get(switch.parent or "")
-        label = _switch_line(switch, on.get(switch.name, ()))
-        trees[switch.name] = Tree(label, guide_style="dim") if above is None else above.add(label)
-        if above is None:
+        parent = trees.get(switch.parent or "")
+        label = _switch_line(switch, nodes_by_switch.get(switch.name, ()))
+        trees[switch.name] = Tree(label, guide_style="dim") if parent is None else parent.add(label)
+        if parent is None:
             parts.append(trees[switch.name])
     for switch in report.switches:
-        _add_nodes(trees[switch.name], on.get(switch.name, ()), detail)
-    if alone := [node for switch_name, nodes in on.items() if switch_name not in known for node in nodes]:
+        _add_nodes(trees[switch.name], nodes_by_switch.get(switch.name, ()), detail)
+    if unconnected := [node for name, nodes in nodes_by_switch.items() if name not in known for node in nodes]:
         tree = Tree(Text("on no switch" if report.switches else "nodes", "yellow" if report.switches else "bold"))
         tree.guide_style = "dim"
-        _add_nodes(tree, alone, detail)
+        _add_nodes(tree, unconnected, detail)
         parts.append(tree)
     return Group(*parts)
 
@@ -54,18 +54,18 @@ def _switch_line(switch: Switch, nodes: Sequence[WiredNode]) -> Text:
     line = Text(common.clean(switch.name), "bold")
     if switch.uplink_gbps is not None:
         line.append(f"  uplink {format_gbps(switch.uplink_gbps)}", "not bold")
-        below = [node.fabric_gbps for node in nodes if node.fabric_gbps is not None]
-        if nodes and len(below) == len(nodes) and (ratio := sum(below) / switch.uplink_gbps) > 1:
+        downlinks = [node.fabric_gbps for node in nodes if node.fabric_gbps is not None]
+        if nodes and len(downlinks) == len(nodes) and (ratio := sum(downlinks) / switch.uplink_gbps) > 1:
             line.append(f" ({ratio:.2g}:1)", "not bold yellow")
     return line
 
 
 def _add_nodes(tree: Tree, nodes: Iterable[WiredNode], detail: bool) -> None:
-    """Nodes that are alike in one line."""
-    alike: dict[tuple[str, str], list[WiredNode]] = {}
+    """Add nodes, equal ones on one line."""
+    equal: dict[tuple[str, str], list[WiredNode]] = {}
     for node in nodes:
-        alike.setdefault((_inside(node), node.name if detail else ""), []).append(node)
-    for (words, _), members in alike.items():
+        equal.setdefault((_summary(node), node.name if detail else ""), []).append(node)
+    for (words, _), members in equal.items():
         line = Text(common.compress_names(node.name for node in members), "cyan")
         line.append(f" ×{len(members)}" if len(members) > 1 else "", "dim")
         line.append(f"  {words}", "default")
@@ -75,26 +75,26 @@ def _add_nodes(tree: Tree, nodes: Iterable[WiredNode], detail: bool) -> None:
 
 
 def _parts(node: WiredNode) -> Iterator[str]:
-    """What is on each part of PCIe: below one switch, or one root."""
+    """Yield the devices on each part of PCIe: below one switch, or one root."""
     parts: dict[tuple[int | None, str], tuple[list[int], list[str]]] = {}
     for gpu in node.gpus:
-        parts.setdefault(_place(gpu.numa, gpu.pci_path), ([], []))[0].append(gpu.index)
+        parts.setdefault(_pci_location(gpu.numa, gpu.pci_path), ([], []))[0].append(gpu.index)
     for nic in node.nics:
         rate = "down" if nic.up is False else "" if nic.rate_gbps is None else format_gbps(nic.rate_gbps)
         port = f" {nic.switch_port}" if nic.switch_port else ""
         words = (nic.name, rate, _KINDS[nic.kind], f"to {nic.switch}{port}" if nic.switch else "")
-        parts.setdefault(_place(nic.numa, nic.pci_path), ([], []))[1].append(" ".join(filter(None, words)))
+        parts.setdefault(_pci_location(nic.numa, nic.pci_path), ([], []))[1].append(" ".join(filter(None, words)))
     for (numa, where), (gpus, nics) in sorted(parts.items(), key=lambda part: (part[0][0] is None, part[0])):
         found = [f"GPU {common.ranges(gpus)}", *nics] if gpus else nics
         yield f"{'NUMA ?' if numa is None else f'NUMA {numa}'}, {where or 'not on PCI'}: {', '.join(found)}"
 
 
-def _place(numa: int | None, path: Sequence[str]) -> tuple[int | None, str]:
-    """NUMA node, and the bridge above a device and the port it hangs on."""
+def _pci_location(numa: int | None, path: Sequence[str]) -> tuple[int | None, str]:
+    """Return the NUMA node, and the bridge above a device and its port."""
     return numa, path[max(0, len(path) - 3)] if path else ""
 
 
-def _inside(node: WiredNode) -> str:
+def _summary(node: WiredNode) -> str:
     words = [node.partition, f"{node.gpus_total} GPU{'s' * (node.gpus_total != 1)}"]
     if not node.read:
         return ", ".join([*words, "wiring not read yet"])

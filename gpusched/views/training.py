@@ -1,4 +1,4 @@
-"""Trainings as tables: how good the agent is, beside what it was measured against."""
+"""Training results as tables: the agent compared with its baselines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PROGRESS = "{task.fields[figures]}"
 
 
 def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
-    """What the bar shows of a progress."""
+    """Return the fields of the progress bar."""
     figures = (("reward", progress.reward), ("utilization", progress.utilization))
-    words = [f"{what} {value:.3f}" for what, value in figures if value is not None]
+    words = [f"{name} {value:.3f}" for name, value in figures if value is not None]
     if progress.left_s is not None:
         words.append(f"{format_duration(progress.left_s)} left")
     return {
@@ -32,19 +32,19 @@ def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def screen(made: Sequence[TrainedFiles]) -> RenderableType:
-    """Partition by partition: the final table, notes, where the files are."""
-    return Group(*(part for one in made for part in _partition(one)))
+def screen(files: Sequence[TrainedFiles]) -> RenderableType:
+    """Return for each partition the final table, notes, and where the files are."""
+    return Group(*(part for one in files for part in _partition(one)))
 
 
-def _partition(made: TrainedFiles) -> list[RenderableType]:
-    card = made.card
-    head = f"{made.partition}: {card.agent} trained on {count_of(card.trace.jobs, 'job')} of {card.trace.name}"
+def _partition(files: TrainedFiles) -> list[RenderableType]:
+    card = files.card
+    head = f"{files.partition}: {card.agent} trained on {count_of(card.trace.jobs, 'job')} of {card.trace.name}"
     head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
     parts: list[RenderableType] = [Text(head), Text(f"decides by: {card.decides}")]
     parts += [_table(card.metrics) if card.metrics else Text("no held-out jobs to evaluate it")]
     parts += [Text(f"- {note}") for note in card.notes]
-    return [*parts, Text(f"weights: {made.weights}"), Text(f"card: {made.card_file}"), Text()]
+    return [*parts, Text(f"weights: {files.weights}"), Text(f"card: {files.card_file}"), Text()]
 
 
 def _table(rows: Sequence[ResultRow]) -> Table:
@@ -56,8 +56,8 @@ def _table(rows: Sequence[ResultRow]) -> Table:
         cells = [row.policy, row.knows, _figure(row.value, jct), _between(row.low, row.high, jct)]
         if jct:
             cells += [span(row.mean_wait_s), number(row.utilization, 3), change(row.change)]
-            known = row.change_low is not None and row.change_high is not None
-            cells.append(f"{change(row.change_low)} to {change(row.change_high)}" if known else "-")
+            is_known = row.change_low is not None and row.change_high is not None
+            cells.append(f"{change(row.change_low)} to {change(row.change_high)}" if is_known else "-")
         table.add_row(*cells)
     return table
 

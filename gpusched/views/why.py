@@ -1,4 +1,4 @@
-"""Why a job waits or ended: text, a table of nodes, and what would help."""
+"""Why a job waits or ended: text, a table of nodes, and next steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, in_calendar, iso_utc
 from gpusched.views import common
-from gpusched.views.jobs import job_dict, job_nodes, resources_line, stopped_line
+from gpusched.views.jobs import job_dict, job_nodes, preemptions_line, resources_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer.
+    """The explanation.
 
     Attributes:
-        reason: The dominant one, in Slurm's words.
-        message: The same as a sentence.
-        position, queue_length: Place in its partition's queue, 1 for the first; None where it is not in it.
+        reason: The main reason, in Slurm's words.
+        message: The reason as a sentence.
+        position, queue_length: The position in its partition's queue, 1 for the first; None if it is not queued.
         next_steps: What would help, most useful first.
-        warning: Why nothing moves at all, or "".
+        warning: Why the queue does not advance at all, or "".
         fallback: Why the fallback of its partition's agent decides, or "".
-        partner: The job with which it shares GPUs.
-        spreads: When it would start nearer together or further apart, the nearest first.
-        sizes: Of a waiting resizable job: what its policy would give it.
+        partner: The job that shares its GPUs.
+        spreads: When it would start at each spread, the nearest first.
+        sizes: Of a pending resizable job, the sizes that its policy would give it.
     """
 
     job: JobRecord
@@ -57,12 +57,12 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stopped(self) -> str:
-        """How often a policy stopped it for other jobs, when last, and for which; or ""."""
-        return stopped_line(self.job)
+        """Return how often a policy preempted it, and when and for which job last; or ""."""
+        return preemptions_line(self.job)
 
 
 def why_dict(why: Why) -> dict[str, Any]:
-    """The answer as JSON; the job's own keys are those of ``status --json``."""
+    """Return the explanation as JSON; the job's own keys are those of ``status --json``."""
     return {
         "id": why.job.id,
         "state": str(why.job.state),
@@ -85,7 +85,7 @@ def why_dict(why: Why) -> dict[str, Any]:
 
 
 def sizes_dict(sizes: SizesNow) -> dict[str, Any]:
-    """What a waiting resizable job would get, as JSON."""
+    """Return the sizes that a pending resizable job would get, as JSON."""
     return {
         "fits": list(sizes.fits),
         "least": sizes.least,
@@ -110,7 +110,7 @@ def _expected_dict(expected: ExpectedStart) -> dict[str, Any]:
 
 
 def spread_dict(start: SpreadStart) -> dict[str, Any]:
-    """When a job would start so near or far apart, as JSON."""
+    """Return when a job would start at this spread, as JSON."""
     return {
         "spread": start.spread,
         "how": start.how,
@@ -135,7 +135,7 @@ def _sooner_dict(sooner: Sooner) -> dict[str, Any]:
 
 
 def expected_lines(why: Why) -> list[str]:
-    """When it starts, and what would start it sooner, for people."""
+    """Return when the job starts, and what would start it sooner, for people."""
     if why.expected is None:
         return []
     spread, sooner = spread_lines(why.spreads, why.now), [_sooner_line(s, why.now) for s in why.sooner]
@@ -143,28 +143,28 @@ def expected_lines(why: Why) -> list[str]:
 
 
 def spread_lines(spreads: Sequence[SpreadStart], now: float) -> list[str]:
-    """``in one rack from 14:20``, ``on 2 racks at once, about 18 % slower than in one (...)``: what one can choose.
+    """Return the choices: ``in one rack from 14:20``, ``on 2 racks at once, about 18 % slower than in one (...)``.
 
-    Further apart only where that is sooner; nothing where the nearest place is to be had at once.
+    A wider spread is listed only if it starts sooner; nothing is listed if the nearest one can start at once.
     """
     lines: list[str] = []
-    least = float("inf")
+    fewest = float("inf")
     for start in spreads:
         begins = float("inf") if start.median is None else max(start.median, now)
-        if begins < least or not lines:
-            least = min(least, begins)
+        if begins < fewest or not lines:
+            fewest = min(fewest, begins)
             lines.append(_spread_line(start, now))
-    return lines if least > now or len(lines) > 1 else []
+    return lines if fewest > now or len(lines) > 1 else []
 
 
 def _spread_line(start: SpreadStart, now: float) -> str:
-    counted = f"on {start.racks} racks" if start.racks > 1 else f"on {len(start.nodes)} nodes"
+    slowdown = f"on {start.racks} racks" if start.racks > 1 else f"on {len(start.nodes)} nodes"
     if start.spread != "any":
         where = f"in one {start.spread}"
     elif not start.nodes:
         where = "anywhere"
     else:
-        where = counted if len(start.nodes) > 1 else "in one server"
+        where = slowdown if len(start.nodes) > 1 else "in one server"
     when = f"from {_clock(start.median, now)}"
     if start.median is None:
         when = "too far ahead to predict"
@@ -197,15 +197,15 @@ def _sooner_line(sooner: Sooner, now: float) -> str:
 
 
 def _clock(time: float | None, now: float) -> str:
-    """Local time; with the date where it is another day."""
+    """Return the local time, with the date if it is another day."""
     if time is None:
         return "later"
-    at, today = datetime.fromtimestamp(in_calendar(time)), datetime.fromtimestamp(now)
-    return at.strftime("%H:%M" if at.date() == today.date() else "%Y-%m-%d %H:%M")
+    moment, today = datetime.fromtimestamp(in_calendar(time)), datetime.fromtimestamp(now)
+    return moment.strftime("%H:%M" if moment.date() == today.date() else "%Y-%m-%d %H:%M")
 
 
 def why_screen(why: Why) -> Group:
-    """The answer for people."""
+    """Return the explanation for people."""
     from rich.console import Group
     from rich.text import Text
 
@@ -249,7 +249,7 @@ def why_screen(why: Why) -> Group:
 
 
 def slurm_line(facts: SlurmFacts) -> str:
-    """What Slurm says of a job in its own words: ``PENDING (Priority)``."""
+    """Return Slurm's own words for a job: ``PENDING (Priority)``."""
     sent = f", sent to {common.compress_names(facts.pinned)}" if facts.pinned else ""
     return f"{facts.state}{f' ({facts.reason})' if facts.reason else ''}, priority {facts.priority}{sent}"
 
@@ -265,14 +265,14 @@ def _node_table(nodes: tuple[NodeVerdict, ...]) -> Table:
 
 
 def dry_run_dict(why: Why) -> dict[str, Any]:
-    """What ``submit --dry-run --json`` prints: the request, and its forecast."""
+    """Return ``submit --dry-run --json``: the request, and its forecast."""
     answer = why_dict(why)
     del answer["id"], answer["job"]
     return {"dry_run": True, "spec": msgspec.to_builtins(why.job.spec)} | answer
 
 
 def dry_run_lines(why: Why) -> list[str]:
-    """What ``submit --dry-run`` prints for people."""
+    """Return the lines of ``submit --dry-run``."""
     spec = why.job.spec
     flavor = f", flavor {spec.flavor}" if spec.flavor else ""
     return [

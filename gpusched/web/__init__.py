@@ -1,6 +1,6 @@
-"""The page: what the cluster does now and in the next hours, to look at; it only reads.
+"""The read-only web page: the cluster now and in the next hours.
 
-In: the store, opened read-only, and the inventory. Out: HTTP, or files that any web server can hand out. May import:
-client, forecast, views, queue, config, model. Begin with `feed.Feed`, which computes what all viewers see once for each
-change; `server.serve` hands it out, and `page/app.js` draws it.
+In: the store, opened read-only, and the inventory. Out: HTTP, or files that any web server can serve. May import:
+client, forecast, views, queue, config, model. Begin with `feed.Feed`, which computes the view of all viewers once per
+change; `server.serve` serves it, and `page/app.js` draws it.
 """

@@ -1,9 +1,9 @@
-"""Who looks, and what that person may see.
+"""Identify viewers, and decide what they may see.
 
-What ``status``, ``nodes`` and ``power`` show, all may see. What a job runs and what it prints, only its user and admins
-may: those whom a login proxy names in a header. The header counts only from that proxy. A proxy on this machine is
-known by the account that the kernel says the connection belongs to, since any user of a login node can connect to
-loopback; one elsewhere by its address.
+Everyone may see what ``status``, ``nodes`` and ``power`` show. Only a job's user and admins may see what it runs and
+prints; a login proxy names them in a header, which is trusted only from that proxy. A proxy on this machine is
+identified by the account that the kernel reports for the connection, since any user of a login node can connect to
+loopback; a proxy elsewhere by its address.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ESTABLISHED = "01"
 
 
 class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How viewers are told apart.
+    """How viewers are identified.
 
     Attributes:
-        header: Names the user, where it comes from the proxy; "": nobody is named.
-        proxy_address: Of a proxy on another machine. proxy_uid: Of one on this machine, its account.
-        names: Host names, besides this machine's own, that requests may be for.
+        header: The proxy's header that names the user; "": nobody is named.
+        proxy_address: The address of a proxy on another machine. proxy_uid: The account of one on this machine.
+        names: Host names of this server besides its own.
     """
 
     header: str = ""
@@ -41,7 +41,7 @@ class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rules_of(header: str | None, proxy: str | None, names: Iterable[str]) -> AccessRules:
-    """The rules as they are asked for on the command line.
+    """Return the rules given on the command line.
 
     Raises:
         UsageError: One of header and proxy without the other, no such account, or a loopback address.
@@ -79,29 +79,29 @@ def _uid_of(account: str) -> int:
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """Who looks: ``user`` is None where nobody is named; ``proxied``: the request came through the proxy."""
+    """The viewer of a request: ``user`` is None if unknown; ``proxied``: the request came through the proxy."""
 
     user: str | None = None
     proxied: bool = False
 
 
-def viewer_of(rules: AccessRules, peer: tuple[str, int], here: tuple[str, int], headers: Mapping[str, str]) -> Viewer:
-    """Who sent a request over the connection from ``peer`` to ``here`` (address and port)."""
-    if not rules.header or not _is_proxy(rules, peer, here):
+def viewer_of(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int], headers: Mapping[str, str]) -> Viewer:
+    """Return who sent a request over the connection from ``peer`` to ``local`` (address and port)."""
+    if not rules.header or not _is_proxy(rules, peer, local):
         return Viewer()
     found = headers.get(rules.header, "").strip()
     return Viewer(found if _USER.fullmatch(found) else None, proxied=True)
 
 
-def _is_proxy(rules: AccessRules, peer: tuple[str, int], here: tuple[str, int]) -> bool:
-    address = _plain(peer[0])
+def _is_proxy(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int]) -> bool:
+    address = _parse_address(peer[0])
     if rules.proxy_address:
         return str(address) == rules.proxy_address
-    return address.is_loopback and rules.proxy_uid is not None and uid_of_peer(peer, here) == rules.proxy_uid
+    return address.is_loopback and rules.proxy_uid is not None and uid_of_peer(peer, local) == rules.proxy_uid
 
 
 def may_see(viewer: Viewer, owner: str, inventory: Inventory, state: Path) -> bool:
-    """Whether the viewer may see what only a job's user and admins may (`controller.outputs.may_see`)."""
+    """Return whether the viewer may see what only a job's user and admins may (`controller.outputs.may_see`)."""
     if viewer.user is None:
         return False
     return viewer.user == owner or viewer.user in (*inventory.settings.admins, "root", user_name(_owner(state)))
@@ -114,10 +114,10 @@ def _owner(state: Path) -> int:
         return os.getuid()
 
 
-def right_host(rules: AccessRules, bound: str, host: str) -> bool:
-    """Whether a Host header names this machine: else a page of another site has led its reader's browser here.
+def is_own_host(rules: AccessRules, bound: str, host: str) -> bool:
+    """Return whether a Host header names this machine: otherwise a page of another site sent its reader's browser here.
 
-    An address names no site, so it is right; of names only this machine's own and those that were given.
+    An IP address names no site and is accepted; names are accepted if they are this machine's or were configured.
     """
     name = re.sub(r":\d+$", "", host.strip().lower()).strip("[]")
     try:
@@ -128,8 +128,8 @@ def right_host(rules: AccessRules, bound: str, host: str) -> bool:
         return name in {"localhost", own, own.partition(".")[0], bound.lower(), *rules.names}
 
 
-def uid_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
-    """The account whose process holds the other end of a connection on this machine; None: it cannot be told."""
+def uid_of_peer(peer: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """Return the account of the process at the other end of a local connection; None if unknown."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -137,7 +137,8 @@ def uid_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
             continue
         for line in lines:
             _, local, remote, state, _, _, _, uid, *_ = line.split()
-            if state == _ESTABLISHED and _end(local) == _key(peer) and _end(remote) == _key(here):
+            ends = _parse_endpoint(local), _parse_endpoint(remote)
+            if state == _ESTABLISHED and ends == (_endpoint(peer), _endpoint(server)):
                 return int(uid)
     return None
 
@@ -145,8 +146,8 @@ def uid_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def _end(text: str) -> tuple[Address, int]:
-    """``0100007F:1F90``: words of 32 bits in this machine's byte order."""
+def _parse_endpoint(text: str) -> tuple[Address, int]:
+    """Parse ``0100007F:1F90``: 32-bit words in this machine's byte order."""
     words, _, port = text.partition(":")
     packed = b"".join(bytes.fromhex(words[i : i + 8])[::_ORDER] for i in range(0, len(words), 8))
     return _unmapped(ipaddress.ip_address(packed)), int(port, 16)
@@ -155,11 +156,11 @@ def _end(text: str) -> tuple[Address, int]:
 _ORDER = -1 if int.from_bytes(b"\1\0", "little") == memoryview(b"\1\0").cast("H")[0] else 1
 
 
-def _key(end: tuple[str, int]) -> tuple[Address, int]:
-    return _plain(end[0]), end[1]
+def _endpoint(end: tuple[str, int]) -> tuple[Address, int]:
+    return _parse_address(end[0]), end[1]
 
 
-def _plain(text: str) -> Address:
+def _parse_address(text: str) -> Address:
     return _unmapped(ipaddress.ip_address(text.partition("%")[0]))
 
 

@@ -1,7 +1,7 @@
-"""When waiting jobs are expected to start: the present queue run forward, for all of them at once.
+"""Expected start times of all pending jobs: the current queue, simulated forward.
 
-One run in which everything lasts as long as it is expected to makes the plan that the timeline draws, in which nothing
-overlaps; runs with drawn run times give each job's range, as `forecast.start_times` has them for one.
+One run with expected run times makes the plan that the timeline draws, without overlaps; runs with sampled run times
+give each job's range, as `forecast.start_times` does for one job.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
 
 _DRAWS = 8
-_WORK = 10_000_000  # queue entries of one run: about a tenth of a second
-_NEAR_S = 4 * 86400.0  # what starts later is not told
+_MAX_ENTRIES = 10_000_000  # queue entries of one run: about a tenth of a second
+_HORIZON_S = 4 * 86400.0  # later starts are left out
 
 
 def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]:
-    """Starts of waiting jobs and ends of running ones, in Unix seconds.
+    """Return starts of pending jobs and ends of running ones, in Unix seconds.
 
-    ``jobs``: of each that starts within days its median, low and high start (None: later than can be predicted); of
-    those in the plan also start and end there, and the nodes. ``ends``: by running job.
+    ``jobs``: for each that starts within days its median, low and high start (None: later than can be predicted) and,
+    if it is in the plan, its start, end and nodes there. ``ends``: by running job.
 
     Raises:
-        GpuschedError: A policy's file is not in order.
+        GpuschedError: A policy's file is invalid.
     """
     snapshot = snapshot_of_store(reader, inventory, live_policies(inventory, reader), now)
     if not snapshot.pending:
         return {"now": round(now), "jobs": {}, "ends": {}}
     settings = inventory.settings
-    ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-    draws = draws_of(ahead, LimitUse(reader.run_times()), _DRAWS)
-    starts = np.array([ahead.run(times, seed=i, work=_WORK).start for i, times in enumerate(draws)])
-    usual = RunTimeDraw(
-        np.median([times.lasts for times in draws], axis=0), np.median([times.ends for times in draws], axis=0)
+    queue_forecast = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
+    samples = draws_of(queue_forecast, LimitUse(reader.run_times()), _DRAWS)
+    starts = np.array([queue_forecast.run(times, seed=i, work=_MAX_ENTRIES).start for i, times in enumerate(samples)])
+    expected = RunTimeDraw(
+        np.median([times.lasts for times in samples], axis=0), np.median([times.ends for times in samples], axis=0)
     )
-    plan = ahead.run(usual, work=_WORK).start
+    plan = queue_forecast.run(expected, work=_MAX_ENTRIES).start
     jobs = {}
-    for i, view in enumerate(ahead.views):
+    for i, pending in enumerate(queue_forecast.views):
         low, median, high = quantiles(starts[:, i])
-        if median is None or median > now + _NEAR_S:
+        if median is None or median > now + _HORIZON_S:
             continue
         row: list[Any] = [round(median), _whole(low), _whole(high)]
-        if plan[i] < now + _NEAR_S:
-            row += [round(plan[i]), round(plan[i] + usual.lasts[i]), ahead.nodes_of(i)]
-        jobs[view.id] = row
-    ends = {job.id: round(end) for job, end in zip(snapshot.running, usual.ends.tolist(), strict=True)}
+        if plan[i] < now + _HORIZON_S:
+            row += [round(plan[i]), round(plan[i] + expected.lasts[i]), queue_forecast.nodes_of(i)]
+        jobs[pending.id] = row
+    ends = {job.id: round(end) for job, end in zip(snapshot.running, expected.ends.tolist(), strict=True)}
     return {"now": round(now), "jobs": jobs, "ends": ends}
 
 

@@ -1,4 +1,4 @@
-"""One job's page: its story and curves, which all may see, and what it runs and prints, which only some may."""
+"""One job's page: its history and curves for everyone, and its command and output for those who may see them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.queue.store import UsageRow
-from gpusched.views.jobs import resizes_line, resources_line, stopped_line
+from gpusched.views.jobs import preemptions_line, resizes_line, resources_line
 from gpusched.views.show import event_line, private_fields
 from gpusched.web.rows import job_row
 
 TAIL_LINES, TAIL_BYTES = 400, 256 * 1024
-_AT_ONCE, _PATIENCE_S = 4, 10.0
+_MAX_READERS, _SLOT_TIMEOUT_S = 4, 10.0
 _CONTROLS = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
-_reading = threading.BoundedSemaphore(_AT_ONCE)
+_slots = threading.BoundedSemaphore(_MAX_READERS)
 
 
 def one_job(client: Client, text: str) -> JobRecord:
-    """The job that is meant; of an array asked for by its own id, the first task that has not ended.
+    """Return the named job; for an array's own id, the first task that has not ended.
 
     Raises:
         UsageError: No such job.
@@ -42,18 +42,18 @@ def one_job(client: Client, text: str) -> JobRecord:
 
 
 def details(client: Client, job: JobRecord, *, private: bool) -> dict[str, Any]:
-    """Its row, lines, events and curves; with ``private`` also what it runs."""
+    """Return the job's row, lines, events and curves; with ``private`` also what it runs."""
     reader = client.reader
     progress = reader.progress_of_job(job.id) if reader else []
-    used = reader.usage_of_job(job.id) if reader else []
-    measured = any(row.gpu_s > row.energy_unknown_s for row in used)
+    usage = reader.usage_of_job(job.id) if reader else []
+    measured = any(row.gpu_s > row.energy_unknown_s for row in usage)
     partner, shared = sharing_of(client, job)
     cost = place_costs(client, (job,)).get(job.id)
-    energy = sum(row.energy_j for row in used) if measured else None
+    energy = sum(row.energy_j for row in usage) if measured else None
     row = job_row(job, energy, progress[-1] if progress else None, partner)
     lines = [
         ("requested", resources_line(job)),
-        ("stopped", stopped_line(job)),
+        ("stopped", preemptions_line(job)),
         ("resized", resizes_line(job)),
         ("shares", shared),
         ("place", "; ".join(cost.lines) if cost is not None else ""),
@@ -64,15 +64,15 @@ def details(client: Client, job: JobRecord, *, private: bool) -> dict[str, Any]:
         "job": row,
         "lines": [line for line in lines if line[1]],
         "events": [[round(e.time, 1), event_line(e)] for e in (reader.events(job_id=job.id) if reader else ())],
-        "curves": _curves(used),
+        "curves": _curves(usage),
         "private": [field for field in private_fields(job) if field[1]] if private else None,
     }
 
 
-def _curves(used: Iterable[UsageRow]) -> list[dict[str, Any]]:
-    """By node: begin of each bucket, measured utilization (0..1) and W for each of its GPUs there, on average."""
+def _curves(usage: Iterable[UsageRow]) -> list[dict[str, Any]]:
+    """Return for each node the points of its buckets: begin, measured utilization (0..1), mean W per GPU."""
     by_node: dict[str, list[list[float | None]]] = {}
-    for row in used:
+    for row in usage:
         if row.gpu_s <= 0:
             continue
         use = round(row.util_s / row.util_known_s, 4) if row.util_known_s else None
@@ -83,21 +83,21 @@ def _curves(used: Iterable[UsageRow]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _a_turn() -> Iterator[None]:
-    """Few at once: each may take a connection to a node."""
-    if not _reading.acquire(timeout=_PATIENCE_S):
+def _read_slot() -> Iterator[None]:
+    """Limit concurrent log reads: each may open a connection to a node."""
+    if not _slots.acquire(timeout=_SLOT_TIMEOUT_S):
         raise GpuschedError("too many logs are being read", "try again")
     try:
         yield
     finally:
-        _reading.release()
+        _slots.release()
 
 
 def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None) -> str:
-    """The last lines of its output, as plain text.
+    """Return the last lines of the job's output, as plain text.
 
     Raises:
-        GpuschedError: There is none, or it cannot be had.
+        GpuschedError: There is none, or it cannot be read.
     """
     chunks: deque[bytes] = deque()
     size = 0
@@ -109,14 +109,14 @@ def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None) -> 
         while size - len(chunks[0]) > TAIL_BYTES:
             size -= len(chunks.popleft())
 
-    own = os.geteuid() == job.uid
-    request = LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES, own_files=own)
-    with _a_turn():
+    is_own_job = os.geteuid() == job.uid
+    request = LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES, own_files=is_own_job)
+    with _read_slot():
         show_log(client, request, keep, lambda _: None)
     return plain_text(b"".join(chunks)[-TAIL_BYTES:])
 
 
 def plain_text(output: bytes) -> str:
-    """What a terminal would show of it, without colours: of a line that is written over, the last state."""
+    """Return what a terminal would show, without colors; of an overwritten line, the last state."""
     lines = output.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     return "\n".join(_CONTROLS.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines)

@@ -1,4 +1,4 @@
-"""The page as files that any web server can hand out; written by cron, looked at without us."""
+"""Write the page as files for any web server (from cron)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpusched.web.usage import UsageStats
 
 PAGE = Path(__file__).with_name("page")
 _LIVE, _FILES = 'name="gpusched-data" content="live"', 'name="gpusched-data" content="files"'
-_MOST_STORIES = 5000  # of waiting jobs beyond that there is nothing to tell
+_MAX_DETAILED_JOBS = 5000  # other jobs get no page
 
 
-def export(folder: Path, told: Callable[[float, int], None] | None = None) -> int:
-    """Write the page, and of jobs what all may see; returns the number of files. Each is replaced as a whole.
+def export(folder: Path, advance: Callable[[float, int], None] | None = None) -> int:
+    """Write the page and the public details of jobs; return the number of files. Each file is replaced atomically.
 
     Raises:
         GpuschedError: The inventory or the store cannot be read.
@@ -32,14 +32,14 @@ def export(folder: Path, told: Callable[[float, int], None] | None = None) -> in
     """
     site, now = SiteReader(), time.time()
     feed = Feed(site)
-    feed.look(strict=True)
+    feed.refresh_view(strict=True)
     client, count = site.client, 0
-    jobs = [job for job in shown_jobs(client, now) if job.state in ACTIVE | ENDED][:_MOST_STORIES]
+    jobs = [job for job in shown_jobs(client, now) if job.state in ACTIVE | ENDED][:_MAX_DETAILED_JOBS]
     bundles: dict[str, dict[str, Any]] = {}
     for done, job in enumerate(jobs):
         bundles.setdefault(bundle_of(job), {})[job.id] = details(client, job, private=False)
-        if told is not None:
-            told(done, len(jobs))
+        if advance is not None:
+            advance(done, len(jobs))
     data = folder / "data" / "jobs"
     data.mkdir(parents=True, exist_ok=True)
     for path, content in _files(client, now, feed, bundles):
@@ -52,21 +52,21 @@ def export(folder: Path, told: Callable[[float, int], None] | None = None) -> in
 
 
 def bundle_of(job: JobRecord) -> str:
-    """Jobs of one file: their ids begin alike."""
+    """Return the file of a job: ids with a common prefix share one."""
     return job.id[:4]
 
 
 def _files(client: Client, now: float, feed: Feed, bundles: dict[str, dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-    """What is read last is written last: the page, then what it shows."""
+    """Yield (path, content), the data that the page loads first last: it refers only to files that exist."""
     for path in sorted(PAGE.iterdir()):
         content = path.read_bytes()
         yield path.name, content.replace(_LIVE.encode(), _FILES.encode()) if path.suffix == ".html" else content
-    for name, told in bundles.items():
-        yield f"data/jobs/{name}.json", msgspec.json.encode(told)
+    for name, details_by_id in bundles.items():
+        yield f"data/jobs/{name}.json", msgspec.json.encode(details_by_id)
     try:
-        ahead = forecast_of(client)
+        forecast = forecast_of(client)
     except GpuschedError as error:
-        ahead = {"now": round(now), "jobs": {}, "trouble": error.line()}
-    yield "data/forecast.json", msgspec.json.encode(ahead)
+        forecast = {"now": round(now), "jobs": {}, "trouble": error.line()}
+    yield "data/forecast.json", msgspec.json.encode(forecast)
     yield "data/usage.json", msgspec.json.encode(UsageStats().figures(client.reader, now))
     yield "data/state.json", feed.since("", 0).plain

@@ -1,7 +1,7 @@
-"""What all viewers see, computed once for each change of the store, and kept as bytes that are ready to be sent.
+"""The view of all viewers, computed once for each change of the store and kept as bytes ready to be sent.
 
-A viewer has a version and asks for what came after it: it gets the changes (`Feed.since`), or all where it has none or
-where that is too long ago.
+A viewer has a version and requests what came after it: it gets the changes (`Feed.since`), or everything if it has no
+version or one that is too old.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ from gpusched.queue.presence import controller_of
 from gpusched.queue.store import Reader
 from gpusched.web.rows import job_rows, node_row
 
-LOOK_S = 0.5  # so often it is looked whether the store has changed
-_REST = 4.0  # so many times as long as the last look took is waited before the next
-_AT_LEAST_S = 15.0  # warnings depend on the clock, too
-_KEPT = 64  # changes
+POLL_S = 0.5  # how often the store is checked for changes
+_REST_FACTOR = 4.0  # pauses last this many times as long as the refresh before them
+_MAX_AGE_S = 15.0  # warnings depend on the clock, too
+_KEPT_CHANGES = 64  # changes
 ENDED_SHOWN, ENDED_FOR_S = 1000, 86400.0
-MOST_ROWS = 30_000
+MAX_ROWS = 30_000
 
 
 class FeedUpdate(NamedTuple):
-    """From the version before to ``version``: what is new, as JSON, without the braces around it."""
+    """The changes from the previous version to ``version``, as JSON without the enclosing braces."""
 
     version: int
     body: bytes
 
 
-class Packed(NamedTuple):
+class ResponseBody(NamedTuple):
     """JSON as it is sent, plain and compressed."""
 
     plain: bytes
     zipped: bytes
 
     @classmethod
-    def of(cls, plain: bytes) -> Packed:
-        """Compressed, too; quickly rather than well: most of it is sent over loopback."""
+    def of(cls, plain: bytes) -> ResponseBody:
+        """Compress; fast rather than small, since most of it is sent over loopback."""
         return cls(plain, gzip.compress(plain, 3, mtime=0))
 
 
 class View(NamedTuple):
-    """Everything at one moment: bytes of each node's and job's row by its key, and of what concerns all."""
+    """The state at one moment: the rows of nodes and jobs as bytes, by key, and the head."""
 
     head: bytes
     nodes: dict[str, bytes]
     jobs: dict[str, bytes]
 
     def body(self) -> bytes:
-        """As JSON, without the braces around it."""
+        """Return the view as JSON, without the enclosing braces."""
         nodes, jobs = b",".join(self.nodes.values()), b",".join(self.jobs.values())
         return b'"head":%b,"nodes":[%b],"jobs":[%b]' % (self.head, nodes, jobs)
 
 
 class SiteReader:
-    """The store and the inventory of one thread; the inventory is read again when its file has changed."""
+    """The store and the inventory of one thread; a changed inventory is read again."""
 
     def __init__(self, client: Client | None = None) -> None:
         self.client = client or Client()
@@ -80,7 +80,7 @@ class SiteReader:
         self._store = self._stamp_of_store()
 
     def refresh(self) -> None:
-        """Look whether there is another inventory, or another store in the place of the old one."""
+        """Reload the inventory if its file has changed, and the store if it was replaced."""
         if (stamp := self._stamp_of_inventory()) != self._inventory:
             self._inventory = stamp
             self.client.__dict__.pop("inventory", None)
@@ -89,7 +89,7 @@ class SiteReader:
             self.client.reopen()
 
     def stamp(self) -> tuple[object, ...]:
-        """Something that changes when anything that is shown may have changed."""
+        """Return a value that changes whenever anything shown may have changed."""
         self.refresh()
         reader = self.client.reader
         return (self._inventory, self._store, reader.data_version() if reader else None, _stamp(self.client.inbox.new))
@@ -102,56 +102,56 @@ class SiteReader:
 
     def _stamp_of_store(self) -> object:
         found = _stamp(self.client.state / "gpusched.db")
-        return found and found[0]  # its time changes with every write
+        return found and found[0]  # only the inode: the time changes with every write
 
 
 class Feed:
-    """Keeps the present `View` and the changes that led to it; `run` in a thread of its own."""
+    """Keeps the current `View` and the changes that led to it; `run` has its own thread."""
 
     def __init__(self, site: SiteReader, *, clock: Callable[[], float] = time.time) -> None:
         self._site, self._clock = site, clock
-        self.name = secrets.token_hex(4)  # versions of another process mean something else
+        self.name = secrets.token_hex(4)  # versions count per process
         self.news = threading.Condition()
         self.version = 0
-        self.extras: dict[str, int] = {}  # name -> version, of what is not part of the view
+        self.extras: dict[str, int] = {}  # name -> version, of data beside the view
         self._view = View(b"{}", {}, {})
-        self._changes: deque[FeedUpdate] = deque(maxlen=_KEPT)
-        self._made: dict[int, Packed] = {}
+        self._changes: deque[FeedUpdate] = deque(maxlen=_KEPT_CHANGES)
+        self._packed: dict[int, ResponseBody] = {}
         self._stamp: object = None
-        self._looked = 0.0
+        self._refreshed_at = 0.0
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Look, again and again, until `stop`."""
+        """Refresh until `stop`."""
         while not self._stop.is_set():
             begin = time.monotonic()
-            self.look()
-            self._stop.wait(max(LOOK_S, _REST * (time.monotonic() - begin)))
+            self.refresh_view()
+            self._stop.wait(max(POLL_S, _REST_FACTOR * (time.monotonic() - begin)))
 
     def stop(self) -> None:
-        """End `run`, and wake all who wait for news."""
+        """End `run`, and wake all waiting viewers."""
         self._stop.set()
         with self.news:
             self.news.notify_all()
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """Return whether `stop` was called."""
         return self._stop.is_set()
 
-    def look(self, *, strict: bool = False) -> bool:
-        """Compute the view anew where something may have changed; whether something has.
+    def refresh_view(self, *, strict: bool = False) -> bool:
+        """Recompute the view if something may have changed; return whether something has.
 
-        What cannot be read is said in the view; with ``strict`` it is raised.
+        Errors are shown in the view; with ``strict`` they are raised.
         """
         now = self._clock()
         try:
             stamp = self._site.stamp()
-            if stamp == self._stamp and abs(now - self._looked) < _AT_LEAST_S:
+            if stamp == self._stamp and abs(now - self._refreshed_at) < _MAX_AGE_S:
                 return False
             view = view_of(self._site.client, now)
-            self._stamp, self._looked = stamp, now
-        except Exception as error:  # a page that stays as it was, and says so, is better than none
+            self._stamp, self._refreshed_at = stamp, now
+        except Exception as error:  # a stale page that says so is better than none
             if strict:
                 raise
             line = error.line() if isinstance(error, GpuschedError) else f"{type(error).__name__}: {error}"
@@ -167,43 +167,43 @@ class Feed:
             self.version += 1
             self._view = view
             self._changes.append(FeedUpdate(self.version, body))
-            self._made.clear()
+            self._packed.clear()
             self.news.notify_all()
         return True
 
-    def tell(self, extra: str) -> None:
-        """Something beside the view is new."""
+    def notify(self, extra: str) -> None:
+        """Count a change of data beside the view, and wake the viewers."""
         with self.news:
             self.extras[extra] = self.extras.get(extra, 0) + 1
             self.news.notify_all()
 
-    def signs(self) -> dict[str, Any]:
-        """What viewers are told: name and version of the feed, versions of the extras."""
+    def versions(self) -> dict[str, Any]:
+        """Return the name and version of the feed, and the versions of the extras."""
         return {"feed": self.name, "v": self.version, **self.extras}
 
     def wait(self, known: Mapping[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Until `signs` are others than the known ones; None: nothing new in that time, or it was stopped."""
+        """Wait until the `versions` differ from the known ones; return None on timeout or `stop`."""
         with self.news:
-            if not self.news.wait_for(lambda: self.stopped or self.signs() != known, timeout_s) or self.stopped:
+            if not self.news.wait_for(lambda: self.stopped or self.versions() != known, timeout_s) or self.stopped:
                 return None
-            return self.signs()
+            return self.versions()
 
-    def since(self, feed: str, version: int) -> Packed:
-        """The changes after ``version`` of this feed, or everything. Made once for all who ask for the same."""
+    def since(self, feed: str, version: int) -> ResponseBody:
+        """Return the changes after ``version`` of this feed, or everything; built once for all viewers of a version."""
         with self.news:
-            wanted = [c for c in self._changes if c.version > version]
-            known = feed == self.name and len(wanted) == self.version - version and version > 0
-            key = version if known else 0
-            if key not in self._made:
-                parts = [b'{"v":%d,%b}' % (c.version, c.body) for c in wanted]
-                content = b'"changes":[%b]' % b",".join(parts) if known else self._view.body()
+            changes = [c for c in self._changes if c.version > version]
+            can_use_changes = feed == self.name and len(changes) == self.version - version and version > 0
+            key = version if can_use_changes else 0
+            if key not in self._packed:
+                parts = [b'{"v":%d,%b}' % (c.version, c.body) for c in changes]
+                content = b'"changes":[%b]' % b",".join(parts) if can_use_changes else self._view.body()
                 start = b'{"feed":"%b","v":%d,"now":%f,' % (self.name.encode(), self.version, self._clock())
-                self._made[key] = Packed.of(start + content + b"}")
-            return self._made[key]
+                self._packed[key] = ResponseBody.of(start + content + b"}")
+            return self._packed[key]
 
 
 def _difference(old: View, new: View) -> bytes:
-    """Of each part what changed, as JSON without the braces; b"": nothing."""
+    """Return what changed in each part, as JSON without the braces; b"" if nothing."""
     parts = []
     if new.head != old.head:
         parts.append(b'"head":' + new.head)
@@ -213,30 +213,30 @@ def _difference(old: View, new: View) -> bytes:
         parts.append(b'"nodes":[%b]' % b",".join(changed))
     if changed := [row for key, row in new.jobs.items() if old.jobs.get(key) != row]:
         parts.append(b'"jobs":[%b]' % b",".join(changed))
-    if gone := [key for key in old.jobs if key not in new.jobs]:
-        parts.append(b'"gone":' + msgspec.json.encode(gone))
+    if removed := [key for key in old.jobs if key not in new.jobs]:
+        parts.append(b'"gone":' + msgspec.json.encode(removed))
     return b",".join(parts)
 
 
 def view_of(client: Client, now: float) -> View:
-    """What ``status`` and ``nodes`` show now."""
+    """Return what ``status`` and ``nodes`` show now."""
     jobs = shown_jobs(client, now)
     reader = client.reader
     rows = job_rows(jobs, {}, _progress(reader), _partners(reader, jobs))
-    more = max(0, len(rows) - MOST_ROWS)
-    packed = {key: msgspec.json.encode(row) for key, row in list(rows.items())[:MOST_ROWS]}
+    hidden = max(0, len(rows) - MAX_ROWS)
+    packed = {key: msgspec.json.encode(row) for key, row in list(rows.items())[:MAX_ROWS]}
     nodes = {row.name: msgspec.json.encode(node_row(row)) for row in cluster_rows(reader, client.inventory, now)}
-    return View(msgspec.json.encode(_head(client, more)), nodes, packed)
+    return View(msgspec.json.encode(_head(client, hidden)), nodes, packed)
 
 
-def _head(client: Client, more: int) -> dict[str, Any]:
+def _head(client: Client, hidden: int) -> dict[str, Any]:
     from gpusched.client import slurm
 
     inventory, reader = client.inventory, client.reader
-    out = reader.fallbacks() if reader else {}
-    notes = [*client.notes(), *(found.line for found in out.values())]
-    if more:
-        notes.append(f"{more:,} more pending jobs not shown")
+    fallbacks = reader.fallbacks() if reader else {}
+    notes = [*client.notes(), *(found.line for found in fallbacks.values())]
+    if hidden:
+        notes.append(f"{hidden:,} more pending jobs not shown")
     return {
         "version": __version__,
         "host": socket.gethostname(),
@@ -250,22 +250,23 @@ def _head(client: Client, more: int) -> dict[str, Any]:
 
 
 def _silence(client: Client) -> dict[str, Any] | None:
-    """Return whether a controller that decides nothing ``runs``, and when it was ``seen`` last; None: it is at work."""
+    """Return whether an idle controller ``runs`` and when it was last ``seen``; None if it is working."""
     if not client.controller_warning():
         return None
-    beat = client.reader.meta("heartbeat") if client.reader is not None else None
-    return {"runs": controller_of(client.state) is not None, "seen": None if beat is None else round(float(beat))}
+    heartbeat = client.reader.meta("heartbeat") if client.reader is not None else None
+    seen = None if heartbeat is None else round(float(heartbeat))
+    return {"runs": controller_of(client.state) is not None, "seen": seen}
 
 
 def _failed(head: bytes, line: str) -> bytes:
-    """The head with what went wrong in the place of the warning."""
-    known = msgspec.json.decode(head)
-    known.setdefault("partitions", [])
-    return msgspec.json.encode(known | {"warning": f"this page cannot be updated: {line}"})
+    """Return the head with an error in place of the warning."""
+    head_fields = msgspec.json.decode(head)
+    head_fields.setdefault("partitions", [])
+    return msgspec.json.encode(head_fields | {"warning": f"this page cannot be updated: {line}"})
 
 
 def shown_jobs(client: Client, now: float) -> list[JobRecord]:
-    """What ``status`` shows, with those that ended within a day: running ones first, so that none of them is cut."""
+    """Return the jobs of ``status`` and those that ended within a day; the active ones first, so none is cut."""
     found = queried(client, Query(ended=ENDED_SHOWN))
     ended = [j for j in found if j.state in ENDED and (j.end_time or 0.0) > now - ENDED_FOR_S]
     return [*(j for j in found if j.state not in ENDED), *reversed(ended)]
@@ -273,7 +274,7 @@ def shown_jobs(client: Client, now: float) -> list[JobRecord]:
 
 def _progress(reader: Reader | None) -> dict[str, JobProgress]:
     found = reader.progress_of_unended() if reader else {}
-    return {job: told[-1] for job, told in found.items()}
+    return {job: reports[-1] for job, reports in found.items()}
 
 
 def _partners(reader: Reader | None, jobs: list[JobRecord]) -> dict[str, str]:
@@ -285,7 +286,7 @@ def _partners(reader: Reader | None, jobs: list[JobRecord]) -> dict[str, str]:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Which file or folder it is, when it was changed, and how large it is; None: there is none."""
+    """Return the inode, modification time and size of a file or folder; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,6 @@
-"""Jobs and nodes as the page gets them: short keys, none that has nothing to say; `page/data.js` reads them.
+"""Jobs and nodes as the page gets them: short keys, empty values omitted; `page/data.js` reads them.
 
-Times are Unix seconds, the page counts elapsed time itself: a row changes only when something has happened.
+Times are Unix seconds, and the page counts elapsed time itself: a row changes only when something has happened.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LETTER = {
     GpuState.UNUSABLE: "X",
     GpuState.UNKNOWN: "U",
 }
-_ZEROS = ("exit", "step")  # here 0 says something
-_FINE = (GpuState.FREE, GpuState.ALLOCATED)
+_ZEROS = ("exit", "step")  # 0 is a value here
+_HEALTHY = (GpuState.FREE, GpuState.ALLOCATED)
 
 
 def job_rows(
@@ -35,7 +35,7 @@ def job_rows(
     progress: Mapping[str, JobProgress],
     partners: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Key -> row, in the order given; tasks of an array that wait for the same reason, or share a row, are one."""
+    """Return key -> row, in order; tasks of an array that wait for the same reason, or share a row, are one."""
     rows: dict[str, dict[str, Any]] = {}
     tasks: dict[str, list[JobRecord]] = {}
     for job in jobs:
@@ -43,10 +43,10 @@ def job_rows(
             tasks.setdefault(f"{job.array_id}[{job.state}/{job.reason}/{job.held_by}]", []).append(job)
         else:
             rows[job.id] = job_row(job, energies.get(job.id), progress.get(job.id), partners.get(job.id))
-    for key, of in tasks.items():
-        row = job_row(first_of(of[0]))
-        if (count := sum(job.count for job in of)) > 1:
-            spans = joined(span for job in of for span in indices_of(job))
+    for key, group in tasks.items():
+        row = job_row(first_of(group[0]))
+        if (count := sum(job.count for job in group)) > 1:
+            spans = joined(span for job in group for span in indices_of(job))
             row |= {"key": key, "tasks": common.shorten(text_of(spans), 60), "count": count}
         rows[row.get("key", row["id"])] = row
     return rows
@@ -55,7 +55,7 @@ def job_rows(
 def job_row(
     job: JobRecord, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
 ) -> dict[str, Any]:
-    """What ``status`` shows of a job. ``due``: when it ends by its limit, ``own``: by its own progress."""
+    """Return what ``status`` shows of a job. ``due``: when its limit ends, ``own``: its end by its own progress."""
     spec, active = job.spec, job.state in ACTIVE
     parts = job.allocation.parts if job.allocation else ()
     row = {
@@ -95,7 +95,7 @@ def job_row(
 
 
 def node_row(row: NodeRow) -> dict[str, Any]:
-    """What ``nodes`` shows of a node: of each GPU a letter for its state, and lists of figures, in the GPUs' order."""
+    """Return what ``nodes`` shows of a node: one letter per GPU for its state, and lists of values in GPU order."""
     gpus = row.gpus
     found: dict[str, Any] = {
         "name": row.name,
@@ -112,7 +112,7 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         "mem": _column(gpus, "memory_used_mib"),
         "max_mem": next((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib), None),
         "temp": _column(gpus, "temperature_c"),
-        "why": {str(gpu.index): gpu.reason for gpu in gpus if gpu.reason or gpu.state not in _FINE},
+        "why": {str(gpu.index): gpu.reason for gpu in gpus if gpu.reason or gpu.state not in _HEALTHY},
         "cores": [row.cores_total - row.cores_free, row.cores_total],
         "ram": [row.memory_total_mib - row.memory_free_mib, row.memory_total_mib],
         "load": None if row.load1 is None else round(row.load1, 1),
@@ -125,7 +125,7 @@ def node_row(row: NodeRow) -> dict[str, Any]:
 
 
 def _column(gpus: Iterable[GpuRow], name: str) -> list[int | None] | None:
-    """Whole figures of all GPUs; None where none is known."""
+    """Return the rounded values of all GPUs; None if none is known."""
     values = [_whole(getattr(gpu, name)) for gpu in gpus]
     return values if any(v is not None for v in values) else None
 

@@ -1,4 +1,4 @@
-"""The page over HTTP: the standard library's server, one thread for each connection, all reading what the feed made."""
+"""The page over HTTP: the standard library's server, one thread per connection, which sends what the feed prepared."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import msgspec
 from gpusched import __version__
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.web.access import AccessRules, Viewer, may_see, right_host, viewer_of
+from gpusched.web.access import AccessRules, Viewer, is_own_host, may_see, viewer_of
 from gpusched.web.background import BackgroundStats
 from gpusched.web.details import details, log_tail, one_job
-from gpusched.web.feed import Feed, Packed, SiteReader
+from gpusched.web.feed import Feed, ResponseBody, SiteReader
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {
@@ -32,13 +32,13 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-MOST_CONNECTIONS = 512
-_IDLE_S, _BEAT_S = 60.0, 15.0
+MAX_CONNECTIONS = 512
+_IDLE_S, _KEEPALIVE_S = 60.0, 15.0
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-_SAFE = {
+_SECURITY_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -48,7 +48,7 @@ _SAFE = {
 
 
 class HttpRefusal(Exception):
-    """An answer other than what was asked for."""
+    """A request that is answered with an error."""
 
     def __init__(self, status: HTTPStatus, line: str) -> None:
         super().__init__(line)
@@ -65,8 +65,8 @@ class WebServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.bound, self.rules = address, rules
         self.feed = Feed(SiteReader())
-        self.slowly = BackgroundStats(self.feed)
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.background = BackgroundStats(self.feed)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((address, port), _Connection)
         except OSError as error:
@@ -76,46 +76,46 @@ class WebServer(ThreadingHTTPServer):
             ) from None
 
     def server_bind(self) -> None:
-        """Without looking up names of this machine, which may take long."""
+        """Bind without looking up host names, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.bound, self.server_address[1]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is a place for one more connection."""
-        return self._places.acquire(blocking=False)
+        """Return whether one more connection is allowed."""
+        return self._slots.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who goes away while we answer is no trouble of ours; all else is a bug, in one line."""
+        """Ignore clients that disconnect; print any other error, which is a bug, in one line."""
         error = sys.exception()
         if not isinstance(error, OSError):
             print(f"gpusched: web: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     @property
     def url(self) -> str:
-        """Where it is to be found."""
+        """Return the address of the page."""
         name = f"[{self.bound}]" if ":" in self.bound else self.bound
         return f"http://{name}:{self.server_port}/"
 
 
 def serve(server: WebServer) -> None:
-    """Answer until `WebServer.shutdown`; the feed and the slow figures each have a thread."""
-    threads = [threading.Thread(target=run, daemon=True) for run in (server.feed.run, server.slowly.run)]
+    """Serve until `WebServer.shutdown`; the feed and the background statistics each have a thread."""
+    threads = [threading.Thread(target=run, daemon=True) for run in (server.feed.run, server.background.run)]
     for thread in threads:
         thread.start()
     try:
         server.serve_forever(poll_interval=0.2)
     finally:
         server.feed.stop()
-        server.slowly.stop()
+        server.background.stop()
         server.server_close()
         for thread in threads:
             thread.join(timeout=5)
@@ -139,9 +139,9 @@ class _Connection(BaseHTTPRequestHandler):
     )
 
     def do_GET(self) -> None:
-        """One question, and its answer."""
+        """Answer one request."""
         try:
-            self._viewer = self._checked()
+            self._viewer = self._check_request()
             url = urlsplit(self.path)
             self._query = parse_qs(url.query)
             for pattern, name in self.routes:
@@ -158,15 +158,15 @@ class _Connection(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _checked(self) -> Viewer:
-        """Who asks, after a look at whether the question is one that we answer.
+    def _check_request(self) -> Viewer:
+        """Return the viewer, after checking that the request may be answered.
 
-        A request that comes through the proxy is for the name that the proxy has outside.
+        A request that comes through the proxy is for the proxy's public name.
         """
         viewer = viewer_of(
             self.server.rules, self.client_address[:2], self.request.getsockname()[:2], _Headers(self.headers)
         )
-        if not viewer.proxied and not right_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
+        if not viewer.proxied and not is_own_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
             raise HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
         if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
@@ -178,30 +178,30 @@ class _Connection(BaseHTTPRequestHandler):
         path = PAGE / (name or "index.html")
         if not path.is_file():
             raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
-        content = _packed_file(path, path.stat().st_mtime_ns)
+        content = _file_body(path, path.stat().st_mtime_ns)
         self._send(content, TYPES[path.suffix], f'"{__version__}-{path.stat().st_mtime_ns:x}"')
 
     def _state(self) -> None:
-        feed, _, version = self._asked("since").rpartition("-")
+        feed, _, version = self._parameter("since").rpartition("-")
         known = int(version) if re.fullmatch(r"[0-9]{1,12}", version) else 0
         if not self.server.feed.version:
-            self.server.feed.wait(self.server.feed.signs(), 10.0)  # it has only begun
+            self.server.feed.wait(self.server.feed.versions(), 10.0)  # the first view is not ready yet
         self._send(self.server.feed.since(feed, known))
 
     def _extra(self, name: str) -> None:
-        self._send(self.server.slowly.packed(name))
+        self._send(self.server.background.packed(name))
 
     def _me(self) -> None:
         self._json({"user": self._viewer.user, "names": bool(self.server.rules.header)})
 
     def _job(self, text: str) -> None:
-        with _a_client() as client:
+        with _request_client() as client:
             job = one_job(client, text)
             private = may_see(self._viewer, job.user, client.inventory, client.state)
             self._json(details(client, job, private=private))
 
     def _log(self, text: str) -> None:
-        with _a_client() as client:
+        with _request_client() as client:
             job = one_job(client, text)
             if not may_see(self._viewer, job.user, client.inventory, client.state):
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
@@ -212,64 +212,64 @@ class _Connection(BaseHTTPRequestHandler):
                 self._json({"text": "", "note": error.line()})
 
     def _events(self) -> None:
-        """What is new, as it comes: the numbers only, so that all viewers get the same bytes of the rest."""
+        """Send the version numbers as they change; viewers then fetch the data, the same bytes for all."""
         self.send_response(HTTPStatus.OK)
         self._head({"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        self.connection.settimeout(_BEAT_S)  # who takes nothing for that long has gone
-        signs: dict[str, Any] | None = self.server.feed.signs()
+        self.connection.settimeout(_KEEPALIVE_S)  # a client that reads nothing for that long has gone
+        versions: dict[str, Any] | None = self.server.feed.versions()
         self.wfile.write(b"retry: 2000\n\n")
         while not self.server.feed.stopped:
-            if signs is not None:
-                known = signs
-                self.wfile.write(b"data: %b\n\n" % msgspec.json.encode(signs))
+            if versions is not None:
+                known = versions
+                self.wfile.write(b"data: %b\n\n" % msgspec.json.encode(versions))
             else:
                 self.wfile.write(b": still here\n\n")
-            signs = self.server.feed.wait(known, _BEAT_S)
+            versions = self.server.feed.wait(known, _KEEPALIVE_S)
 
-    # -- words
+    # -- parameters and responses
 
-    def _asked(self, name: str) -> str:
+    def _parameter(self, name: str) -> str:
         return self._query.get(name, [""])[0]
 
     def _number(self, name: str) -> int | None:
-        text = self._asked(name)
+        text = self._parameter(name)
         return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
 
     def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._send(Packed.of(msgspec.json.encode(value)), status=status)
+        self._send(ResponseBody.of(msgspec.json.encode(value)), status=status)
 
     def _send(
-        self, content: Packed, kind: str = "application/json", tag: str = "", status: HTTPStatus = HTTPStatus.OK
+        self, content: ResponseBody, kind: str = "application/json", tag: str = "", status: HTTPStatus = HTTPStatus.OK
     ) -> None:
         if tag and self.headers.get("If-None-Match") == tag:
             self.send_response(HTTPStatus.NOT_MODIFIED)
             self._head({"ETag": tag, "Cache-Control": "no-cache"})
             self.end_headers()
             return
-        zipped = "gzip" in self.headers.get("Accept-Encoding", "")
-        body = content.zipped if zipped else content.plain
+        is_compressed = "gzip" in self.headers.get("Accept-Encoding", "")
+        body = content.zipped if is_compressed else content.plain
         self.send_response(status)
-        kept = {"ETag": tag, "Cache-Control": "no-cache"} if tag else {"Cache-Control": "no-store"}
-        self._head({"Content-Type": kind, "Content-Length": str(len(body)), "Vary": "Accept-Encoding", **kept})
-        if zipped:
+        caching = {"ETag": tag, "Cache-Control": "no-cache"} if tag else {"Cache-Control": "no-store"}
+        self._head({"Content-Type": kind, "Content-Length": str(len(body)), "Vary": "Accept-Encoding", **caching})
+        if is_compressed:
             self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def _head(self, headers: Mapping[str, str]) -> None:
-        for name, value in (_SAFE | dict(headers)).items():
+        for name, value in (_SECURITY_HEADERS | dict(headers)).items():
             self.send_header(name, value)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a proxy has its own log."""
+        """Log nothing: a proxy has its own log."""
 
 
 class _Headers(dict[str, str]):
-    """Headers by name in any case; one that is there twice says nothing."""
+    """Headers by name, in any case; a header that occurs twice is ignored."""
 
     def __init__(self, message: Any) -> None:
         super().__init__()
@@ -281,8 +281,8 @@ class _Headers(dict[str, str]):
 
 
 @contextmanager
-def _a_client() -> Iterator[Client]:
-    """A store of this request's own: SQLite's connections stay in their thread."""
+def _request_client() -> Iterator[Client]:
+    """Open a client for this request: SQLite's connections stay in their thread."""
     client = Client()
     try:
         yield client
@@ -290,17 +290,17 @@ def _a_client() -> Iterator[Client]:
         client.reopen()
 
 
-_files: dict[Path, tuple[int, Packed]] = {}
+_files: dict[Path, tuple[int, ResponseBody]] = {}
 
 
-def _packed_file(path: Path, changed: int) -> Packed:
+def _file_body(path: Path, changed: int) -> ResponseBody:
     if _files.get(path, (0,))[0] != changed:
-        _files[path] = changed, Packed.of(path.read_bytes())
+        _files[path] = changed, ResponseBody.of(path.read_bytes())
     return _files[path][1]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect there."""
+    """Return whether only this machine can connect to the address."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
-"""What was used: by the hour over days and every five minutes over the last one, and by user over days.
+"""Resource usage: hourly over days, every five minutes over the last one, and by user over days.
 
-The store's usage rows are added up by SQLite, each hour once; only the last two are asked for again.
+SQLite sums the store's usage rows, each hour once; only the last two hours are queried again.
 """
 
 from __future__ import annotations
@@ -14,61 +14,61 @@ from gpusched.queue.store import Reader, UsageSum
 HOUR_S, DAY_S = 3600, 86400
 DAYS = 14
 _J_PER_KWH = 3.6e6
-_MOST_USERS = 200
+_MAX_USERS = 200
 
 
 class Bins:
-    """Sums by bins of ``width_s`` seconds over the last ``span_s``, brought up to date in place."""
+    """Sums in bins of ``width_s`` seconds over the last ``span_s``, updated incrementally."""
 
     def __init__(self, width_s: int, span_s: int) -> None:
         self.width_s, self.span_s = width_s, span_s
         self._known: dict[int, list[UsageSum]] = {}
 
     def update(self, reader: Reader, now: float) -> None:
-        """Ask for what can have changed: the last two bins, and at first all."""
+        """Query what may have changed: the last two bins, and at first all."""
         first = int((now - self.span_s) // self.width_s) * self.width_s
         last = int(now // self.width_s) * self.width_s
         since = first if not self._known else max(first, last - 2 * self.width_s)
-        self._known = {at: sums for at, sums in self._known.items() if first <= at < since}
-        for one in reader.usage_sums(since, self.width_s):
-            self._known.setdefault(one.bin, []).append(one)
+        self._known = {bin_start: sums for bin_start, sums in self._known.items() if first <= bin_start < since}
+        for usage_sum in reader.usage_sums(since, self.width_s):
+            self._known.setdefault(usage_sum.bin, []).append(usage_sum)
 
     def sums(self) -> Iterable[tuple[int, list[UsageSum]]]:
-        """By time (Unix seconds of the bin's begin)."""
+        """Return the bins by time (Unix seconds of their begin)."""
         return sorted(self._known.items())
 
 
 class UsageStats:
-    """The page's figures of use, from one store."""
+    """The page's usage figures, from one store."""
 
     def __init__(self) -> None:
         self._hours, self._fine = Bins(HOUR_S, DAYS * DAY_S), Bins(BUCKET_S, DAY_S)
 
     def figures(self, reader: Reader | None, now: float) -> dict[str, Any]:
-        """Curves and users as the page gets them.
+        """Return curves and users as the page gets them.
 
-        ``hours``, ``fine``: rows of begin, then GPU hours held and in all, measured utilization (0..1), kW; ``days``:
-        by local day nothing, the page adds up; ``users``: by span in days, the largest first.
+        ``hours``, ``fine``: rows of begin, GPU hours allocated, GPU hours in total, measured utilization (0..1), kW;
+        ``users``: by span in days, the largest first.
         """
         if reader is not None:
             self._hours.update(reader, now)
             self._fine.update(reader, now)
         return {
             "now": round(now),
-            "hours": [_point(at, sums, HOUR_S) for at, sums in self._hours.sums()],
-            "fine": [_point(at, sums, BUCKET_S) for at, sums in self._fine.sums() if at + BUCKET_S <= now],
+            "hours": [_point(begin, sums, HOUR_S) for begin, sums in self._hours.sums()],
+            "fine": [_point(begin, sums, BUCKET_S) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now],
             "users": {str(days): self._users(now - days * DAY_S) for days in (1, 7, DAYS)},
         }
 
     def _users(self, since: float) -> list[dict[str, Any]]:
         found: dict[str, list[float]] = {}
-        for at, sums in self._hours.sums():
-            for one in sums if at + HOUR_S > since else ():
-                if one.user:
-                    of = found.setdefault(one.user, [0.0] * 5)
-                    more = (one.gpu_s, one.energy_j, one.util_s, one.util_known_s, one.idle_s)
-                    found[one.user] = [a + b for a, b in zip(of, more, strict=True)]
-        ranked = sorted(found.items(), key=lambda item: -item[1][0])[:_MOST_USERS]
+        for bin_start, sums in self._hours.sums():
+            for row in sums if bin_start + HOUR_S > since else ():
+                if row.user:
+                    total = found.setdefault(row.user, [0.0] * 5)
+                    added = (row.gpu_s, row.energy_j, row.util_s, row.util_known_s, row.idle_s)
+                    found[row.user] = [a + b for a, b in zip(total, added, strict=True)]
+        ranked = sorted(found.items(), key=lambda item: -item[1][0])[:_MAX_USERS]
         return [
             {
                 "user": user,
@@ -81,15 +81,15 @@ class UsageStats:
         ]
 
 
-def _point(at: int, sums: list[UsageSum], width_s: int) -> list[float | None]:
-    """Begin, GPU hours held, GPU hours in all, measured utilization, kW (of what was measured)."""
-    held = sum(one.gpu_s for one in sums if one.user)
-    known_s = sum(one.util_known_s for one in sums)
-    measured = any(one.gpu_s > one.energy_unknown_s for one in sums)
+def _point(bin_start: int, sums: list[UsageSum], width_s: int) -> list[float | None]:
+    """Return begin, GPU hours allocated, GPU hours in total, measured utilization, kW (of what was measured)."""
+    held = sum(row.gpu_s for row in sums if row.user)
+    known_s = sum(row.util_known_s for row in sums)
+    measured = any(row.gpu_s > row.energy_unknown_s for row in sums)
     return [
-        at,
+        bin_start,
         round(held / 3600, 2),
-        round(sum(one.gpu_s for one in sums) / 3600, 2),
-        round(sum(one.util_s for one in sums) / known_s, 4) if known_s else None,
-        round(sum(one.energy_j for one in sums) / width_s / 1000, 3) if measured else None,
+        round(sum(row.gpu_s for row in sums) / 3600, 2),
+        round(sum(row.util_s for row in sums) / known_s, 4) if known_s else None,
+        round(sum(row.energy_j for row in sums) / width_s / 1000, 3) if measured else None,
     ]

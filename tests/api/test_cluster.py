@@ -528,7 +528,7 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
         return stored_jobs(reader, job_id)
 
     monkeypatch.setattr(watching, "stored_jobs", counted)
-    monkeypatch.setattr(watching, "LOOKED_AT_ANYWAY", 0)
+    monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
     jobs = cluster.map_array(abs, range(2000), **SMALL)
     own = {job.id for job in jobs}  # threads of other tests may still wait for theirs
     eventually(lambda: own <= set(looked))

@@ -266,7 +266,7 @@ def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
 def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:
     program = functions.program([operator.mul], [((n, 7), {}) for n in range(3)], Settings(), array=True)
     assert [run(program.text + task, tmp_path, *BARE).value for task in program.of_tasks] == [0, 7, 14]
-    chunks = functions.program([operator.mul], [(([(2, 3), (4, 5)],), {})], Settings(), array=True, many=True)
+    chunks = functions.program([operator.mul], [(([(2, 3), (4, 5)],), {})], Settings(), array=True, is_batch=True)
     assert run(chunks.text + chunks.of_tasks[0], tmp_path, *BARE).value == [6, 20]
 
 

@@ -18,7 +18,7 @@ from gpusched.cli import activity, main
 import gpusched.client.overview as overview
 was = overview.cluster_rows
 def slow(*given, **named):
-    activity.tell("reading the nodes", 1, 4)
+    activity.update("reading the nodes", 1, 4)
     time.sleep(float(sys.argv[1]))
     return was(*given, **named)
 overview.cluster_rows = slow

@@ -125,15 +125,15 @@ def test_a_training_beside_a_broken_inventory(broken: Site) -> None:
 
 def test_whose_the_jobs_are_is_known_without_the_file(broken: Site) -> None:
     waiting = len(broken.commands())
-    assert not slurm.in_charge()
+    assert not slurm.manages_jobs()
     kept = declared_or_kept(broken.inventory, broken.state)
     slurms = msgspec.structs.replace(kept.inventory, engine="slurm")
     with closing(Store.create_or_open(broken.state)) as store:
         keep(store, msgspec.structs.replace(kept, trouble="", inventory=slurms))
     broken.inventory.write_text("")
-    assert slurm.in_charge()
+    assert slurm.manages_jobs()
     broken.inventory.unlink()
-    assert slurm.in_charge()
+    assert slurm.manages_jobs()
     assert broken.call("submit", *JOB).code != 0
     assert len(broken.commands()) == waiting
 

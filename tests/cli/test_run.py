@@ -147,7 +147,7 @@ def test_where_a_free_port_is_looked_for(monkeypatch: pytest.MonkeyPatch, near: 
         sock.bind(("127.0.0.1", 0))
         return sock
 
-    monkeypatch.setattr(forwarding, "_bound", bound)
+    monkeypatch.setattr(forwarding, "_bind", bound)
     assert forwarding._free_port(near, ()) > 0
     assert tried[0] == (first if first is not None else 0)
     assert tried[-1] == 0

@@ -254,7 +254,7 @@ def test_what_is_wrong_with_the_script_is_told(desk: Desk, script: str, why: str
 
 
 def test_a_fault_of_ours_in_one_script_is_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.client.inside.assembled", None)
+    monkeypatch.setattr("gpusched.client.inside.build_submission", None)
     assert sbatch(desk, running(desk, ALICE), "x.sh") == "1\nsbatch: error: internal error: TypeError\n"
 
 

@@ -68,7 +68,7 @@ from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
 from gpusched.views.quota import quota_json
-from gpusched.views.reservations import asked_dict
+from gpusched.views.reservations import request_dict
 from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import python_api, replays, words
@@ -399,7 +399,7 @@ def json_keys() -> dict[str, list[str]]:
         "quota-class": list(QosRow.__struct_fields__),
         "quota-share": list(ShareRow.__struct_fields__),
         "reservations": list(ReservationRow.__struct_fields__),
-        "reserved": list(asked_dict(_sample_reservation())),
+        "reserved": list(request_dict(_sample_reservation())),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),

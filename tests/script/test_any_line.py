@@ -47,8 +47,8 @@ def test_any_line_is_understood_or_refused(tmp_path: Path) -> None:
         if script_error(text):
             return
         try:
-            read = layers.read(JobScript(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
-            options.request_of(layers.complete(read, {}))
+            read = layers.read_options(JobScript(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
+            options.request_of(layers.merge_typed(read, {}))
         except UsageError as error:
             said = error.line()
         else:

@@ -49,17 +49,17 @@ NOTED = {"account", "qos", "nodes", "export"}  # different, and this value is to
 def test_each_option_does_what_its_row_says(name: str, tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     option = sbatch.OPTIONS[name]
-    takes = isinstance(option, sbatch.Understood) and option.value
+    takes = isinstance(option, sbatch.SupportedOption) and option.value
     value = VALUES.get(name, "1") if takes else None
     line = f"#SBATCH --{name}" + ("" if value is None else f"={value}")
     script = JobScript(text=f"#!/bin/sh\n{line}\ntrue\n", where="t", name="t")
     try:
-        read = layers.read(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd", "ada")
+        read = layers.read_options(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd", "ada")
     except ScriptError as error:
         result, told = "refused", error.message
         assert isinstance(option, sbatch.RefusedOption), told
     else:
-        assert isinstance(option, sbatch.Understood)
+        assert isinstance(option, sbatch.SupportedOption)
         warned = [note for note in read.notes if "no effect" in note]
         result = "warned" if warned else option.result
         assert result == option.result

@@ -12,9 +12,9 @@ import pytest
 from msgspec import structs
 from msgspec.json import encode
 
-from gpusched.cli.main import OF_JOBS
+from gpusched.cli.main import SLURM_COMMANDS
 from gpusched.cli.main import run as gpusched
-from gpusched.client.slurm import _INSTEAD, in_charge
+from gpusched.client.slurm import _TRANSLATIONS, manages_jobs
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.slurm import LEASE, TROUBLE, SlurmFacts, Trouble
 from gpusched.queue.store import Store
@@ -162,8 +162,8 @@ def test_scripts_are_sbatchs(
 
 
 def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
-    assert set(_INSTEAD) == OF_JOBS
-    assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == OF_JOBS
+    assert set(_TRANSLATIONS) == SLURM_COMMANDS
+    assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == SLURM_COMMANDS
 
 
 def test_what_slurm_has_nothing_like_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_request_comes_first(site: Path, capsys: pytest.Cap
 )  # fmt: skip
 def test_who_has_the_jobs_is_seen_in_any_inventory(site: Path, text: str, is_slurm: bool) -> None:
     (site / "inventory.yaml").write_text(text)
-    assert in_charge() is is_slurm
+    assert manages_jobs() is is_slurm
 
 
 # Beside real Slurm

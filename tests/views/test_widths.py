@@ -208,7 +208,7 @@ def test_nothing_is_cut_and_what_is_left_out_is_named(name: str, width: int) -> 
             word
             for row in table._cells
             for column, cell in zip(table._names, row, strict=True)
-            if column not in dropped and (column not in table._most or width >= WHOLE)
+            if column not in dropped and (column not in table._max_widths or width >= WHOLE)
             for word in _words(cell.plain)
         }
         assert cells <= found, f"cut at {width}: {cells - found}\n{shown}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.web.access import AccessRules, right_host, rules_of, uid_of_peer, viewer_of
+from gpusched.web.access import AccessRules, is_own_host, rules_of, uid_of_peer, viewer_of
 from tests.web.conftest import account
 
 
@@ -72,8 +72,8 @@ def test_rules_that_would_trust_anyone_are_refused(header: str | None, proxy: st
 
 
 def test_names_that_were_given_are_ours() -> None:
-    assert right_host(AccessRules(names=("gpus.example.org",)), "0.0.0.0", "GPUs.example.org:443")
-    assert not right_host(AccessRules(), "0.0.0.0", "gpus.example.org")
+    assert is_own_host(AccessRules(names=("gpus.example.org",)), "0.0.0.0", "GPUs.example.org:443")
+    assert not is_own_host(AccessRules(), "0.0.0.0", "gpus.example.org")
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Job scripts: what their lines ask for.
+"""Job scripts: the options in their lines.
 
 In: a script (file, stdin, ``--wrap``), what was typed on the command line, the inventory. Out: the options of
 ``submit`` by name, each with the line that it stands in, notes, errors with file, line and option.

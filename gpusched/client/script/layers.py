@@ -1,4 +1,4 @@
-"""What is asked for in all: the command line goes before ``#GPUSCHED`` lines, these before ``#SBATCH`` lines."""
+"""Combine the options of a job: the command line overrides ``#GPUSCHED`` lines, which override ``#SBATCH`` lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpusched.client.script.lines import OptionLine, ScriptError, lines_of, notes_on_steps
-from gpusched.client.script.sbatch import ParsedOption, translated
+from gpusched.client.script.sbatch import ParsedOption, translate_line
 from gpusched.client.script.source import JobScript
 from gpusched.client.script.values import ScriptContext
 from gpusched.errors import UsageError, printable
@@ -22,23 +22,23 @@ GPUS = frozenset(("gpus", "gpus_per_node", "gpus_per_task", "sizes"))
 CORES = frozenset(("cpus", "cpus_per_task", "cpus_per_gpu"))
 MEMORY = frozenset(("mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu"))
 TASKS = frozenset(("ntasks", "ntasks_per_node"))
-_REPLACES = (  # who gives one of the first goes before whoever gave any of the second
+_OVERRIDES = (  # an option of the first set overrides lower layers' options of the second
     (GPUS, GPUS | {"flavor"}), (CORES, CORES), (MEMORY, MEMORY), (TASKS, TASKS),
     (frozenset(("flavor",)), GPUS | CORES | MEMORY),
 )  # fmt: skip
-_ADDED = {"env": "=", "secret": "=", "mount": None}  # not replaced as a whole; by what comes before this
+_MERGED_LISTS = {"env": "=", "secret": "=", "mount": None}  # merged entry by entry: name -> its separator
 
 
 class Origin(NamedTuple):
-    """Where an option stands: ``train.sh:4``, as it is written there, and the options of ours that it means."""
+    """Where an option was set: ``train.sh:4``, the text there, and our equivalent options."""
 
     where: str
     written: str
     words: tuple[str, ...]
 
 
-class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script asks for: options by their parameter, where each stands, notes; ``slurm``: it has #SBATCH lines."""
+class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a script by parameter, their origins, and notes; ``slurm``: it has #SBATCH lines."""
 
     given: dict[str, Any]
     origins: dict[str, Origin]
@@ -46,8 +46,8 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     slurm: bool
 
 
-def read(script: JobScript, parse: Parser, inventory: Inventory, cwd: str, user: str) -> Read:
-    """All lines of a script, which ``user`` submits in the folder ``cwd``.
+def read_options(script: JobScript, parse: Parser, inventory: Inventory, cwd: str, user: str) -> ScriptOptions:
+    """Read all lines of a script that ``user`` submits in the folder ``cwd``.
 
     Raises:
         ScriptError: The first line that is not understood.
@@ -57,57 +57,56 @@ def read(script: JobScript, parse: Parser, inventory: Inventory, cwd: str, user:
     origins: dict[str, Origin] = {}
     layers: dict[str, dict[str, Any]] = {"SBATCH": {}, "GPUSCHED": {}}
     for line in lines:
-        for asked in translated(line, site) if line.marker == "SBATCH" else _own(line):
-            given = _parsed(line, asked, parse)
+        for option in translate_line(line, site) if line.marker == "SBATCH" else _native_option(line):
+            given = _parse_option(line, option, parse)
             layer = layers[line.marker]
             if line.marker == "SBATCH" and "gpu_type" in layer and "gpu_type" in given:
-                given["gpu_type"] = _in_both(layer.pop("gpu_type"), given["gpu_type"], line, asked)
-            layers[line.marker] = _together(layer, given)
-            origin = Origin(line.where, asked.written, tuple(asked.words))
+                given["gpu_type"] = _common_types(layer.pop("gpu_type"), given["gpu_type"], line, option)
+            layers[line.marker] = _merge_lists(layer, given)
+            origin = Origin(line.where, option.written, tuple(option.words))
             if line.marker == "GPUSCHED":
                 origins |= dict.fromkeys(given, origin)
             else:
                 origins |= {name: origin for name in given if name not in layers["GPUSCHED"]}
     slurm = any(line.marker == "SBATCH" for line in lines)
-    sbatch = _as_slurm_counts(layers["SBATCH"], origins, user) if slurm else {}
+    sbatch = _apply_slurm_rules(layers["SBATCH"], origins, user) if slurm else {}
     notes += notes_on_steps(script)
-    return Read(given=over(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes), slurm=slurm)
+    return ScriptOptions(given=merge(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes), slurm=slurm)
 
 
-def over(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, where one option can only have one value the higher one's."""
-    gone = {name for names, replaced in _REPLACES if names & higher.keys() for name in replaced}
-    kept = {name: value for name, value in lower.items() if name not in gone}
-    for name, mark in _ADDED.items():
+def merge(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge both; the higher one wins where an option has one value."""
+    overridden = {name for names, replaced in _OVERRIDES if names & higher.keys() for name in replaced}
+    kept = {name: value for name, value in lower.items() if name not in overridden}
+    for name, mark in _MERGED_LISTS.items():
         if name in kept and name in higher:
-            named = {_key(text, mark) for text in higher[name]}
-            kept[name] = [text for text in kept[name] if _key(text, mark) not in named]
-    return _together({n: v for n, v in kept.items() if n in _ADDED or n not in higher}, higher)
+            identifiers = {_key(text, mark) for text in higher[name]}
+            kept[name] = [text for text in kept[name] if _key(text, mark) not in identifiers]
+    return _merge_lists({n: v for n, v in kept.items() if n in _MERGED_LISTS or n not in higher}, higher)
 
 
-def complete(read: Read, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is asked for: what was typed over what the script says.
+def merge_typed(script: ScriptOptions, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options: those typed override the script's.
 
-    A script with ``#SBATCH`` lines has Slurm's variables, and where nobody says how much it needs, one core for each
-    task: none asks for GPUs by saying nothing.
+    A script with ``#SBATCH`` lines gets Slurm's variables and, if it requests no resources, one core per task, no GPU.
     """
-    found = over(read.given, typed)
-    if read.slurm:
-        found.setdefault("slurm_env", True)
-        if not found.keys() & (GPUS | CORES | MEMORY | TASKS | {"flavor", "exclusive"}):
-            found["ntasks_per_node"] = 1
-    return found
+    options = merge(script.given, typed)
+    if script.slurm:
+        options.setdefault("slurm_env", True)
+        if not options.keys() & (GPUS | CORES | MEMORY | TASKS | {"flavor", "exclusive"}):
+            options["ntasks_per_node"] = 1
+    return options
 
 
-def blamed(error: UsageError, read: Read, typed: Mapping[str, Any]) -> UsageError:
-    """The error with the line of the script that it is about; as it is where that was typed, or cannot be told."""
+def with_origin(error: UsageError, script: ScriptOptions, typed: Mapping[str, Any]) -> UsageError:
+    """Return the error with the script line that caused it; unchanged if the option was typed or is unknown."""
     if isinstance(error, ScriptError):
         return error
-    candidates = {n: o for n, o in read.origins.items() if n in read.given and n not in typed}
+    candidates = {n: o for n, o in script.origins.items() if n in script.given and n not in typed}
     quoted = re.findall(r"'([^']+)'", error.message)[:1]
     for origin in candidates.values():
         options = [word for word in origin.words if word.startswith("-")]
-        if any(_stands_in(option, error.message) for option in options) or any(
+        if any(_is_named_in(option, error.message) for option in options) or any(
             re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w.-])", origin.written) for value in quoted
         ):
             return ScriptError(origin.where, printable(origin.written), error.message, error.hint)
@@ -121,34 +120,34 @@ def blamed(error: UsageError, read: Read, typed: Mapping[str, Any]) -> UsageErro
     return UsageError(f"{file}, lines {', '.join(first)}: {error.message}", error.hint)
 
 
-def _own(line: OptionLine) -> list[ParsedOption]:
+def _native_option(line: OptionLine) -> list[ParsedOption]:
     return [ParsedOption(f"#GPUSCHED {' '.join(line.words)}", list(line.words))]
 
 
-def _parsed(line: OptionLine, asked: ParsedOption, parse: Parser) -> dict[str, Any]:
+def _parse_option(line: OptionLine, option: ParsedOption, parse: Parser) -> dict[str, Any]:
     try:
-        return dict(parse(asked.words))
+        return dict(parse(option.words))
     except UsageError as error:
         hint = error.hint or "'gpusched submit --help' has all options"
-        raise ScriptError(line.where, asked.written, error.message, hint) from None
+        raise ScriptError(line.where, option.written, error.message, hint) from None
 
 
-def _together(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
-    """Both; lists are joined, of other values the later counts."""
+def _merge_lists(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge both; lists are concatenated, of other values the later wins."""
     joined = {n: [*lower[n], *v] for n, v in higher.items() if isinstance(v, (list, tuple)) and n in lower}
     return {**lower, **higher, **joined}
 
 
-def _in_both(one: Sequence[str], other: Sequence[str], line: OptionLine, asked: ParsedOption) -> list[str]:
-    first, second = (",".join(names).split(",") for names in (one, other))
+def _common_types(lower: Sequence[str], higher: Sequence[str], line: OptionLine, option: ParsedOption) -> list[str]:
+    first, second = (",".join(names).split(",") for names in (lower, higher))
     both = [name for name in first if name in second]
     if not both:
-        raise ScriptError(line.where, asked.written, f"another line sets {', '.join(first)}", "remove one")
+        raise ScriptError(line.where, option.written, f"another line sets {', '.join(first)}", "remove one")
     return [",".join(both)]
 
 
-def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin], user: str) -> dict[str, Any]:
-    """In Slurm a nodelist names all nodes of a job, and mail goes to its user, of what is said only."""
+def _apply_slurm_rules(given: dict[str, Any], origins: Mapping[str, Origin], user: str) -> dict[str, Any]:
+    """Apply two rules of Slurm: a nodelist names all nodes of a job, and mail goes to its user only as requested."""
     if given.get("notify"):
         given.setdefault("mail", user)
     else:
@@ -166,12 +165,12 @@ def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin], user:
 
 
 def _key(text: str, mark: str | None) -> str:
-    """What an entry is told apart by: the name before ``=``; of a mount its target."""
+    """Return what identifies an entry: the name before ``=``; for a mount, its target."""
     if mark is not None:
         return text.partition(mark)[0]
     parts = text.removesuffix(":ro").removesuffix(":rw").split(":")
     return parts[-1]
 
 
-def _stands_in(option: str, message: str) -> bool:
+def _is_named_in(option: str, message: str) -> bool:
     return option.startswith("-") and f"{option} " in f"{message.replace(':', ' ').replace(',', ' ')} "

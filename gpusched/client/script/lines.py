@@ -15,7 +15,7 @@ _MARKED = re.compile(r"#(GPUSCHED|SBATCH)(?=[\s-]|$)(.*)")
 
 
 class OptionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line with options, as words; ``where`` is ``train.sh:4``."""
+    """One line with options, split into words; ``where`` is ``train.sh:4``."""
 
     where: str
     marker: Literal["GPUSCHED", "SBATCH"]
@@ -23,7 +23,7 @@ class OptionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptError(UsageError):
-    """A line of a script asks for what cannot be; ``where`` is its file and line, ``option`` what stands there."""
+    """An error in a line of a script; ``where`` is its file and line, ``option`` the text there."""
 
     def __init__(self, where: str, option: str, why: str, hint: str = "") -> None:
         super().__init__(f"{where}: {option}: {why}", hint)
@@ -31,12 +31,12 @@ class ScriptError(UsageError):
 
 
 def lines_of(script: JobScript) -> tuple[list[OptionLine], list[str]]:
-    """The lines with options, and notes on those that count for nothing.
+    """Return the lines with options, and notes on those without effect.
 
-    As in Slurm they stand before the first command: before the first line that is neither empty nor a comment.
+    As in Slurm options stand before the first command: before the first line that is neither empty nor a comment.
 
     Raises:
-        ScriptError: A quote in one of them does not end.
+        ScriptError: A quote is not closed.
     """
     found, notes, head = [], [], True
     for number, text in enumerate(script.text.split("\n"), 1):
@@ -60,7 +60,7 @@ _MPI = re.compile(r"^[^#]*\bsrun\b[^#|;&]*\s--mpi[= ]([\w,.-]+)")
 
 
 def notes_on_steps(script: JobScript) -> list[str]:
-    """Return what `srun` inside the job will refuse, so that it is known before the job has waited."""
+    """Return notes on what `srun` inside the job will refuse, so that users learn of it before the job has waited."""
     found = []
     for number, text in enumerate(script.text.split("\n"), 1):
         match = _MPI.match(text)
@@ -73,14 +73,14 @@ def notes_on_steps(script: JobScript) -> list[str]:
 
 
 def _without_comment(text: str) -> str:
-    """The text up to a ``#`` that begins a word outside of quotes."""
+    """Return the text up to a ``#`` that begins a word outside quotes."""
     quote, before = "", " "
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote and before != "\\" else quote
         elif character in "'\"" and before != "\\":
             quote = character
         elif character == "#" and before.isspace():
-            return text[:at]
+            return text[:position]
         before = character
     return text

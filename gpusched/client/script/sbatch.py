@@ -1,4 +1,4 @@
-"""sbatch's options: what each means as one of ours, or why it is refused. The guide's table is made of this one."""
+"""sbatch's options: our equivalent of each, or why it is refused. The guide's table is generated from this one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from gpusched.client.script import values
 from gpusched.client.script.lines import OptionLine, ScriptError
-from gpusched.client.script.values import NotUnderstood, ScriptContext
+from gpusched.client.script.values import ScriptContext, Unsupported
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
@@ -16,12 +16,12 @@ from gpusched.model.suggest import did_you_mean
 Words = list[str]
 
 
-class Understood(NamedTuple):
-    """An option that is taken.
+class SupportedOption(NamedTuple):
+    """A supported option.
 
-    ``words``: its value ("" where it has none) -> words of our own options; ``means``: the same for people.
-    ``value``: whether it takes one; ``maybe``: it may be left out, and stands behind ``=``. ``result``: whether it
-    means what it means in Slurm, something else (for some values at least), or nothing, which a note says.
+    ``words``: its value ("" if it has none) -> our own options; ``means``: the same for people.
+    ``value``: whether it takes one; ``maybe``: the value is optional and follows ``=``. ``result``: whether it means
+    the same as in Slurm, something else (for some values at least), or nothing, which a note says.
     """
 
     means: str
@@ -33,37 +33,37 @@ class Understood(NamedTuple):
 
 
 class RefusedOption(NamedTuple):
-    """An option of sbatch that has no meaning here: why, and what to do."""
+    """An option of sbatch that is not supported: why, and what to do."""
 
     why: str
     hint: str = ""
     short: str = ""
 
 
-def _same(option: str, short: str = "", means: str = "") -> Understood:
-    return Understood(means or f"{option}", lambda value, site: [option, value], short)
+def _same(option: str, short: str = "", means: str = "") -> SupportedOption:
+    return SupportedOption(means or f"{option}", lambda value, site: [option, value], short)
 
 
-def _flag(words: Words, means: str, short: str = "") -> Understood:
-    return Understood(means, lambda value, site: words, short, value=False)
+def _flag(words: Words, means: str, short: str = "") -> SupportedOption:
+    return SupportedOption(means, lambda value, site: words, short, value=False)
 
 
-def _by(means: str, words: Callable[[str], Words], short: str = "") -> Understood:
-    return Understood(means, lambda value, site: words(value), short)
+def _translated(means: str, words: Callable[[str], Words], short: str = "") -> SupportedOption:
+    return SupportedOption(means, lambda value, site: words(value), short)
 
 
-def _different(option: Understood) -> Understood:
+def _different(option: SupportedOption) -> SupportedOption:
     return option._replace(result="different")
 
 
-def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = False) -> Understood:
-    """Return an option that changes nothing here, and nothing that a job could miss: taken, with a note."""
+def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = False) -> SupportedOption:
+    """Return an option that is accepted without effect, with a note; no job can depend on it."""
 
     def words(value: str, site: ScriptContext) -> Words:
         site.notes.append(f"no effect: {why}")
         return []
 
-    return Understood(f"no effect: {why}", words, short, value, maybe, "warned")
+    return SupportedOption(f"no effect: {why}", words, short, value, maybe, "warned")
 
 
 def _groups(inventory: Inventory) -> object:
@@ -87,57 +87,59 @@ def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> C
 _NOT_PLACED = "cores, sockets and threads are chosen by the node's system"
 _ON_COMMAND_LINE = "it is for the command line"
 
-OPTIONS: dict[str, Understood | RefusedOption] = {
-    "account": Understood(
+OPTIONS: dict[str, SupportedOption | RefusedOption] = {
+    "account": SupportedOption(
         "--group, where the inventory has groups",
         _label("the account", "--group", _groups),
         "A",
     ),
     "acctg-freq": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
     "array": _same("--array", "a"),
-    "begin": _by("--begin; now+60 are seconds, as in Slurm", values.begin, "b"),
-    "chdir": Understood("--workdir", values.folder, "D"),
+    "begin": _translated("--begin; now+60 are seconds, as in Slurm", values.begin, "b"),
+    "chdir": SupportedOption("--workdir", values.folder, "D"),
     "comment": _same("--comment"),
-    "constraint": _different(Understood("--gpu-type: types of GPUs, with | between them", values.constraint, "C")),
-    "container-image": _different(_by("--image (of Pyxis); not a .sqsh file", values.image)),
-    "container-mounts": _by("--mount for each (of Pyxis)", values.mounts),
+    "constraint": _different(SupportedOption("--gpu-type: types of GPUs, with | between them", values.constraint, "C")),
+    "container-image": _different(_translated("--image (of Pyxis); not a .sqsh file", values.image)),
+    "container-mounts": _translated("--mount for each (of Pyxis)", values.mounts),
     "container-workdir": _same("--workdir", means="--workdir (of Pyxis)"),
     "cpus-per-gpu": _same("--cpus-per-gpu"),
     "cpus-per-task": _same("--cpus-per-task", "c"),
     "dependency": _same("--dependency", "d"),
-    "error": _by("--error", lambda value: values.path("--error", value), "e"),
+    "error": _translated("--error", lambda value: values.path("--error", value), "e"),
     "distribution": _different(
-        _by(
+        _translated(
             "block, which is how tasks go to nodes; others are refused",
             lambda value: values.only(("block", "block:block"), "tasks go to nodes by blocks", "leave it out", value),
             "m",
         )
     ),
-    "exclude": _by("--exclude", lambda value: values.hosts("--exclude", value), "x"),
+    "exclude": _translated("--exclude", lambda value: values.hosts("--exclude", value), "x"),
     "exclusive": _different(
-        Understood(
+        SupportedOption(
             "--exclusive: whole nodes, their memory, too; not user, mcs",
             lambda value, site: values.exclusive(value or None),
             maybe=True,
         )
     ),
     "export": _different(
-        Understood("--env for each name; the image's variables take the place of ALL, as without it", values.export)
+        SupportedOption(
+            "--env for each name; the image's variables take the place of ALL, as without it", values.export
+        )
     ),
-    "gpus": Understood(
+    "gpus": SupportedOption(
         "--gpus; a100:4 with --gpu-type", lambda value, site: values.typed_number("--gpus", value, site), "G"
     ),
-    "gpus-per-node": Understood(
+    "gpus-per-node": SupportedOption(
         "--gpus-per-node", lambda value, site: values.typed_number("--gpus-per-node", value, site)
     ),
-    "gpus-per-task": Understood(
+    "gpus-per-task": SupportedOption(
         "--gpus-per-task", lambda value, site: values.typed_number("--gpus-per-task", value, site)
     ),
-    "gres": _different(Understood("--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", values.gres)),
+    "gres": _different(SupportedOption("--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", values.gres)),
     "hold": _flag(["--hold"], "--hold", "H"),
     "ignore-pbs": _flag([], "ignored: #PBS lines are comments"),
     "input": _different(
-        _by(
+        _translated(
             "only /dev/null, which is what jobs have",
             lambda value: values.only(
                 ("/dev/null", "none"), "a job has no stdin", "read the file in the script", value
@@ -148,53 +150,53 @@ OPTIONS: dict[str, Understood | RefusedOption] = {
     "job-name": _same("--job-name", "J"),
     "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays queued and says so", value=True),
     "mail-type": _different(
-        Understood(
+        SupportedOption(
             "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit; others have "
             "no effect",
             values.mail,
         )
     ),
     "mail-user": _same("--mail", means="--mail; default: who submits; needs mail-type"),
-    "mem": _by(
+    "mem": _translated(
         "--mem-per-node (our --mem is the whole job's); 0: all of it",
         lambda value: values.memory("--mem-per-node", value),
     ),
-    "mem-per-cpu": _by("--mem-per-cpu", lambda value: values.memory("--mem-per-cpu", value)),
-    "mem-per-gpu": _by("--mem-per-gpu", lambda value: values.memory("--mem-per-gpu", value)),
-    "nice": Understood("--nice; without a number 100", lambda value, site: ["--nice", value or "100"], maybe=True),
-    "nodelist": _by("--nodelist: these, all of them", lambda value: values.hosts("--nodelist", value), "w"),
-    "nodes": _different(Understood("--nodes; of 2-4 the least, 2", values.nodes, "N")),
+    "mem-per-cpu": _translated("--mem-per-cpu", lambda value: values.memory("--mem-per-cpu", value)),
+    "mem-per-gpu": _translated("--mem-per-gpu", lambda value: values.memory("--mem-per-gpu", value)),
+    "nice": SupportedOption("--nice; without a number 100", lambda value, site: ["--nice", value or "100"], maybe=True),
+    "nodelist": _translated("--nodelist: these, all of them", lambda value: values.hosts("--nodelist", value), "w"),
+    "nodes": _different(SupportedOption("--nodes; of 2-4 the least, 2", values.nodes, "N")),
     "no-requeue": _flag(["--no-requeue"], "--no-requeue"),
     "ntasks": _same("--ntasks", "n"),
     "ntasks-per-node": _same("--ntasks-per-node"),
     "open-mode": _same("--open-mode"),
     "output": _different(
-        _by(
+        _translated(
             "--output; without it the output is kept for gpusched logs, no slurm-%j.out is written",
             lambda value: values.path("--output", value),
             "o",
         )
     ),
-    "parsable": Understood("ignored: submit prints only the id", lambda value, site: [], maybe=True),
+    "parsable": SupportedOption("ignored: submit prints only the id", lambda value, site: [], maybe=True),
     "partition": _different(_same("--partition", "p", "--partition; of several the first that can hold the job")),
     "priority": _same("--priority"),
-    "qos": Understood("--qos, where the inventory has some", _label("the QOS", "--qos", _classes), "q"),
+    "qos": SupportedOption("--qos, where the inventory has some", _label("the QOS", "--qos", _classes), "q"),
     "quiet": _flag([], "ignored", "Q"),
     "requeue": _flag(["--requeue"], "--requeue"),
     "reservation": _same("--reservation"),
-    "signal": _by(
+    "signal": _translated(
         "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused", values.signal
     ),
-    "switches": _different(_by("--wait-for-placement; 1 or 1@TIME", values.switches)),
+    "switches": _different(_translated("--wait-for-placement; 1 or 1@TIME", values.switches)),
     "tasks-per-node": _same("--ntasks-per-node"),
     "time": _same("--time", "t"),
     "use-min-nodes": _flag([], "ignored: a job gets the fewest nodes"),
     "verbose": _flag([], "ignored", "v"),
-    "wait-all-nodes": _by(
+    "wait-all-nodes": _translated(
         "ignored: a job starts when all of its nodes are ready",
         lambda value: values.only(("0", "1"), "expected 0 or 1", "remove it", value),
     ),
-    "workdir": Understood("--workdir", values.folder),
+    "workdir": SupportedOption("--workdir", values.folder),
     # What changes nothing that a job could miss
     "contiguous": _no_effect("nodes have no order; use --switches=1@TIME or #GPUSCHED --max-spread rack", value=False),
     "core-spec": _no_effect(_NOT_PLACED, "S"),
@@ -261,35 +263,35 @@ _SHORT = {option.short: name for name, option in OPTIONS.items() if option.short
 
 
 class ParsedOption(NamedTuple):
-    """One option of a line: as written, and as words of ours."""
+    """One option of a line: as written, and our equivalent options."""
 
     written: str
     words: Words
 
 
-class _Wrong(Exception):
-    """An option, as it is shown, that cannot be taken: why, and what to do."""
+class _OptionError(Exception):
+    """An option, as shown to the user, that cannot be accepted: why, and what to do."""
 
     def __init__(self, shown: str, why: str, hint: str) -> None:
         super().__init__(why)
         self.shown, self.why, self.hint = shown, why, hint
 
 
-def translated(line: OptionLine, site: ScriptContext) -> list[ParsedOption]:
+def translate_line(line: OptionLine, site: ScriptContext) -> list[ParsedOption]:
     """Return the options of one ``#SBATCH`` line.
 
     Raises:
-        ScriptError: One is not known, has no meaning here, or its value has none.
+        ScriptError: An option is unknown or not supported, or its value is invalid.
     """
     found, rest = [], list(line.words)
     while rest:
         before = len(site.notes)
         try:
-            asked = _next(rest, site)
-        except _Wrong as error:
+            option = _next(rest, site)
+        except _OptionError as error:
             raise ScriptError(line.where, f"#SBATCH {error.shown}", error.why, error.hint) from None
-        found.append(ParsedOption(f"#SBATCH {asked.written}", asked.words))
-        site.notes[before:] = [f"{line.where}: #SBATCH {asked.written}: {note}" for note in site.notes[before:]]
+        found.append(ParsedOption(f"#SBATCH {option.written}", option.words))
+        site.notes[before:] = [f"{line.where}: #SBATCH {option.written}: {note}" for note in site.notes[before:]]
     return found
 
 
@@ -299,36 +301,36 @@ def _next(rest: Words, site: ScriptContext) -> ParsedOption:
     name, value = _option(shown)
     option = OPTIONS[name]
     if isinstance(option, RefusedOption):
-        raise _Wrong(shown, f"not supported: {option.why}", option.hint or "remove it")
+        raise _OptionError(shown, f"not supported: {option.why}", option.hint or "remove it")
     if option.value and not option.maybe and value is None:
         if not rest:
-            raise _Wrong(shown, "missing value", f"expected --{name}=VALUE")
+            raise _OptionError(shown, "missing value", f"expected --{name}=VALUE")
         value = rest.pop(0)
         shown = f"{shown} {value}"
     elif value is not None and not option.value:
-        raise _Wrong(shown, "takes no value", f"use --{name}")
+        raise _OptionError(shown, "takes no value", f"use --{name}")
     try:
         return ParsedOption(shown, option.words(value or "", site))
-    except NotUnderstood as error:
-        raise _Wrong(shown, error.why, error.hint) from None
+    except Unsupported as error:
+        raise _OptionError(shown, error.why, error.hint) from None
 
 
 def _option(word: str) -> tuple[str, str | None]:
-    """Name and attached value of ``--name=value``, ``--name``, ``-n4``; a name may be cut short where that is clear."""
+    """Return name and attached value of ``--name=value``, ``--name``, ``-n4``; unique abbreviations are allowed."""
     if word.startswith("--") and len(word) > 2:
         name, equals, value = word[2:].partition("=")
         names = [name] if name in OPTIONS else [known for known in OPTIONS if name and known.startswith(name)]
         if len(names) > 1:
-            raise _Wrong(word, f"may mean --{' or --'.join(names[:6])}", "write it in full")
+            raise _OptionError(word, f"may mean --{' or --'.join(names[:6])}", "write it in full")
         if not names:
             near = did_you_mean(name, OPTIONS).partition("; ")[2]
-            raise _Wrong(word, "sbatch has no such option", near or "take it out")
+            raise _OptionError(word, "sbatch has no such option", near or "take it out")
         return names[0], value if equals else None
     if word.startswith("-") and len(word) > 1:
         if word[1] not in _SHORT:
-            raise _Wrong(word, "sbatch has no such option", "remove it")
+            raise _OptionError(word, "sbatch has no such option", "remove it")
         return _SHORT[word[1]], word[2:] or None
-    raise _Wrong(word, "not an option", "quote values that contain spaces")
+    raise _OptionError(word, "not an option", "quote values that contain spaces")
 
 
 # Options that `gpusched submit` has, too, by those of sbatch's values that it does not know itself.
@@ -338,24 +340,26 @@ _SBATCH_VALUES = {
     "nodelist": r".*\[.*", "exclude": r".*\[.*", "mem-per-cpu": r"\d+[kK][bB]?", "mem-per-gpu": r"\d+[kK][bB]?",
     "begin": r"now\s*\+\s*\d+\s*[a-z]{2,}",
 }  # fmt: skip
-_ELSEWHERE = {"test-only": ["--dry-run"], "wait": ["--wait"], "help": ["--help"], "usage": ["--help"]}
+_COMMAND_LINE_ONLY = {"test-only": ["--dry-run"], "wait": ["--wait"], "help": ["--help"], "usage": ["--help"]}
 
 
-def typed(words: Sequence[str], own: Mapping[str, bool], site: Callable[[], ScriptContext]) -> tuple[Words, list[str]]:
-    """Return a command line of ``submit`` with sbatch's options as ours, and notes on those without effect.
+def translate_command_line(
+    words: Sequence[str], own: Mapping[str, bool], site: Callable[[], ScriptContext]
+) -> tuple[Words, list[str]]:
+    """Return a command line of ``submit`` with sbatch's options translated, and notes on those without effect.
 
     Args:
-        words: As typed; behind the options stand a script, or ``--`` and a command.
-        own: Options that ``submit`` has itself, dashes and all, and whether each takes a value.
+        words: As typed; after the options a script, or ``--`` and a command.
+        own: Options of ``submit`` itself, including dashes, and whether each takes a value.
         site: Called once there is something to translate.
 
     Raises:
-        UsageError: One of sbatch's has no meaning here, or its value has none.
+        UsageError: An option of sbatch is not supported, or its value is invalid.
     """
     found: Words = []
-    rest, here = list(words), None
+    rest, context = list(words), None
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        if not _is_sbatchs(rest, own):
+        if not _is_sbatch_option(rest, own):
             word = rest.pop(0)
             found.append(word)
             name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
@@ -363,23 +367,23 @@ def typed(words: Sequence[str], own: Mapping[str, bool], site: Callable[[], Scri
                 found.append(rest.pop(0))
             continue
         name = _option(rest[0])[0]
-        if name in _ELSEWHERE:
+        if name in _COMMAND_LINE_ONLY:
             del rest[0]
-            found += _ELSEWHERE[name]
+            found += _COMMAND_LINE_ONLY[name]
             continue
-        here = here or site()
-        before = len(here.notes)
+        context = context or site()
+        before = len(context.notes)
         try:
-            asked = _next(rest, here)
-        except _Wrong as error:
+            option = _next(rest, context)
+        except _OptionError as error:
             raise UsageError(f"{error.shown}: {error.why}", error.hint) from None
-        found += asked.words
-        here.notes[before:] = [f"{asked.written}: {note}" for note in here.notes[before:]]
-    return [*found, *rest], here.notes if here is not None else []
+        found += option.words
+        context.notes[before:] = [f"{option.written}: {note}" for note in context.notes[before:]]
+    return [*found, *rest], context.notes if context is not None else []
 
 
-def _is_sbatchs(rest: Words, own: Mapping[str, bool]) -> bool:
-    """Whether the first word is an option of sbatch's only, or one of both with a value that only sbatch knows."""
+def _is_sbatch_option(rest: Words, own: Mapping[str, bool]) -> bool:
+    """Return whether the first word is an option of sbatch alone, or has a value that only sbatch accepts."""
     word = rest[0]
     long = word.startswith("--")
     name, equals, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
@@ -393,5 +397,5 @@ def _is_sbatchs(rest: Words, own: Mapping[str, bool]) -> bool:
 
 
 def all_names() -> Sequence[str]:
-    """Return all options that are known, in order."""
+    """Return all known options, sorted."""
     return sorted(OPTIONS)

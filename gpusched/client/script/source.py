@@ -1,4 +1,4 @@
-"""Where a job script comes from: a file, stdin, ``--wrap``."""
+"""Read job scripts: from a file, stdin or ``--wrap``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STDIN = 0
 
 
 class JobScript(msgspec.Struct, frozen=True, kw_only=True):
-    """A job script; ``where`` names it in errors, ``name`` is the job's name where nobody says another."""
+    """A job script; ``where`` names it in errors, ``name`` is the default job name."""
 
     text: str
     where: str
@@ -25,12 +25,12 @@ class JobScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_word(word: str) -> JobScript | None:
-    """The script that the first word behind the options names; None: the word is a program.
+    """Return the script that the first word after the options names; None if the word is a program.
 
-    It names one if it is a readable file here that begins with ``#!``.
+    It names a script if it is a readable local file that begins with ``#!``.
 
     Raises:
-        UsageError: It looks like the name of a script, and none is there.
+        UsageError: It looks like the name of a script, but there is no such file.
     """
     if word == "-":
         return _script(_stdin_to_its_end(), "stdin", "stdin")
@@ -49,13 +49,13 @@ def from_word(word: str) -> JobScript | None:
 
 
 def from_stdin(wait: bool) -> JobScript | None:
-    """What a pipe or a file brings as stdin, as sbatch reads it; None: nothing, or a terminal.
+    """Return the script that a pipe or a file provides as stdin, as sbatch reads it; None if empty or a terminal.
 
-    With ``wait`` to its end, however long that takes; without, only if something is there already.
+    With ``wait``, read to the end however long that takes; without, only if data is available.
     """
     try:
-        kind = os.fstat(STDIN).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        mode = os.fstat(STDIN).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return None
         if not wait and not select.select([STDIN], [], [], 0)[0]:
             return None
@@ -66,12 +66,12 @@ def from_stdin(wait: bool) -> JobScript | None:
 
 
 def wrapped(command: str) -> JobScript:
-    """A script around one line for sh, as sbatch makes it of ``--wrap``."""
+    """Return a script around one shell command, as sbatch makes it of ``--wrap``."""
     return _script(f"#!/bin/sh\n# made by gpusched submit --wrap\n\n{command}\n".encode(), "--wrap", "wrap")
 
 
-def received(text: str, where: str, name: str) -> JobScript:
-    """A script that came from elsewhere; characters of it that could not be read stand there as U+FFFD."""
+def from_text(text: str, where: str, name: str) -> JobScript:
+    """Return a script that was sent to the controller; undecodable characters arrive as U+FFFD."""
     return _script(text.encode() if "\ufffd" not in text else b"\xff", where, name)
 
 

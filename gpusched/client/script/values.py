@@ -1,4 +1,4 @@
-"""Values of sbatch's options -> words of ours. Pure; what is not understood is a `NotUnderstood` with what to do."""
+"""Translate the values of sbatch's options into our options. Pure; an unsupported value raises `Unsupported`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNITS = {"s": "s", "m": "m", "h": "h", "d": "d", "w": "w"}
 _VENDORS = frozenset(("nvidia", "tesla", "geforce"))
 
 
-class NotUnderstood(Exception):
-    """A value, or an option, that means nothing here: why, and what to do."""
+class Unsupported(Exception):
+    """An unsupported value or option: why, and what to do."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -28,20 +28,20 @@ class NotUnderstood(Exception):
 
 
 class ScriptContext(msgspec.Struct, frozen=True):
-    """What values are understood by: the inventory, the folder of submission; ``notes`` is added to."""
+    """The context of values: the inventory and the submission folder; translations append to ``notes``."""
 
     inventory: Inventory
     cwd: str
     notes: list[str]
 
-    def gpu_types(self, asked: str) -> list[str]:
-        """The inventory's types that Slurm's name for a type, such as ``a100`` or ``tesla_v100``, stands for."""
-        wanted = _parts_of(asked) - _VENDORS
+    def gpu_types(self, slurm_name: str) -> list[str]:
+        """Return the inventory's GPU types that Slurm's name, such as ``a100`` or ``tesla_v100``, stands for."""
+        words = _parts_of(slurm_name) - _VENDORS
         types = dict.fromkeys(node.gpu_type for node in self.inventory.nodes if node.gpu_type)
-        found = [name for name in types if wanted and wanted <= _parts_of(name)]
+        found = [name for name in types if words and words <= _parts_of(name)]
         if not found:
-            has = f"it has {', '.join(types)}" if types else "its inventory names no gpu_type"
-            raise NotUnderstood(f"the cluster has no GPUs of type '{asked[:40]}'", has)
+            available = f"it has {', '.join(types)}" if types else "its inventory names no gpu_type"
+            raise Unsupported(f"the cluster has no GPUs of type '{slurm_name[:40]}'", available)
         return found
 
 
@@ -50,20 +50,20 @@ def _parts_of(name: str) -> set[str]:
 
 
 def typed_number(option: str, value: str, site: ScriptContext) -> list[str]:
-    """``4`` or ``a100:4``."""
+    """Translate ``4`` or ``a100:4``."""
     match = _TYPED.fullmatch(value)
     if match is None:
-        raise NotUnderstood("expected a number of GPUs, such as 4 or a100:4", "one type for each job")
+        raise Unsupported("expected a number of GPUs, such as 4 or a100:4", "one type for each job")
     return [option, match[2], *_of_types(match[1], site)]
 
 
 def gres(value: str, site: ScriptContext) -> list[str]:
-    """``gpu:4``, ``gpu:a100:4``: GPUs of each node."""
+    """Translate ``gpu:4`` and ``gpu:a100:4``: GPUs per node."""
     if value.lower() == "none":
         return []
     match = _GPU.fullmatch(value)
     if match is None:
-        raise NotUnderstood("the only generic resource is GPUs of one type", "expected such as gpu:a100:4")
+        raise Unsupported("the only generic resource is GPUs of one type", "expected such as gpu:a100:4")
     return ["--gpus-per-node", match[2] or "1", *_of_types(match[1], site)]
 
 
@@ -72,53 +72,53 @@ def _of_types(name: str | None, site: ScriptContext) -> list[str]:
 
 
 def constraint(value: str, site: ScriptContext) -> list[str]:
-    """``a100``, ``a100|v100``, ``[a100|v100]``: types of GPUs; all other features are unknown here."""
+    """Translate ``a100``, ``a100|v100`` and ``[a100|v100]``: GPU types; no other features are known."""
     inner = value[1:-1] if value[:1] in "[(" and value[-1:] in "])" else value
     if not re.fullmatch(r"[\w.+-]+(\|[\w.+-]+)*", inner):
-        raise NotUnderstood("only GPU types are supported, separated by |", "use --gpu-type or --nodelist")
+        raise Unsupported("only GPU types are supported, separated by |", "use --gpu-type or --nodelist")
     found: dict[str, None] = {}
     for name in inner.split("|"):
         try:
             found |= dict.fromkeys(site.gpu_types(name))
-        except NotUnderstood as error:
+        except Unsupported as error:
             why = f"'{name[:40]}' is not a GPU type here, and nodes have no other features"
-            raise NotUnderstood(why, f"{error.hint}; use --gpu-type or --nodelist") from None
+            raise Unsupported(why, f"{error.hint}; use --gpu-type or --nodelist") from None
     return ["--gpu-type", ",".join(found)]
 
 
 def memory(option: str, value: str) -> list[str]:
-    """As ours, and K."""
+    """Translate sizes; K is rounded up to M."""
     match = re.fullmatch(r"(\d{1,15})[kK][bB]?", value)
     return [option, f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
 
 
 def nodes(value: str, site: ScriptContext) -> list[str]:
-    """``4``, ``4-4``; of ``2-4`` the least."""
-    least, dash, most = value.partition("-")
-    if not least.isdecimal() or (most and not most.isdecimal()):
-        raise NotUnderstood("expected a number of nodes, or the least and the most, such as 2-4")
-    if most and int(most) < int(least):
-        raise NotUnderstood("not a range", "put the smaller number first")
-    if dash and least != most:
+    """Translate ``4`` and ``4-4``; ``2-4`` requests the minimum, 2."""
+    minimum, is_range, maximum = value.partition("-")
+    if not minimum.isdecimal() or (maximum and not maximum.isdecimal()):
+        raise Unsupported("expected a number of nodes, or the least and the most, such as 2-4")
+    if maximum and int(maximum) < int(minimum):
+        raise Unsupported("not a range", "put the smaller number first")
+    if is_range and minimum != maximum:
         site.notes.append(
-            f"the job gets {least}, the minimum; for a size that may change use #GPUSCHED --resizable --gpus MIN-MAX"
+            f"the job gets {minimum}, the minimum; for a size that may change use #GPUSCHED --resizable --gpus MIN-MAX"
         )
-    return ["--nodes", least]
+    return ["--nodes", minimum]
 
 
 def hosts(option: str, value: str) -> list[str]:
-    """``node[01-04],login``."""
+    """Translate host lists such as ``node[01-04],login``."""
     if "/" in value:
-        raise NotUnderstood("host files are not read", "list the nodes")
+        raise Unsupported("host files are not read", "list the nodes")
     try:
         found = expand(value)
     except (ValueError, IndexError) as error:
-        raise NotUnderstood(f"invalid node list: {error}", "expected such as node[01-04]") from None
+        raise Unsupported(f"invalid node list: {error}", "expected such as node[01-04]") from None
     return [option, ",".join(found)]
 
 
 def begin(value: str) -> list[str]:
-    """``now+2hours``, ``now+60`` (seconds), a date with a time."""
+    """Translate ``now+2hours`` and ``now+60`` (seconds); dates need no translation."""
     match = re.fullmatch(r"now\s*\+\s*(\d{1,9})\s*([a-z]*)", value)
     if match is None:
         return ["--begin", value]
@@ -126,33 +126,33 @@ def begin(value: str) -> list[str]:
     words = ("seconds", "minutes", "hours", "days", "weeks")
     full = next((word for word in words if word.startswith(unit)), None)
     if full is None:
-        raise NotUnderstood(f"'{unit[:20]}' is not a unit of time", "expected such as now+2hours")
+        raise Unsupported(f"'{unit[:20]}' is not a unit of time", "expected such as now+2hours")
     return ["--begin", f"now+{match[1]}{_UNITS[full[0]]}"]
 
 
 def signal(value: str) -> list[str]:
-    """``B:USR1@90``; without ``@`` 60 seconds before the limit, as in Slurm."""
+    """Translate ``B:USR1@90``; without ``@`` the signal is sent 60 seconds before the limit, as in Slurm."""
     target, colon, rest = value.rpartition(":")
     if colon and target != "B":
-        raise NotUnderstood("R: is for overlapping reservations", "omit R:")
+        raise Unsupported("R: is for overlapping reservations", "omit R:")
     return ["--signal", f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
 
 
 def path(option: str, value: str) -> list[str]:
-    """A file for output with patterns that are filled in here."""
+    """Return the output path; raise for unsupported patterns."""
     for letter in _PATTERNS.findall(value):
         if letter not in "jAaxunNt%":
-            raise NotUnderstood(f"%{letter} is not supported", "supported: %j %A %a %x %u %n %t %N %%")
+            raise Unsupported(f"%{letter} is not supported", "supported: %j %A %a %x %u %n %t %N %%")
     return [option, value]
 
 
 def folder(value: str, site: ScriptContext) -> list[str]:
-    """A relative folder is below the one of submission."""
+    """Resolve a folder relative to the submission folder."""
     return ["--workdir", str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
 
 
 def export(value: str, site: ScriptContext) -> list[str]:
-    """``NONE``, ``NAME,NAME=VALUE``; the caller's whole environment does not travel."""
+    """Translate ``NONE`` and ``NAME,NAME=VALUE``; the caller's whole environment is never exported."""
     found = []
     for name in value.split(","):
         if name.upper() == "ALL":
@@ -166,39 +166,39 @@ def export(value: str, site: ScriptContext) -> list[str]:
 
 
 def exclusive(value: str | None) -> list[str]:
-    """Without a value."""
+    """Accept only an option without a value."""
     if value is not None:
-        raise NotUnderstood(f"'{value[:20]}' is not supported, only whole nodes", "use --exclusive")
+        raise Unsupported(f"'{value[:20]}' is not supported, only whole nodes", "use --exclusive")
     return ["--exclusive"]
 
 
 def switches(value: str) -> list[str]:
-    """``1@2:00:00``: so long it waits for one rack; ``1``: as long as Slurm does unless told otherwise."""
-    count, at, wait = value.partition("@")
-    if count != "1" or (at and not wait):
-        raise NotUnderstood(
+    """Translate ``1@2:00:00``, the time to wait for one rack, and ``1``, which waits Slurm's default of 5 minutes."""
+    count, has_wait, wait = value.partition("@")
+    if count != "1" or (has_wait and not wait):
+        raise Unsupported(
             "expected 1 or 1@TIME", "--switches=1@2:00:00 waits 2 hours for one rack, --max-spread rack always"
         )
     return ["--wait-for-placement", wait or "5m"]
 
 
 def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:
-    """Nothing, of a value that says what is so anyway."""
+    """Return no options for an allowed value, which states the default."""
     if value not in allowed:
-        raise NotUnderstood(why, hint)
+        raise Unsupported(why, hint)
     return []
 
 
 def image(value: str) -> list[str]:
-    """As Pyxis names it: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
+    """Translate Pyxis' names: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
     name = value.removeprefix("docker://").replace("#", "/", 1)
     if name.endswith(".sqsh"):
-        raise NotUnderstood("an enroot file", "name the image in its registry")
+        raise Unsupported("an enroot file", "name the image in its registry")
     return ["--image", name]
 
 
 def mounts(value: str) -> list[str]:
-    """``SRC:DST``, ``SRC:DST:ro``, comma-separated."""
+    """Translate ``SRC:DST`` and ``SRC:DST:ro``, comma-separated."""
     return [word for part in value.split(",") if part for word in ("--mount", part)]
 
 
@@ -212,13 +212,13 @@ _NO_MAIL = ("ARRAY_TASKS", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT_50", "TIME
 
 
 def mail(value: str, site: ScriptContext) -> list[str]:
-    """Of what is told."""
+    """Translate the types of mail to kinds of notices."""
     words: dict[str, None] = {}
     for kind in value.upper().split(","):
         if kind in _NO_MAIL:
             site.notes.append(f"no effect: {kind} is not supported; supported: {', '.join(MAIL)}")
         elif kind not in MAIL:
-            raise NotUnderstood(f"'{kind[:20]}' is not supported", f"supported: {', '.join(MAIL)}")
+            raise Unsupported(f"'{kind[:20]}' is not supported", f"supported: {', '.join(MAIL)}")
         else:
             words |= dict.fromkeys(MAIL[kind])
     return ["--notify", ",".join(words)] if words else []
