@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
-from gpusched.model.policy import Backfill, Order, Place, PolicySpec
+from gpusched.model.policy import ORDERS, Backfill, Place, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.check import check
@@ -126,7 +126,7 @@ def main() -> None:
     print(f"{'cluster':8}{'order':11}{'place':11}{'backfill':9}{'started':>8}{'decide':>8}{'check':>7}", end="")
     print("".join(f"{s:>9}" for s in stages))
     for cluster, full in (("full", 0.97), ("empty", 0.0)):
-        for order in get_args(Order):
+        for order in ORDERS:
             for place in get_args(Place):
                 for backfill in get_args(Backfill):
                     policy = PolicySpec(name="b", order=order, place=place, backfill=backfill)

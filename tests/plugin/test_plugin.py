@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.config.inventory import load_inventory
 from gpusched.config.plugins import OURS, ComponentError, components
-from gpusched.controller.notices.desk import NotificationService
+from gpusched.controller.notices.service import NotificationService
 from gpusched.errors import FileError, Warnings
 from gpusched.model.events import Event
 from gpusched.model.policy import ORDERS
