@@ -277,11 +277,11 @@ class Decider:
         for name in sorted(found.keys() | self._fallbacks.keys()):
             before, after = self._fallbacks.get(name), found.get(name)
             if after is not None and (before is None or (after.policy, after.why) != (before.policy, before.why)):
-                events.append(Event(time=now, kind="agent_out", data=msgspec.to_builtins(after)))
+                events.append(Event(time=now, kind="agent_disabled", data=msgspec.to_builtins(after)))
                 self._say(after.line)
             elif after is None and before is not None and policies.get(name, _FIFO).agent is not None:
                 data = {"partition": name, "policy": policies[name].name, "version": policies[name].version}
-                events.append(Event(time=now, kind="agent_back", data=data))
+                events.append(Event(time=now, kind="agent_enabled", data=data))
                 self._say(f"{name}: {policies[name].name} decides again")
         with self._store.transaction():
             self._store.put_fallbacks(found.values())

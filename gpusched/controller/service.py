@@ -219,7 +219,7 @@ class Service:
             self._predictor.close()
             self._predictor = None
             self._say(f"start predictions are off until the controller restarts: {type(error).__name__}: {error}")
-            self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
+            self._event("start_prediction_failed", why=f"{type(error).__name__}: {error}")
 
     def recover(self, error: Exception) -> None:
         """Go on after a cycle that could not be written: none of it is in the store, so the next starts from there.

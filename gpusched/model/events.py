@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, reaped, left_inventory, back_in_inventory.
     Kinds about reservations: reserved, reservation_changed, reservation_cancelled.
     Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
-    clock_stepped, plan_rejected, policy_changed, agent_out, agent_back, row_set_aside (it could
+    clock_stepped, plan_rejected, policy_changed, agent_disabled, agent_enabled, row_set_aside (it could
     not be read).
     """
 

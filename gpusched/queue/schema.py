@@ -144,5 +144,10 @@ ALTER TABLE runs ADD COLUMN qos TEXT;
 CREATE INDEX jobs_stopped ON jobs (id)
   WHERE state = 'PENDING' AND instr(data, CAST('"preemptions":{' AS BLOB)) > 0;
 """,
+    """
+-- Events whose kinds had other names.
+UPDATE events SET kind = CASE kind WHEN 'agent_out' THEN 'agent_disabled' WHEN 'agent_back' THEN 'agent_enabled'
+  ELSE 'start_prediction_failed' END WHERE kind IN ('agent_out', 'agent_back', 'foretelling_failed');
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

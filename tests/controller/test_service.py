@@ -269,7 +269,7 @@ def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) ->
     service.predict_starts()
     assert broken.calls == 101, "asked once, and closed"
     assert site.said[-1] == "start predictions are off until the controller restarts: ZeroDivisionError: oh"
-    assert site.kinds()[-1] == "foretelling_failed"
+    assert site.kinds()[-1] == "start_prediction_failed"
 
 
 def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Installation) -> None:

@@ -90,7 +90,7 @@ def test_shadow_promote_spoil_heal_and_roll_back(stopped: Cluster) -> None:
         weights.put(frozen, good)
         wait_until(lambda: fallback(cluster) == "", what="the agent to be back")
         assert decided_by(cluster) == "gist"
-        assert kinds(cluster, "agent_out", "agent_back") == ["agent_out", "agent_back"] * (n + 1)
+        assert kinds(cluster, "agent_disabled", "agent_enabled") == ["agent_disabled", "agent_enabled"] * (n + 1)
     weights.break_file(frozen, "truncated")
     wait_until(lambda: fallback(cluster) != "", what="the fallback")
     waiting = cluster.submit("--gpus", "1", "--hold")
@@ -119,7 +119,7 @@ def test_an_agent_too_slow_for_its_budget(stopped: Cluster) -> None:
     assert decided_by(cluster) == "easy"
     assert fallback(cluster) == "no answer within its time budget of 1 ms"
     assert decided_by(cluster) == "easy"
-    assert kinds(cluster, "agent_out") == ["agent_out"]
+    assert kinds(cluster, "agent_disabled") == ["agent_disabled"]
     began = time.time()
     (cluster.folder / "policies/gist.yaml").write_text(weights.YAML)
     weights.write(file)

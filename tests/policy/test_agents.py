@@ -125,7 +125,7 @@ def test_an_agent_decides_and_is_recorded(place: Place) -> None:
     place.turn()
     assert (place.job(job).policy, place.job(job).policy_version) == ("gist", load_policy(place.policy).version)
     assert place.store.fallbacks() == {}
-    assert place.kinds("agent_out", "agent_back") == []
+    assert place.kinds("agent_disabled", "agent_enabled") == []
 
 
 @pytest.mark.parametrize("how", weights.WAYS)
@@ -144,12 +144,12 @@ def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str)
     assert (out.policy, out.fallback) == ("gist", "easy")
     assert out.line.startswith("p: gist cannot decide (")
     assert out.line.endswith("); falling back to easy")
-    assert place.kinds("agent_out") == ["agent_out"]
+    assert place.kinds("agent_disabled") == ["agent_disabled"]
     assert place.said == [out.line]
     place.file.write_bytes(good)
     assert place.decided_by() == "gist"
     assert place.store.fallbacks() == {}
-    assert place.kinds("agent_out", "agent_back") == ["agent_out", "agent_back"]
+    assert place.kinds("agent_disabled", "agent_enabled") == ["agent_disabled", "agent_enabled"]
 
 
 def test_a_broken_file_is_seen_while_nobody_waits_and_across_restarts(place: Place) -> None:
@@ -160,7 +160,7 @@ def test_a_broken_file_is_seen_while_nobody_waits_and_across_restarts(place: Pla
     assert "cannot be read" in place.store.fallbacks()["p"].why
     place.open()
     place.turn(2)
-    assert place.kinds("agent_out") == ["agent_out"]
+    assert place.kinds("agent_disabled") == ["agent_disabled"]
     place.file.write_bytes(good)
     place.turn()
     assert place.store.fallbacks() == {}
@@ -203,7 +203,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     wait_until(lambda: place.decided_by() == "gist", what="the end of the late answer")
     starts = [e.job_id for e in place.store.events(limit=10_000) if e.kind == "starting"]
     assert len(starts) == len(set(starts)), "a late answer is thrown away"
-    assert len(place.kinds("agent_out", "agent_back")) <= 4
+    assert len(place.kinds("agent_disabled", "agent_enabled")) <= 4
 
 
 def test_whatever_an_agent_raises_the_cycle_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -401,6 +401,9 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / DATABASE).stat().st_size < 2000 * 550
 
 
+OLD_KINDS = {
+    "agent_out": "agent_disabled", "agent_back": "agent_enabled", "foretelling_failed": "start_prediction_failed",
+}  # fmt: skip
 _OF_OLD_JOBS = ("id", "array_id", "state", "user", "partition", "submit_time", "end_time", "data", "spec")
 
 
@@ -427,6 +430,8 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
     db.execute(f"INSERT INTO runs ({columns}) VALUES ('old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}')", (NOW - 9, NOW - 5))
+    for kind in OLD_KINDS:
+        db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
     db.commit()
     db.close()
@@ -445,6 +450,7 @@ def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, ve
     assert store.runs(0.0, NOW) == reader.runs(0.0, NOW) == [old]
     assert store.jobs() == reader.jobs() == jobs
     assert store.waiting_of_users()["älice"][0] == 1
+    assert [event.kind for event in store.events()] == list(OLD_KINDS.values())
     changed = msgspec.structs.replace(jobs[1], message="waits")
     store.put_jobs([changed])
     assert store.jobs() == reader.jobs() == [jobs[0], changed]
