@@ -152,7 +152,7 @@ def test_status_and_why_say_that_the_fallback_decides(proved: Site) -> None:
     weights.break_file(file, "truncated")
     policies = load_policies(load_inventory(proved.inventory))
     store = Store.create_or_open(proved.state)
-    Decider(store).look(policies, {}, time.time())
+    Decider(store).refresh(policies, {}, time.time())
     store.close()
     line = f"V100: gist cannot decide ({file}: these weights cannot be read: "
     status = proved.call("status").ok().out

@@ -249,7 +249,7 @@ def test_a_command_that_ended_while_this_process_stood_still_gives_no_answer(mon
 
     monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     with pytest.raises(NoAnswer, match="got no answer from Slurm"):
-        Slurm().ask("true")
+        Slurm().run_command("true")
 
 
 def test_a_frozen_and_a_dead_slurmctld_give_no_answer(slurm: Slurm, site: SlurmSite) -> None:
