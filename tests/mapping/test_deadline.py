@@ -63,7 +63,7 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
         return real_program(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(highspy.Highs, "run", run)
-    monkeypatch.setattr(milp, "Program", program)
+    monkeypatch.setattr(milp, "LinearProgram", program)
     first = greedily(problem)
     search = MilpSearch(problem, first, SearchLimits(end_s=0.5, clock=clock))
     search.run()
@@ -78,7 +78,7 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
 
 
 def test_without_time_there_is_no_search(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "Search", None)
+    monkeypatch.setattr(deadline, "MilpSearch", None)
     clock = Clock(2)
     answer = Deadline(0.2, clock)(problem, greedily(problem))
     assert (answer.nodes, answer.note) == (greedily(problem).nodes, OUT_OF_TIME)
@@ -94,7 +94,7 @@ def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeyp
             ends.append((limits.end_s, limits.work))
             super().__init__(problem, start, limits, listen=listen)
 
-    monkeypatch.setattr(deadline, "Search", Seen)
+    monkeypatch.setattr(deadline, "MilpSearch", Seen)
     monkeypatch.setattr(Deadline, "work_per_s", 1000.0)
     question = Deadline(10.0, clock=lambda: 100.0)
     question(problem, greedily(problem), 0.25)
