@@ -210,9 +210,9 @@ def run(*argv: str, code: int = 0) -> str:
 
 
 def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
-    from gpusched.client.predict import describe_job_class, is_job_class
+    from gpusched.client.predict import describe_class, is_job_class
 
-    told = describe_job_class("gpt-7", None, 2, 2, ["gpt-1"])
+    told = describe_class("gpt-7", None, 2, 2, ["gpt-1"])
     assert told.kind == f"{ME}/gpt-#"
     assert (told.costs[0].source, told.costs[0].measurements) == ("measured", 10)
     assert told.costs[0].slower == pytest.approx(0.25, abs=0.01)
@@ -220,7 +220,7 @@ def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
     assert told.lines[0].endswith(" %, 10 measurements)")
     assert told.costs[0].low < 0.25 < told.costs[0].high
     assert "sharing NICs with it" in told.lines[1]
-    assert describe_job_class("gpt-7", None, 4, 4, []).lines == ("on 4 racks no measured speed",)
+    assert describe_class("gpt-7", None, 4, 4, []).lines == ("on 4 racks no measured speed",)
     assert is_job_class("gpt-99")
     assert not is_job_class("nothing")
     text = run("predict", "gpt-7", "--nodes", "2", "--racks", "2", "--beside", "gpt-1")
@@ -229,18 +229,18 @@ def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
 
 
 def test_where_gpus_are_shared_predict_says_what_that_costs(knowing: Path):
-    from gpusched.client.predict import describe_job_class
+    from gpusched.client.predict import describe_class
 
-    assert len(describe_job_class("gpt-7", None, 1, None, ["gpt-1"]).lines) == 1
+    assert len(describe_class("gpt-7", None, 1, None, ["gpt-1"]).lines) == 1
     declared = knowing / "inventory.yaml"
     declared.write_text(declared.read_text().replace("gpus: 8,", "gpus: 8, sharing: {mode: time-slicing},"))
-    told = describe_job_class("gpt-7", None, 1, None, ["gpt-1"])
+    told = describe_class("gpt-7", None, 1, None, ["gpt-1"])
     assert told.lines[1].startswith(f"beside {ME}/gpt-# (on the same GPUs) about 61 % slower than alone (")
     assert len(told.costs) == len(told.lines) == 2
 
 
 def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
-    from gpusched.client.predict import describe_job_class
+    from gpusched.client.predict import describe_class
 
     for argv, says in (
         (("gtp-7", None, None, None, []), "no data on jobs named gtp-7"),
@@ -249,7 +249,7 @@ def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
         (("gpt-7", 7, 2, None, []), "7 GPUs cannot be split evenly across 2 nodes"),
     ):
         with pytest.raises(UsageError, match=says):
-            describe_job_class(*argv)  # type: ignore[arg-type]
+            describe_class(*argv)  # type: ignore[arg-type]
     assert "need a job name" in run("predict", "--racks", "2", code=2)
 
 
