@@ -231,7 +231,7 @@ def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
 def test_a_terminal_has_its_size_before_its_command_begins(
     call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.nodes.local._Session.resize", lambda *_: None)
+    monkeypatch.setattr("gpusched.nodes.local._LocalSession.resize", lambda *_: None)
     assert call("stty", "size", terminal=Terminal("vt100", 31, 97)).hear().output == b"31 97\r\n"
 
 
