@@ -77,7 +77,7 @@ def program(
             "name one that all nodes see: result_dir=..., or settings.job_dirs of inventory.yaml",
         )
     with _by_value([*own, gpusched.job]):  # the job's helper module is in no image
-        if array and len(called) == 1:
+        if array and len(called) == 1:  # the function is pickled once; each task's text holds only its arguments
             common = _dumps(called[0], name)
             parts = [_dumps(call, f"what {name} is called with (number {i})") for i, call in enumerate(calls)]
         else:

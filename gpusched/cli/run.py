@@ -28,10 +28,10 @@ def _run(once: bool) -> None:
     from functools import partial
 
     from gpusched.cli import options
-    from gpusched.client.inside import prepare
+    from gpusched.client.sbatch_inside import prepare
     from gpusched.controller.service import run_forever, tick_once
     from gpusched.queue.lastgood import inventory_path
 
     state = Client().state
-    inside = partial(prepare, options)
-    (tick_once if once else run_forever)(inventory_path(state), state, output.note, inside)
+    sbatch_inside = partial(prepare, options)
+    (tick_once if once else run_forever)(inventory_path(state), state, output.note, sbatch_inside)

@@ -17,7 +17,7 @@ MAX_OFFERED = 200
 
 
 def _jobs(client: Client) -> list[JobRecord]:
-    from gpusched.client.waiting import inbox_jobs
+    from gpusched.client.inbox import inbox_jobs
 
     waiting = list(islice(tasks_of(inbox_jobs(client)), MAX_OFFERED))
     reader = client.reader

@@ -82,7 +82,7 @@ class Client:
         from gpusched.config.paths import SHARED_STATE
 
         if not os.path.isdir(self.inbox.new) and self.state != SHARED_STATE:
-            with suppress(OSError):  # delivering says what is wrong
+            with suppress(OSError):  # delivering then reports the error
                 self.inbox.create()
         return self.inbox
 

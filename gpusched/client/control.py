@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client, check_admin
+from gpusched.client.inbox import IN_INBOX
 from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import ResolvedJobs, Resolver
-from gpusched.client.waiting import IN_INBOX
 from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority

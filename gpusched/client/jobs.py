@@ -10,8 +10,8 @@ import msgspec
 from gpusched.client import slurm
 from gpusched.client.context import Client
 from gpusched.client.costs import place_costs
+from gpusched.client.inbox import inbox_jobs
 from gpusched.client.resolve import Resolver
-from gpusched.client.waiting import inbox_jobs
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model import ids

@@ -96,7 +96,7 @@ def compare(
     for part in chosen:
         try:
             found.append(_compare_on_history(client, part, base, other, _parse_begin(since or SINCE), advance))
-        except NoHistory as error:
+        except NoHistory as error:  # skip partitions without jobs, unless only this one was requested
             if partition is not None:
                 raise
             no_history = error.message

@@ -172,11 +172,12 @@ def copy_streams(
 ) -> int:
     """Copy data both ways until the program exits; return its exit code. Neither direction blocks the other.
 
-    ``frames`` may hold data received earlier. ``after``: (seconds, function) whose result is sent after that time.
-    ``keeps``: the end of our input is not passed on, since the job goes on.
+    ``frames`` may hold data received earlier. ``scheduled``: (seconds, function) whose result is sent after that time.
+    ``keep_input_open``: the end of our input is a lost connection, and is not passed on to the program.
 
     Raises:
         GpuschedError: See `stream`.
+        TransportError: Our input has ended, with ``keep_input_open``.
         BrokenPipeError: The reader of our output has gone (``| head``), whether or not there is output.
     """
     sock.setblocking(False)
@@ -214,7 +215,7 @@ def copy_streams(
 
 
 def _poll(readers: Iterable[int], writer: int | None, timeout_s: float | None) -> tuple[set[int], bool]:
-    """Return the readable descriptors, and whether ``sending`` is writable.
+    """Return the readable descriptors, and whether ``writer`` is writable.
 
     Raises:
         BrokenPipeError: The pipe that our output goes to has lost its reader.

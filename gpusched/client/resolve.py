@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.waiting import inbox_jobs, inbox_submission
+from gpusched.client.inbox import inbox_jobs, inbox_submission
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids

@@ -210,7 +210,7 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         yield f"--mail-type={','.join(filter(None, types)) or 'NONE'}"
     if given["begin"]:
         yield f"--begin={_begin(given['begin'])}"
-    nice = given["nice"] - given["priority"]
+    nice = given["nice"] - given["priority"]  # Slurm's one adjustment; a higher value means a lower priority
     yield from [f"--nice={nice}"] * bool(nice)
     yield from ["--no-requeue"] * (not given["requeue"])
     signal, before_s, batch = options.signal(given["signal"])
@@ -273,6 +273,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         yield f"--mem={memory_mib}M" if memory_mib % 1024 else f"--mem={memory_mib >> 10}G"
     if limit_s or flavor:
         yield f"-t {_time(limit_s or (flavor.time_limit_s if flavor else 0))}"
+    # Slurm's -w requires all nodes listed: a longer list, of which ours takes any, becomes an exclusion of the others.
     lists_all = 0 < len(request.nodelist) <= nodes
     if lists_all:
         yield f"-w {_quoted(compress_names(request.nodelist))}"

@@ -148,7 +148,7 @@ def build_submission(
     shape = _request_parts(request, inventory)
     tasks, resize, resources, sized, tasks_per_node = shape
     array, max_running = options.array(request.array)
-    if links := options.chain(request.chain, request.array):
+    if links := options.chain(request.chain, request.array):  # an array that runs one task at a time
         array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:

@@ -50,7 +50,7 @@ def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inven
     fixed = _node_count(request, tasks)
     if fixed is not None:
         return _size_on(request, tasks, fixed, nodes, inventory)
-    errors: list[UsageError] = []
+    errors: list[UsageError] = []  # of node counts that the request cannot be split over
     for count in range(1, max(1, len(nodes)) + 1):
         try:
             found, tasks_per_node = _size_on(request, tasks, count, nodes, inventory)
@@ -121,7 +121,7 @@ def _size_on(
             raise UsageError("--cpus-per-gpu: the job requests no GPU", "use --gpus, or --cpus-per-task")
         cores = max(ntasks, tasks.cpus_per_gpu * gpus)
     elif cores is None and (not gpus or tasks.mem_per_cpu_mib is not None):
-        cores = ntasks
+        cores = ntasks  # else `size` derives the cores from the GPUs
     memory = request.memory_mib
     if tasks.mem_per_gpu_mib is not None:
         if not gpus:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.client.context import Client
+from gpusched.client.inbox import inbox_jobs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.client.slurm import with_slurm_commands
-from gpusched.client.waiting import inbox_jobs
 from gpusched.config.accounts import priority_of
 from gpusched.config.users import user_name
 from gpusched.model import ids

@@ -157,7 +157,7 @@ def _levels(low: float, high: float) -> str:
 
 
 def _round_step(minimum: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, at least ``least``."""
+    """Return 1, 2 or 5 times a power of ten, at least ``minimum``."""
     power = 10.0 ** math.floor(math.log10(minimum)) if minimum > 0 else 1.0
     return next(power * k for k in (1, 2, 5, 10) if power * k >= minimum * (1 - 1e-9))
 

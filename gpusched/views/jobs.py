@@ -45,7 +45,7 @@ DROPPED_FIRST = ("FLAVOR", "LIMIT", "SLOWER", "PROGRESS", "PARTITION", "NAME", "
 _MIN_WIDTH_FOR_BARS = 110
 _BAR_WIDTH = 8
 _MIN_SHOWN_SLOWDOWN = 0.01
-_STALLED_AFTER_S = 300.0  # without a step for that long: the reader is told
+_STALLED_AFTER_S = 300.0  # a job without a step for this long is shown as stalled
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,7 +365,7 @@ def nodes_or_reason(job: JobRecord) -> str:
     nodes = common.compress_names(job_nodes(job))
     reason = job.reason
     if job.slurm is not None and reason == ReasonCode.NOT_ELIGIBLE:
-        reason = job.slurm.reason  # says more
+        reason = job.slurm.reason  # more specific
     if job.state in ACTIVE and not job.ending:
         return nodes
     if job.exit_code:

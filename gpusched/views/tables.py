@@ -12,7 +12,7 @@ from rich.text import Text
 
 _GAP = 2
 _MIN_TEXT_WIDTH = 10  # a text column is not squeezed below this for the sake of others
-_BREAK = re.compile(r"\s+|(?<=,)(?=\S)")  # between words, and in lists of names behind a comma
+_BREAK = re.compile(r"\s+|(?<=,)(?=\S)")  # between words, and after a comma in lists of names
 
 
 class FittedTable(Table):

@@ -66,7 +66,7 @@ class BackgroundStats:
 
 
 def forecast_of(client: Client) -> Any:
-    """Return `ahead.forecast`, or an empty one without a store."""
-    from gpusched.web.ahead import forecast
+    """Return `forecast.forecast`, or an empty one without a store."""
+    from gpusched.web.forecast import forecast
 
     return forecast(client.reader, client.inventory, time.time()) if client.reader else EMPTY["forecast"]

@@ -565,7 +565,7 @@ def test_internal_errors_are_one_line_unless_debugging(site: Site, monkeypatch: 
         raise ZeroDivisionError("oops\nline 2")
 
     monkeypatch.setattr("gpusched.client.show.show", broken)
-    monkeypatch.setattr("gpusched.cli.show.look", broken, raising=False)
+    monkeypatch.setattr("gpusched.cli.show.load_page", broken, raising=False)
     done = site.call("show", "0")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "internal error: ZeroDivisionError" in done.err

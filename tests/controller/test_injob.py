@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli import options
-from gpusched.client.inside import prepare
+from gpusched.client.sbatch_inside import prepare
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.injob import InJobCommandHandler
 from gpusched.model.commands import RelayedCommand

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gpusched.cli import options
-from gpusched.client.inside import prepare
+from gpusched.client.sbatch_inside import prepare
 from gpusched.controller import injob
 from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
@@ -254,7 +254,7 @@ def test_what_is_wrong_with_the_script_is_told(desk: Desk, script: str, why: str
 
 
 def test_a_fault_of_ours_in_one_script_is_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.client.inside.build_submission", None)
+    monkeypatch.setattr("gpusched.client.sbatch_inside.build_submission", None)
     assert sbatch(desk, running(desk, ALICE), "x.sh") == "1\nsbatch: error: internal error: TypeError\n"
 
 

@@ -12,8 +12,8 @@ from gpusched.client.context import Client
 from gpusched.config.inventory import load_inventory
 from gpusched.model.jobs import ENDED
 from gpusched.queue.store import Reader, Store, UsageRow
-from gpusched.web.ahead import forecast
 from gpusched.web.details import plain_text
+from gpusched.web.forecast import forecast
 from gpusched.web.usage import DAY_S, HOUR_S, UsageStats
 
 NOW = 1_795_000_000.0
