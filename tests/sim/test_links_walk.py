@@ -174,6 +174,7 @@ def first_decision(
     sim.jobs["rank"][order] = np.arange(len(order))
     sim.state["status"][order] = WAITING
     sim.counter[RUNS], sim.counter[IN_SYSTEM], sim.counter[ARRIVED], sim.clock[1] = len(running), jobs, jobs, LATE
+    sim.clock[0] = np.nextafter(LATE, 0.0)  # rows of the calendar that turned before are as they are now
     log = log._replace(cuts=log.cuts[: len(running)])
     assert run(log) == GROW
     assert sim.clock[0] == LATE
