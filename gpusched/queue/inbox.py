@@ -1,4 +1,4 @@
-"""The inbox: how clients ask, without a lock and without the controller being up (Maildir's way).
+"""The inbox: clients submit commands without a lock and without a running controller (as in Maildir).
 
 A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The
 kernel's owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only
@@ -34,7 +34,7 @@ _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A command file as the controller finds it.
+    """A command file as the controller reads it.
 
     Attributes:
         uid: The file's owner.
@@ -65,11 +65,11 @@ class Inbox:
         self._arrivals = InboxFiles(self.new, self._is_put_off)
 
     def close(self) -> None:
-        """Leave the folder, where the controller has not read all of it."""
+        """Stop listing the folder."""
         self._arrivals.close()
 
     def create(self, *, shared: bool = False) -> None:
-        """Make the folders; ``shared`` lets other users of the machine drop commands."""
+        """Create the folders; ``shared`` lets other users of the machine write commands."""
         for folder in (self.tmp, self.new, self.refused):
             folder.mkdir(parents=True, exist_ok=True)
         if shared:
@@ -79,13 +79,13 @@ class Inbox:
             self.refused.chmod(0o700)
 
     def make_private(self) -> None:
-        """Take the folders back that other users could write to."""
+        """Withdraw other users' write access to the folders."""
         for folder in (self.new, self.tmp):
             if folder.stat().st_mode & stat.S_IWOTH:
                 folder.chmod(0o700)
 
     def deliver(self, command: AnyCommand, name: str | None = None) -> None:
-        """Put one command in; when this returns it is on disk. ``name``: begins its file's; else one is made.
+        """Write one command; on return it is on disk. ``name`` begins its file name; by default one is made.
 
         Raises:
             FileExistsError: A `Submit` with this job id, or this name, is already waiting (mint another id).
@@ -145,7 +145,7 @@ class Inbox:
             os.close(folder)
 
     def waiting(self) -> Iterator[Received | Malformed]:
-        """What lies in the inbox, oldest first. Files that cannot be read yet as commands come as `Malformed`."""
+        """Yield the commands in the inbox, oldest first. Unreadable files come as `Malformed`."""
         try:
             names = sorted(os.listdir(self.new))
         except (FileNotFoundError, PermissionError):
@@ -153,30 +153,30 @@ class Inbox:
         yield from self.read(name for name in names if not name.startswith(".") and not self._is_put_off(name))
 
     def read(self, names: Iterable[str]) -> Iterator[Received | Malformed]:
-        """Return these files; what is gone, or being put there, is left out."""
+        """Read these files; those that are gone, or still being written, are skipped."""
         for name in names:
             try:
                 yield self._read(name)
-            except (FileNotFoundError, _NotYet):
+            except (FileNotFoundError, _StillLinking):
                 self._arrivals.forget(name)
 
     def _is_put_off(self, name: str) -> bool:
         return name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0)
 
     def has_any(self) -> bool:
-        """Whether the controller may take something now."""
+        """Return whether the controller can take any file now."""
         return self._arrivals.has_any()
 
     def turn(self) -> list[str]:
-        """Return names of what the controller takes in this cycle, oldest first; see `InboxFiles.turn`."""
+        """Return the names that the controller takes in this cycle, oldest first; see `InboxFiles.turn`."""
         return self._arrivals.turn()
 
     def surplus(self) -> dict[int, list[str]]:
-        """Return names of files that are too many, by owner; see `InboxFiles.surplus`."""
+        """Return surplus files by owner; see `InboxFiles.surplus`."""
         return self._arrivals.surplus()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove files without a look at them; a folder is set aside."""
+        """Remove files without reading them; a folder is set aside."""
         for name in names:
             try:
                 (self.new / name).unlink()
@@ -187,15 +187,15 @@ class Inbox:
             self._forget(name)
 
     def submission(self, job_id: str) -> Received | None:
-        """The submission with this id, if it waits; needs no permission to list the folder."""
+        """Return the waiting submission with this id, if any; needs no permission to list the folder."""
         try:
             found = self._read(f"{job_id}.submit")
-        except (FileNotFoundError, _NotYet):
+        except (FileNotFoundError, _StillLinking):
             return None
         return found if isinstance(found, Received) else None
 
     def holds(self, job_id: str) -> bool:
-        """Whether a submission with this id waits, whoever's; needs no permission to list the folder."""
+        """Return whether any user's submission with this id waits; needs no permission to list the folder."""
         return os.path.lexists(self.new / f"{job_id}.submit")
 
     def _read(self, name: str) -> Received | Malformed:
@@ -205,7 +205,7 @@ class Inbox:
             try:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
-                if why := _no_command(status):
+                if why := _file_error(status):
                     return Malformed(file_name=name, uid=uid, why=why)
                 with open(descriptor, "rb", closefd=False) as file:
                     content = file.read(MAX_COMMAND_BYTES)
@@ -213,7 +213,7 @@ class Inbox:
                 os.close(descriptor)
             command = _DECODER.decode(content)
             return Received(file_name=name, uid=uid, command=command, written=status.st_ctime)
-        except (FileNotFoundError, _NotYet):
+        except (FileNotFoundError, _StillLinking):
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
@@ -224,7 +224,7 @@ class Inbox:
             return Malformed(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
 
     def remove(self, file_name: str) -> None:
-        """Take a folded command out; taking it out twice is fine. Where that fails it is tried again later."""
+        """Remove an applied command; idempotent. A failed removal is retried later."""
         try:
             (self.new / file_name).unlink(missing_ok=True)
         except OSError:
@@ -237,19 +237,19 @@ class Inbox:
         self._arrivals.forget(file_name)
 
     def put_off(self, file_name: str, for_s: float = PUT_OFF_S) -> None:
-        """Let a command wait for a while that cannot be recorded now, so that it holds up no other."""
+        """Postpone a command that cannot be recorded now, so that it does not block others."""
         self._put_off[file_name] = time.monotonic() + for_s
 
     def seen(self, file_name: str) -> bool:
-        """Whether the controller knows of this file, and has not taken it."""
+        """Return whether the controller has listed this file and not taken it."""
         return self._arrivals.owner(file_name) is not None
 
     def put_off_of(self, uid: int) -> list[str]:
-        """Names of this user's files that wait, as they could not be recorded."""
+        """Return names of this user's postponed files."""
         return [name for name in self._put_off if self._arrivals.owner(name) == uid and self._is_put_off(name)]
 
     def refuse(self, file_name: str) -> None:
-        """Set a malformed file aside, where a person can look at it; what cannot be moved is passed over."""
+        """Move a malformed file to ``refused`` for inspection; skip it where it cannot be moved."""
         try:
             os.replace(self.new / file_name, self.refused / file_name)
         except FileNotFoundError:
@@ -260,7 +260,7 @@ class Inbox:
         self._forget(file_name)
 
     def tidy_refused(self) -> None:
-        """Keep of the files that were set aside the latest, within bounds: of one user, and of all."""
+        """Keep only the latest refused files, within the bounds per user and overall."""
         before, room = time.time() - KEEP_REFUSED_S, MAX_TIDIED
         kept, size = 0, 0
         files, sizes = Counter[int](), Counter[int]()
@@ -276,7 +276,7 @@ class Inbox:
                 room -= _remove(path, room)
 
     def tidy(self) -> None:
-        """The same, and remove drafts whose clients died."""
+        """Tidy refused files, and remove drafts whose clients died."""
         self.tidy_refused()
         before, until = time.time() - KEEP_DRAFTS_S, time.monotonic() + TIDY_S
         room = MAX_TIDIED
@@ -289,19 +289,19 @@ class Inbox:
                     return
 
 
-class _NotYet(Exception):
-    """A command that is just being linked into place."""
+class _StillLinking(Exception):
+    """The command is being linked into place."""
 
 
-def _no_command(status: os.stat_result) -> str:
-    """Why this is no file that a client wrote for us, or ""."""
+def _file_error(status: os.stat_result) -> str:
+    """Return why a file is not a client's command, or ""."""
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     if status.st_nlink != 1:
         # A client links its draft into place and then removes the draft. A file that keeps another name may be a link
-        # to somebody else's: who asked is told by the file's owner.
+        # to somebody else's: the file's owner is the proof of who sent it.
         if time.time() - status.st_ctime < LINKING_S:
-            raise _NotYet
+            raise _StillLinking
         return "a file with another name (hard link)"
     return f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}" if status.st_size > MAX_COMMAND_BYTES else ""
 
@@ -316,7 +316,7 @@ def _newest_first(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _remove(path: Path, room: int) -> int:
-    """Remove a file, or a folder with up to ``room`` files and folders in it; what cannot be removed stays.
+    """Remove a file, or a folder with up to ``room`` entries; skip those that cannot be removed.
 
     No link is followed, whatever its owner changes meanwhile. Folders within are moved up, as they may lie a thousand
     deep.
@@ -326,29 +326,29 @@ def _remove(path: Path, room: int) -> int:
     """
     left, count = [path], 0
     while left and count < room:
-        one = left.pop()
+        current = left.pop()
         count += 1
         try:
-            one.unlink()
+            current.unlink()
         except OSError:
             with contextlib.suppress(OSError):
-                for name, folder, is_folder in _entries(one, room - count):
+                for name, folder, is_folder in _entries(current, room - count):
                     if is_folder:
                         left.append(path.with_name(os.urandom(8).hex()))
                         os.rename(name, left[-1], src_dir_fd=folder)
                     else:
                         os.unlink(name, dir_fd=folder)
                         count += 1
-                one.rmdir()
+                current.rmdir()
     return count
 
 
-def _entries(path: Path, most: int) -> Iterator[tuple[str, int, bool]]:
-    """Name, the folder's descriptor, and whether it is a folder itself, of so many things in a folder."""
+def _entries(path: Path, limit: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield up to ``limit`` entries of a folder: name, the folder's descriptor, whether it is a folder."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with os.scandir(folder) as entries:
-            for entry in islice(entries, most):
+            for entry in islice(entries, limit):
                 yield entry.name, folder, entry.is_dir(follow_symlinks=False)
     finally:
         os.close(folder)

@@ -1,4 +1,4 @@
-"""The transition table: which changes of state a job of ours may make. Everything else is a bug and says so.
+"""The table of allowed state transitions of gpusched's own jobs. Any other transition is a bug and raises.
 
 Slurm's jobs are not bound by it: they are what Slurm says, and may have made many changes since it was last asked.
 """
@@ -33,7 +33,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
 
 
 class IllegalTransition(RuntimeError):
-    """A job was about to make a change that the table does not hold; carries the job's events."""
+    """A state transition that is not in the table."""
 
     def __init__(self, job: JobRecord, to: JobState) -> None:
         super().__init__(
@@ -45,7 +45,7 @@ class IllegalTransition(RuntimeError):
 def move(
     job: JobRecord, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[JobRecord, Event]:
-    """The job in its new state, and the fact that says so.
+    """Return the job in its new state, and the event that records the transition.
 
     ``event`` is the event's kind (see `model.events.Event`), ``data`` is more for it than states, reason and attempt;
     ``changes`` are fields of the job that change with the state.
@@ -61,7 +61,7 @@ def move(
 
 
 def set_aside(job: JobRecord, error: Exception, now: float) -> tuple[JobRecord, Event]:
-    """The job as FAILED, with the error as its event: gpusched cannot deal with it, and must go on with the others.
+    """Return the job as FAILED, with the error as its event, so that scheduling continues for the others.
 
     What may still run of it is a leftover from now on.
     """

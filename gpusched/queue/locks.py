@@ -1,4 +1,4 @@
-"""The writer's patience with locks on its files: it waits in slices, and can say who holds them.
+"""Waiting for locks on the writer's files: in slices, and with the processes that hold them.
 
 SQLite's own waiting blocks the thread for its whole length: no signal is handled, and nobody is told.
 """
@@ -29,7 +29,7 @@ whether to go on waiting."""
 
 
 def for_a_while(waited_s: float) -> bool:
-    """Wait as long as a program does that nobody watches."""
+    """Wait up to `PATIENCE_S`, for programs without a terminal."""
     return waited_s < PATIENCE_S
 
 
@@ -39,11 +39,11 @@ class PatientConnection(ClosingConnection):
     waiting: Waiting = staticmethod(for_a_while)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks."""
+        """Execute a statement, waiting for locks."""
         return self._patiently(lambda: sqlite3.Connection.execute(self, *args))
 
     def executemany(self, sql: str, rows: Iterable[Any]) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks; all of the rows or none."""
+        """Execute a statement for all rows or none, waiting for locks."""
         if self.in_transaction:  # which has the lock
             return super().executemany(sql, rows)
         self.execute("BEGIN IMMEDIATE")
@@ -56,7 +56,7 @@ class PatientConnection(ClosingConnection):
         return cursor
 
     def executescript(self, script: str) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks; begun again from its first statement."""
+        """Execute a script, waiting for locks; restart it from its first statement after a wait."""
 
         def run() -> sqlite3.Cursor:
             try:
@@ -83,14 +83,14 @@ class PatientConnection(ClosingConnection):
 
 
 def connect_to_write(path: Path, waiting: Waiting | None) -> PatientConnection:
-    """A connection that waits for locks as ``waiting`` says."""
+    """Return a connection that waits for locks as ``waiting`` decides."""
     db = sqlite3.connect(path, isolation_level=None, timeout=_SLICE_S, factory=PatientConnection)
     db.waiting = waiting or for_a_while
     return db
 
 
 def holders(database: Path) -> list[str]:
-    """Who keeps a database's writer waiting: "process 12 (name, user 1000) on FILE" for each that can be told."""
+    """Return the processes that block a database's writer: "process 12 (name, user 1000) on FILE"."""
     found = []
     for suffix in ("-shm", ""):
         path = database.with_name(database.name + suffix)
@@ -106,7 +106,7 @@ def holders(database: Path) -> list[str]:
 
 
 def _locks_on(path: Path) -> Iterator[tuple[int, bool, int]]:
-    """(process, whether for writing, first byte) of the locks of the kind that SQLite takes.
+    """Yield (process, whether for writing, first byte) of the kind of locks that SQLite takes.
 
     Read from /proc/locks: to ask by fcntl, the file would have to be opened, and closing it would drop our own locks.
     """

@@ -1,4 +1,4 @@
-"""Jobs as rows: what was asked for is kept once for all jobs that ask for the same, beside what differs.
+"""Jobs as rows: a spec is stored once for all jobs that share it, apart from their other fields.
 
 Tasks of an array that differ in nothing are one row (`model.arrays`). Whoever writes one of them, or some, takes them
 out of that row in the same transaction: a task is never in two rows, nor in none.
@@ -25,7 +25,7 @@ _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 
 
 class _Bare(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
-    """A job as its row holds it: the spec lies apart, and what says nothing is left out."""
+    """A job as stored in its row: without its spec, defaults omitted."""
 
     spec: int = 0  # type: ignore[assignment]
 
@@ -35,7 +35,7 @@ class _Limit(msgspec.Struct, frozen=True):
 
 
 class _RunTime(msgspec.Struct):
-    """What forecasts need of a job that ran; its spec where it is not apart."""
+    """The fields of an ended job that forecasts need; with its spec where that is in the row."""
 
     start_time: float
     spec: _Limit = _Limit()
@@ -51,7 +51,7 @@ BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes a
 
 
 class JobReads:
-    """The part of a store's reader that is about jobs."""
+    """Queries for jobs."""
 
     _db: sqlite3.Connection
     _counts_tasks = False
@@ -60,7 +60,7 @@ class JobReads:
         guard(cls)
 
     def _rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
-        """All rows; none where the store is from before there was such a table."""
+        """Return all rows; none where the store lacks the table."""
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -69,7 +69,7 @@ class JobReads:
             raise
 
     def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[JobRecord]:
-        """The jobs that ``SELECT ... FROM jobs`` and ``rest`` find. Those that ask for the same share one spec."""
+        """Return the jobs that ``SELECT ... FROM jobs`` and ``rest`` select. Equal specs are one object."""
         rows = self._db.execute(f"SELECT data, {self._spec_column()} FROM jobs {rest}", values).fetchall()
         return self._decoded(rows)
 
@@ -78,14 +78,14 @@ class JobReads:
         return [WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
 
     def _shared_rows(self, array_id: str) -> list[JobRecord]:
-        """The rows of an array that stand for several of its tasks."""
+        """Return the rows of an array that hold several tasks each."""
         if self._tasks_column() == "1":
             return []
         # The planner would go through all tasks that have run.
         return self._jobs_of("INDEXED BY jobs_shared WHERE array_id = ? AND tasks > 1", (array_id,))
 
     def job(self, job_id: str) -> JobRecord | None:
-        """The job with exactly this id."""
+        """Return the job with exactly this id."""
         for job in self._jobs_of("WHERE id = ?", (job_id,)):
             return job
         array_id, spans = wanted(job_id)
@@ -93,7 +93,7 @@ class JobReads:
         return found[0] if len(found) == 1 and found[0].id == job_id else None
 
     def rows_of(self, job_id: str) -> list[JobRecord]:
-        """The job, or the tasks that ``ID``, ``ID_7`` or ``ID_[3-9]`` names, by index; those of one row as one."""
+        """Return the job or tasks named by ``ID``, ``ID_7`` or ``ID_[3-9]``, by index; tasks of one row as one."""
         if (one := self.job(job_id)) is not None and not one.tasks:
             return [one]
         array_id, spans = wanted(job_id)
@@ -101,16 +101,16 @@ class JobReads:
         return sorted(chosen(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
 
     def waiting_of_array(self, array_id: str) -> list[JobRecord]:
-        """The tasks of an array that wait; those of one row as one."""
+        """Return an array's pending tasks; those of one row as one."""
         return self._jobs_of("WHERE array_id = ? AND state = ?", (array_id, JobState.PENDING))
 
     def jobs_of_array(self, array_id: str) -> list[JobRecord]:
-        """All tasks of an array, by index."""
+        """Return all tasks of an array, by index."""
         found = tasks_of(self._jobs_of("WHERE array_id = ?", (array_id,)))
         return sorted(found, key=lambda job: job.array_index or 0)
 
     def standing(self, job_id: str) -> list[JobRecord]:
-        """As `rows_of`, but of the ended tasks of a whole array one for each end, ever begun or not: for dependencies.
+        """Return `rows_of` for dependencies: of ended array tasks, one per outcome, started or not.
 
         An array's tasks that have run are rows, as many as there are, and they are asked for in every cycle.
         """
@@ -127,7 +127,7 @@ class JobReads:
         return found
 
     def ended_well(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
-        """Of these tasks of an array, those that have ended: whether they did so COMPLETED."""
+        """Return task index -> whether it ended COMPLETED, for those of these tasks that have ended."""
         found: dict[int, bool] = {}
         ended = ",".join("?" * len(ENDED))
         for begin in range(0, len(indices), _AT_ONCE):
@@ -138,14 +138,14 @@ class JobReads:
         return found
 
     def _tasks_column(self) -> str:
-        """How many jobs a row stands for, in a query; 1 in a store whose writer is of an earlier version."""
+        """Return the SQL for the number of jobs in a row; 1 in a store of an earlier version."""
         if not self._counts_tasks:
             query = "SELECT count(*) FROM pragma_table_info('jobs') WHERE name = 'tasks'"
             self._counts_tasks = bool(self._db.execute(query).fetchone()[0])
         return "jobs.tasks" if self._counts_tasks else "1"
 
     def _spec_column(self) -> str:
-        """What stands for a job's spec in a query: a store whose writer is of an earlier version has no such column."""
+        """Return the SQL for a job's spec digest; NULL in a store of an earlier version."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         return "jobs.spec" if version >= SINCE_VERSION else "NULL"
 
@@ -186,7 +186,7 @@ KINDS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
 
 
 class JobWrites(JobReads):
-    """The part of the store's writer that is about jobs."""
+    """Writes of jobs."""
 
     def put_jobs(self, jobs: Iterable[JobRecord]) -> None:
         """Insert or replace jobs; a task of an array is taken out of the row that it shared with others."""
@@ -201,11 +201,11 @@ class JobWrites(JobReads):
         self._insert(apart)
 
     def put_row(self, job: JobRecord) -> None:
-        """Insert or replace one row as it is, whatever other rows of its array hold."""
+        """Insert or replace one row as is, whatever other rows of its array hold."""
         self._insert([job])
 
     def _beside(self, array_id: str, jobs: list[JobRecord]) -> list[JobRecord]:
-        """Leave nothing of these tasks in rows that other tasks are in.
+        """Remove these tasks from rows that they share with other tasks.
 
         Returns:
             Where these rows have become too many, or too scattered, to be gone through for every task, the tasks of all
@@ -246,12 +246,12 @@ class JobWrites(JobReads):
         return known[id(spec)][1]
 
     def waiting_by_jobs(self, user: str) -> int:
-        """How many jobs of a user wait that jobs of theirs queued."""
+        """Return how many pending jobs of a user were submitted by their own jobs."""
         query = "SELECT sum(tasks) FROM jobs WHERE user = ? AND state = 'PENDING' AND instr(data, ?)"
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
 
     def waiting_of_users(self) -> dict[str, tuple[int, int]]:
-        """User -> how many jobs of theirs wait, and how many bytes these take in the store."""
+        """Return user -> number of pending jobs, and their bytes in the store."""
         rows = self._db.execute(
             "SELECT user, sum(tasks), sum(length(data)) FROM jobs WHERE state = 'PENDING' GROUP BY 1"
         )

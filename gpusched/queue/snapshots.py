@@ -1,4 +1,4 @@
-"""From what the store holds to the frozen view a decision is made from. Pure; the controller and ``why`` share it."""
+"""Build the frozen snapshot for a decision from the store. Pure; shared by the controller and ``why``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def snapshot_of_store(
     seed: int = 0,
     whole: bool = False,
 ) -> Snapshot:
-    """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
+    """Return the snapshot of a store's current state; pass jobs that the caller has already read."""
     snapshot = build_snapshot(
         inventory,
         policies,
@@ -71,7 +71,7 @@ def snapshot_of_store(
 
 
 def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, JobClassEstimate]:
-    """What was learned of kinds of jobs; empty where no partition's policy goes by it, and nobody could share GPUs."""
+    """Return job class estimates; empty where no policy uses them and no jobs could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
     return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
 
@@ -79,7 +79,7 @@ def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Sn
 def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
-    """Recent GPU hours by user (and group), decayed; empty where no partition's policy asks for them."""
+    """Return decayed GPU hours by user (and group); empty where no partition's policy uses them."""
     asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
     if not any(policy.order == "fairshare" for policy in asked):
         return {}
@@ -87,7 +87,7 @@ def recent_usage(
 
 
 def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
-    """Recent GPU hours, decayed, by `leaf_of` user and group."""
+    """Return decayed GPU hours by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
     groups = inventory.groups
@@ -120,7 +120,7 @@ def build_snapshot(
     whole: bool = False,
     reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
-    """The snapshot of the cluster.
+    """Return the snapshot of the cluster.
 
     Of tasks of an array that share a row there are as many views as could start at once, and some more.
 
@@ -189,7 +189,7 @@ def build_snapshot(
 
 
 def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topology:
-    """How the nodes hang together: as declared, else as their neighbours tell."""
+    """Return the cluster's topology: as declared, else discovered from the nodes' neighbours."""
     if inventory.topology:
         return inventory.topology
     wired = ((node.name, record.wiring) for node in inventory.nodes if (record := records.get(node.name)) is not None)
@@ -197,7 +197,7 @@ def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topo
 
 
 def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...]]]:
-    """Node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
+    """Return node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
     held: dict[str, dict[int, tuple[str, ...]]] = {}
     for job in active:
         for part in job.allocation.parts if job.allocation else ():
@@ -207,13 +207,13 @@ def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...
 
 
 def partners_of(active: Iterable[JobRecord]) -> dict[str, str]:
-    """Job -> the other one that has GPUs of it, too."""
+    """Return job -> the other job that shares its GPUs."""
     pairs = {jobs for on in held_gpus(active).values() for jobs in on.values() if len(jobs) > 1}
     return {job: other for a, b, *_ in pairs for job, other in ((a, b), (b, a))}
 
 
 def lingering_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
-    """Node -> GPU index -> why it is still taken though no active job holds it."""
+    """Return node -> GPU index -> why it is still in use though no active job holds it."""
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
     for rank in ranks:
@@ -252,7 +252,7 @@ def _node_view(
 
 
 def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:
-    """GPU index -> MiB that two jobs on it may take together, of those that two jobs may have."""
+    """Return GPU index -> MiB that two jobs may use on it together, for GPUs that may be shared."""
     return {
         gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
         for gpu in (reading.gpus if reading is not None else ())
@@ -277,7 +277,7 @@ def _running_view(
     inventory: Inventory,
     ledger: QuotaLedger,
 ) -> RunningView | None:
-    """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
+    """Return the view of a job's allocation on declared nodes; None: its nodes have left the inventory."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
     if not parts:
         return None
@@ -306,7 +306,7 @@ def _running_view(
 
 
 def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
-    """With the reason, where it could not be stopped to go on."""
+    """Add the reason why a job could not restart after preemption, if any."""
     ones = [here.get(part.node, ()) for part in view.allocation.parts]
     if not any(ones):
         return view
@@ -317,7 +317,7 @@ def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: f
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
-    """With what jobs share, and with whom; each GPU that two hold at one of them (`held_once`)."""
+    """Add shared GPUs and partners; count each GPU that two jobs hold at one of them (`held_once`)."""
     found = {view.id: view for view in views}
     if not any(view.spec is not None and view.spec.share for view in views):
         return tuple(views)
@@ -341,7 +341,7 @@ def sharing_views(
 
 
 def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
-    """The last jobs that ended (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
+    """Return the last ended jobs (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
     if not any(policy.traits.remembers for policy in policies.values()):
         return ()
     return tuple(
@@ -357,7 +357,7 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
 
 
 def expected_end(job: JobRecord, start: float) -> float:
-    """When a job that holds resources lets go of them at the latest, by its limit or its ending (Unix seconds)."""
+    """Return when an active job releases its resources at the latest, by its limit or ending (Unix seconds)."""
     if job.ending is not None:
         return job.ending.kill_at
     return start + job.limit_s
@@ -366,7 +366,7 @@ def expected_end(job: JobRecord, start: float) -> float:
 def _each(
     row: JobRecord, dependencies: Dependencies, room: ArrayTaskLimit, now: float | None
 ) -> Iterator[tuple[JobRecord, Verdict, int]]:
-    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
+    """Yield a job, or the considered tasks of a row, with its dependency verdict and number of tasks behind it.
 
     ``now``: of a decision; None: of a forecast.
     """
@@ -433,7 +433,7 @@ def _pending_view(
 
 
 def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
-    """Until when it waits, and for what, where that is no time that was set for it.
+    """Return the earliest start, and what is awaited where that is not the job's begin time.
 
     One that names some of its nodes in Slurm may have others beside these, but not start without them.
     """
@@ -445,7 +445,7 @@ def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now
 
 
 def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
-    """A job that waits after it ran at another size, where nobody chooses sizes: it starts at its base size."""
+    """Return a resized job at its base size where the policy does not choose sizes."""
     elastic, partition, policy = (
         job.spec.elastic,
         inventory.partition(job.spec.partition),
@@ -464,7 +464,7 @@ def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, Policy
 
 
 def _effective_exclusions(job: JobRecord, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
-    """Nodes where earlier attempts failed are avoided while enough others are left."""
+    """Return nodes of failed attempts to avoid; none where too few other nodes would remain."""
     if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
