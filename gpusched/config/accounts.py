@@ -1,4 +1,4 @@
-"""For whom a job counts, and whether its limits let it wait at all. Pure: clients ask first, the controller decides."""
+"""Groups and classes of jobs, and limits that a job can never meet. Pure: used by clients and the controller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusched.model.units import count_of, format_duration
 
 
 def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
-    """The request of ``user`` with the group that it counts for, and as its class lets it be stopped.
+    """Return the request with its group, and preemptible as its class says.
 
     Raises:
         UsageError: It names a group or a class that its user may not, or asks for what its limits never let it have.
@@ -46,13 +46,13 @@ def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
 
 
 def longest(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
-    """The longest time limit that such a job may have, seconds; None: there is no bound."""
+    """Return the longest time limit such a job may request, seconds; None: unlimited."""
     counts = inventory.groups.for_job(user, group)
     return min((r.most for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
 
 
 def priority_of(spec: JobSpec, inventory: Inventory) -> int:
-    """The priority that a job begins with: its own, and that of its class."""
+    """Return a job's initial priority: its own plus its class's."""
     qos = inventory.quotas.of_class(spec.qos)
     return spec.priority - spec.nice + (qos.priority if qos is not None else 0)
 
@@ -67,7 +67,7 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
 
 
 def _never(rule: LimitRule, spec: JobSpec) -> str:
-    """Why a job could not run even if nothing else did; "": it could."""
+    """Return why a job could never run under this limit; "": it could."""
     gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
     if rule.unit == "time_s":
         if spec.time_limit_s > rule.most:
