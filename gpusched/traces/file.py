@@ -1,4 +1,4 @@
-"""Our own file of a trace: a npz of columns, nothing in it ever executed, checked when it is read.
+"""gpusched's own trace file: a npz of columns, never executed, validated when read.
 
 Entries: ``header`` (JSON as bytes: format, version, name, epoch, jobs, notes); one array per column, of the smallest
 whole type that holds it, or of one element where all are equal; those of `ProgressRecords` as ``told.X``; every list
@@ -41,7 +41,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a trace: all of it, or nothing.
+    """Write a trace atomically.
 
     Raises:
         GpuschedError: It cannot be written.
@@ -81,7 +81,7 @@ def write(path: Path, trace: Trace) -> None:
 
 
 def read(path: Path, *, strict: bool = False) -> Trace:
-    """Read a trace back; ``strict`` changes nothing: rows were judged when it was imported.
+    """Read a trace; ``strict`` has no effect: rows were validated on import.
 
     Raises:
         FileError: Not such a file, of a later version, or damaged.
@@ -134,7 +134,7 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
 
 
 def check(trace: Trace) -> None:
-    """Raise ValueError where a trace is not what `Trace` promises: the engine indexes by it without looking."""
+    """Raise ValueError for a trace that violates `Trace`'s invariants: the engine indexes without checks."""
     count = len(trace)
     if count == 0 or len(trace.ids) != count:
         raise ValueError(f"{len(trace.ids)} ids of {count} jobs")

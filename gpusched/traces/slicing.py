@@ -1,4 +1,4 @@
-"""Parts of a trace, and traces brought to a load. Offered load = GPU seconds asked for / GPU seconds there are.
+"""Subsets of traces, and traces scaled to a load. Offered load = GPU seconds requested / available.
 
 The span over which load is measured runs from the first to the last submission.
 """
@@ -24,7 +24,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
 
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
-    """Some of a trace's jobs (``bool[jobs]``, or indices), in their order; ``note`` is added to its notes.
+    """Select jobs of a trace (``bool[jobs]``, or indices), in order; ``note`` is added to its notes.
 
     Indices ascend, but where no job waits for another. A job whose predecessor is not among them waits for nobody.
     """
@@ -39,7 +39,7 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
 
 
 def _told_of(told: ProgressRecords, order: Ints) -> ProgressRecords:
-    """Of these jobs, which are then counted from 0."""
+    """Return the records of these jobs, renumbered from 0."""
     place = np.full(len(told.steps), -1, np.int64)
     place[order] = np.arange(len(order))
     size, run = place[told.size_job], place[told.run_job]
@@ -55,7 +55,7 @@ def slice_trace(
     trace: Trace, *, since: float | str | None = None, until: float | str | None = None, vc: str | None = None,
     user: str | None = None, jobs: int | None = None,
 ) -> Trace:  # fmt: skip
-    """The jobs that satisfy all that is given, of them the first ``jobs``. Times stay those of the whole trace.
+    """Select the first ``jobs`` jobs that meet all conditions. Times stay those of the whole trace.
 
     Submitted in [since, until): seconds of the trace's time, or text for `moment`. ``vc``: the group (virtual cluster,
     partition, queue).
@@ -81,7 +81,7 @@ def slice_trace(
 
 
 def moment(trace: Trace, text: str) -> float:
-    """Seconds of the trace's time: ``2017-10-01T12:00`` (UTC without a zone), or ``30d`` after its first submission.
+    """Parse a trace time into seconds: ``2017-10-01T12:00`` (UTC by default), or ``30d`` after its first submission.
 
     Raises:
         UsageError: Neither; or a date where the trace has no calendar.
@@ -104,7 +104,7 @@ def moment(trace: Trace, text: str) -> float:
 
 
 def span_text(trace: Trace) -> str:
-    """When its jobs were submitted, for people."""
+    """Return the period of submissions, for people."""
     first, last = float(trace.submit[0]), float(trace.submit[-1])
     if trace.epoch is None:
         return f"from {first:.0f} s to {last:.0f} s"
@@ -114,23 +114,23 @@ def span_text(trace: Trace) -> str:
 
 
 def gpu_seconds(trace: Trace) -> float:
-    """GPUs (or the parts of them that are used) times run time, summed: GPU seconds."""
+    """Return the sum of GPUs (or used parts of them) times run time, in GPU seconds."""
     return float(np.sum(trace.gpus * (trace.gpu_milli / 1000.0) * trace.duration))
 
 
 def span_s(trace: Trace) -> float:
-    """Seconds from the first to the last submission."""
+    """Return seconds from the first to the last submission."""
     return float(trace.submit[-1] - trace.submit[0])
 
 
 def offered_load(trace: Trace, gpus: int) -> float:
-    """GPU seconds over the capacity of ``gpus`` GPUs in the span; infinite where all jobs come at once."""
+    """Return GPU seconds over the capacity of ``gpus`` GPUs in the span; infinite where all jobs come at once."""
     span = span_s(trace)
     return gpu_seconds(trace) / (gpus * span) if span > 0 else math.inf
 
 
 def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
-    """How many nodes see an offered load nearest to ``load``; arrivals stay as they are.
+    """Return the number of nodes whose offered load is nearest to ``load``; arrivals are unchanged.
 
     At least as many as the largest job needs, so the load may come out lower: `offered_load` says what it is.
 
@@ -143,7 +143,7 @@ def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
 
 
 def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
-    """The same jobs with the times between their submissions stretched or pressed until they offer ``load``.
+    """Scale the times between submissions so that the jobs offer ``load``.
 
     ``gpus``: of the cluster. Recorded waiting times and the calendar no longer hold and are dropped.
 

@@ -1,4 +1,4 @@
-"""A workload as columns: what was submitted when, by whom, how much of what, and how long it really ran."""
+"""A workload as columns: submission times, users, requests, and real run times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgressRecords:
-    """What jobs told of their progress, the sizes they may have, and what they had. Unknown is NaN.
+    """Jobs' reported progress, allowed sizes, and past attempts. Unknown is NaN.
 
     Three tables: jobs, the sizes of each job, and its attempts, the latter two in the order of the jobs.
 
@@ -41,12 +41,12 @@ class ProgressRecords:
     run_s: Floats
 
     def sizes(self, job: int) -> dict[int, float]:
-        """GPUs that a job may have, ascending -> steps a second there (NaN: not known)."""
+        """Return a job's allowed GPUs, ascending -> steps per second there (NaN: unknown)."""
         rows = slice(*np.searchsorted(self.size_job, (job, job + 1)).tolist())
         return dict(zip(self.size_gpus[rows].tolist(), self.steps_per_s[rows].tolist(), strict=True))
 
     def speeds(self, job: int) -> dict[int, float]:
-        """GPUs -> steps a second, where it told."""
+        """Return GPUs -> steps per second, where reported."""
         return {gpus: speed for gpus, speed in self.sizes(job).items() if speed > 0}
 
 

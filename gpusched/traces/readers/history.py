@@ -1,4 +1,4 @@
-"""gpusched's own history: the jobs of its store, as they were submitted and as long as they really ran."""
+"""gpusched's own history: the jobs of its store with their submissions and real run times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusched.traces.trace import Ints, ProgressRecords, Trace
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace of a state folder (or of its database): the groups are partitions, the epoch is the first submission.
+    """Read the trace of a state folder (or of its database): groups are partitions, the epoch is the first submission.
 
     A job's run time is the sum over its attempts; of a resizable one, what all its work takes at its base size, by its
     own pace at each (see `_scale`), without the times of stopping. Steps that a job told to have made twice count once.
@@ -42,7 +42,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 def trace_of(reader: Reader, *, name: str, since: float | None = None, until: float | None = None) -> Trace:
-    """The trace of an open store: jobs submitted at ``since`` or after, and before ``until``, both Unix seconds.
+    """Return the trace of an open store: jobs submitted in [``since``, ``until``), Unix seconds.
 
     Raises:
         NoHistory: No such job.
@@ -65,7 +65,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
 
 
 def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
-    """As `trace_of`, with the jobs before it that ran or waited when the window began; how many these are.
+    """Return `trace_of` plus earlier jobs that ran or waited when the window began, and their number.
 
     They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
     was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
@@ -99,7 +99,7 @@ def _assembled(
     name: str, jobs: list[JobRecord], submits: list[float], durations: list[float], first_start: dict[str, float],
     notes: list[str],
 ) -> Trace:  # fmt: skip
-    """The trace of these jobs, in this order."""
+    """Return the trace of these jobs, in this order."""
     submit = np.array(submits)
     depends_on, more = _dependencies(jobs)
 
@@ -139,7 +139,7 @@ def _assembled(
 
 
 def as_submitted(jobs: list[JobRecord]) -> Trace:
-    """At least one job at its submission: those that ended ran as long as their last attempt did, others never end.
+    """Return the trace of at least one job at submission: ended ones with their last run time, others endless.
 
     Of a resized one all attempts count that its time limit counted.
     """
@@ -161,7 +161,7 @@ def _submit(job: JobRecord) -> float:
 
 
 class _Past(NamedTuple):
-    """The attempts and the progress of all jobs; ``until``: what has not ended is taken to end then."""
+    """Attempts and progress of all jobs; unended ones are taken to end at ``until``."""
 
     runs: dict[str, list[RunRecord]]
     first_start: dict[str, float]
@@ -178,12 +178,12 @@ class _Past(NamedTuple):
         return cls(runs, first, reader.progress_of_all(), until)
 
     def work_s(self, job: JobRecord, since: float = 0.0) -> float:
-        """Seconds that what a job did after ``since`` takes at its `_size`."""
+        """Return the seconds that a job's work after ``since`` takes at its `_size`."""
         scale = _scale(job, self.progress.get(job.id, ()))
         return sum((run.work_s * scale(run.gpus) for run in self.attempts(job, since)), 0.0)
 
     def attempts(self, job: JobRecord, since: float = 0.0) -> list[_Attempt]:
-        """What of its attempts counts as work, after ``since``."""
+        """Return the work of its attempts after ``since``."""
         told = {one.attempt: one for one in self.progress.get(job.id, ())}
         found = []
         for run in self.runs.get(job.id, ()):
@@ -199,7 +199,7 @@ class _Past(NamedTuple):
         return found
 
     def had_s(self, job: JobRecord, before: float) -> float:
-        """Seconds of a job's limit that were over then."""
+        """Return the seconds of a job's limit used by then."""
         if job.resizes is None:
             return max(0.0, before - job.start_time) if job.start_time else 0.0
         ran = ((run, self._end(run)) for run in self.runs[job.id])
@@ -211,7 +211,7 @@ class _Past(NamedTuple):
         return self.until if run.end_time is None else min(run.end_time, self.until)
 
     def told(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
-        """The trace of these jobs with what they told; as it is where they told nothing, and none is resizable."""
+        """Add these jobs' reported progress to the trace; unchanged without any and without resizable jobs."""
         if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
             return trace
         sizes: list[tuple[int, int, float]] = []
@@ -238,7 +238,7 @@ class _Past(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """What counts of an attempt: its GPUs, when that began (Unix seconds), and seconds of work."""
+    """Useful work of an attempt: its GPUs, begin (Unix seconds), and seconds."""
 
     gpus: int
     begin: float
@@ -251,7 +251,7 @@ OWN_PACE = (
 
 
 def _size(job: JobRecord) -> int:
-    """GPUs of the job that its run time is of."""
+    """Return the number of GPUs that the job's run time refers to."""
     return job.spec.gpus if job.spec.elastic is None else job.spec.elastic.base_gpus
 
 
@@ -260,7 +260,7 @@ def _sizes(job: JobRecord) -> tuple[int, ...]:
 
 
 def _scale(job: JobRecord, told: Sequence[JobProgress]) -> Callable[[int], float]:
-    """How fast a job is with so many GPUs, its speed at its `_size` being 1: as policies that choose sizes see it."""
+    """Return a job's speed as a function of its GPUs, relative to its `_size`, as size policies estimate it."""
     speeds, own = speeds_of(told), _size(job)
     if job.spec.elastic is None or own < 1:
         return lambda gpus: 1.0
@@ -268,7 +268,7 @@ def _scale(job: JobRecord, told: Sequence[JobProgress]) -> Callable[[int], float
 
 
 def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
-    """Seconds of an attempt whose steps the next one made again: it began before where this one had come to."""
+    """Return seconds of an attempt whose steps the next one repeated from an earlier checkpoint."""
     if one is None or after is None or one.step is None or one.first_step is None or after.first_step is None:
         return 0.0
     (pace,) = speeds_of([one]).values() or (0.0,)
@@ -276,7 +276,7 @@ def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
 
 
 def _dependencies(jobs: list[JobRecord]) -> tuple[Ints, list[str]]:
-    """Of each job, the row of the job it waited for that ended last; ``after`` (started) is not kept."""
+    """Return each job's last-ended dependency as a row; ``after`` (started) is dropped."""
     rows = {job.id: row for row, job in enumerate(jobs)}
     arrays: dict[str, list[int]] = {}
     for row, job in enumerate(jobs):
