@@ -25,13 +25,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from gpusched.accounting.held_idle import held_idle
-from gpusched.accounting.usage import BUCKET_S, added
+from gpusched.accounting.usage import BUCKET_S, add_usage_rows
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.units import parse_duration, parse_time
-from gpusched.queue.shared import HeldGpus, together
+from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.store import Reader, RunRecord, UsageRow
 
 _J_PER_KWH = 3.6e6
@@ -220,7 +220,7 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
     nodes = {p.name: p.nodes for p in frame.partitions}
     held_s: dict[tuple[str, str], float] = defaultdict(float)  # (job, node) -> GPU seconds
     measured: dict[tuple[str, str], list[UsageRow]] = defaultdict(list)
-    for run, seconds in _less_shared(frame, ran_s):
+    for run, seconds in _charged_runs(frame, ran_s):
         parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
         for node, gpus, part, share in parts:
             row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
@@ -234,7 +234,7 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
         if u.job_id or by in ("partition", "node"):
             row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]
             row.partition, row.user = u.partition, u.user
-            row.usage = added(row.usage, u)
+            row.usage = add_usage_rows(row.usage, u)
             if u.job_id:
                 measured[u.job_id, u.node].append(u)
                 row.held_known_s += u.util_known_s
@@ -254,7 +254,7 @@ def _idle_s(usage: list[UsageRow], held_s: float) -> float:
     return max(0.0, sum(u.idle_s for u in usage) - excess_s)
 
 
-def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterator[tuple[RunRecord, float]]:
+def _charged_runs(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterator[tuple[RunRecord, float]]:
     """Yield the runs with their charged seconds: half of the time on shared GPUs."""
     held = {}
     for number, (run, _) in enumerate(ran_s):
@@ -263,7 +263,7 @@ def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterato
             end = window.end if run.end_time is None else min(run.end_time, window.end)
             held[number] = HeldGpus(run.shareable, max(run.start_time, window.start), end)
     less: dict[int, float] = defaultdict(float)
-    for a, b, gpus, begin, end in together(held):
+    for a, b, gpus, begin, end in overlaps(held):
         for number in (a, b):
             less[number] += gpus * (end - begin) / 2
     for number, (run, seconds) in enumerate(ran_s):
@@ -339,7 +339,7 @@ def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) 
         whole.weighted_share_s += part.weighted_share_s
         whole.held_known_s += part.held_known_s
         whole.held_idle_s += part.held_idle_s
-        whole.usage = added(whole.usage, part.usage)
+        whole.usage = add_usage_rows(whole.usage, part.usage)
     declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
     inefficient = _sum_or_none(row.inefficient_kwh for row in rows)
     return msgspec.structs.replace(

@@ -119,7 +119,7 @@ def usage_between(
                 idle_s=part * seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
             )
             key = (bucket, row.job_id)
-            sums[key] = added(sums[key], row) if key in sums else row
+            sums[key] = add_usage_rows(sums[key], row) if key in sums else row
     return list(sums.values())
 
 
@@ -153,7 +153,7 @@ def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, 
     return parts
 
 
-def added(a: UsageRow, b: UsageRow) -> UsageRow:
+def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:
     """Return the sums of both, with the keys of the first."""
     return msgspec.structs.replace(
         a,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError
-from gpusched.model.interference import Cost, JobClassEstimate, Link, PlaceCost, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, Link, PlaceCost, job_class_of
 from gpusched.model.jobs import ACTIVE, JobRecord
 
 _MOST_NAMED = 3
@@ -22,7 +22,7 @@ def place_costs(client: Client, wanted: Sequence[JobRecord]) -> dict[str, PlaceC
     if reader is None or not any(job.state in ACTIVE for job in wanted) or not reader.believes_anything():
         return {}
     active = [job for job in reader.active() if job.allocation is not None]
-    kinds = {kind_of(job.user, job.spec.name) for job in active}
+    kinds = {job_class_of(job.user, job.spec.name) for job in active}
     known = {kind: belief for kind in kinds if (belief := reader.belief(kind)) is not None}
     if not known:
         return {}  # nothing is loaded for that
@@ -88,7 +88,7 @@ class _RunningJobs:
     def _pair(self, job: JobRecord, other: JobRecord, link: Link) -> Cost | None:
         from gpusched.sched.interference.beliefs import cost_of_neighbour
 
-        mine, its = (kind_of(one.user, one.spec.name) for one in (job, other))
+        mine, its = (job_class_of(one.user, one.spec.name) for one in (job, other))
         if (mine, its, link) not in self._costs:
             own, belief = (self._known.get(kind) or JobClassEstimate(kind=kind) for kind in (mine, its))
             told = any(sway.link == link and sway.count for one in (own, belief) for sway in one.links)

@@ -12,8 +12,16 @@ from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
 from gpusched.errors import UsageError
-from gpusched.model.arrays import first_of
-from gpusched.model.interference import Cost, JobClassEstimate, JobShape, KindTold, Link, kind_of, pattern_of
+from gpusched.model.arrays import first_task_of
+from gpusched.model.interference import (
+    Cost,
+    JobClassEstimate,
+    JobClassReport,
+    JobShape,
+    Link,
+    job_class_of,
+    name_pattern,
+)
 from gpusched.model.jobs import JobRecord
 from gpusched.model.units import count_of
 
@@ -26,7 +34,7 @@ def tell_job(model: str | None, text: str) -> list[PredictedJob]:
         GpuschedError: The predictor cannot be read.
     """
     predictor, client = loaded(model), Client()
-    jobs = [first_of(job) for job in Resolver(client).target(text).jobs]
+    jobs = [first_task_of(job) for job in Resolver(client).target(text).jobs]
     until = max(job.submit_time for job in jobs)
     return tell_jobs(predictor, client.reader.ended_runs(until=until) if client.reader else [], jobs)
 
@@ -37,7 +45,9 @@ def believed(text: str) -> bool:
     return reader is not None and bool(_matching(reader.beliefs(), text))
 
 
-def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None, beside: Sequence[str]) -> KindTold:
+def tell_kind(
+    text: str, gpus: int | None, nodes: int | None, racks: int | None, beside: Sequence[str]
+) -> JobClassReport:
     """What is believed of a kind of job, and what more nodes or racks, and these neighbours, would cost it.
 
     Args:
@@ -79,7 +89,7 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
             cost = cost_of_neighbour(own, other, link)
             lines.append(f"beside {other.kind} ({where}) {cost.line('alone')}")
             costs.append(cost)
-    return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
+    return JobClassReport(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
 
 
 def spread_cost(beliefs: Mapping[str, JobClassEstimate], job: JobRecord, racks: int) -> tuple[str, Cost] | None:
@@ -89,7 +99,7 @@ def spread_cost(beliefs: Mapping[str, JobClassEstimate], job: JobRecord, racks: 
 
 def cost_at(beliefs: Mapping[str, JobClassEstimate], job: JobRecord, nodes: int, racks: int) -> tuple[str, Cost] | None:
     """What so many racks cost a job against one, or so many nodes of one rack against one; None: nothing says."""
-    own = beliefs.get(kind_of(job.user, job.spec.name))
+    own = beliefs.get(job_class_of(job.user, job.spec.name))
     if own is None or not own.shapes or nodes < 2:
         return None
     usual = max(own.shapes, key=lambda paces: paces.count).shape
@@ -116,10 +126,10 @@ def _over(shape: JobShape, nodes: int, racks: int) -> JobShape:
 def _matching(beliefs: Mapping[str, JobClassEstimate], text: str) -> list[str]:
     """The kinds that a text names: one's own before others'."""
     user, slash, name = text.partition("/")
-    wanted = kind_of(user, name) if slash else kind_of(user_name(os.getuid()), text)
+    wanted = job_class_of(user, name) if slash else job_class_of(user_name(os.getuid()), text)
     if wanted in beliefs or slash:
         return [wanted] if wanted in beliefs else []
-    return sorted(kind for kind in beliefs if kind.partition("/")[2] == pattern_of(text))
+    return sorted(kind for kind in beliefs if kind.partition("/")[2] == name_pattern(text))
 
 
 def _one(beliefs: Mapping[str, JobClassEstimate], text: str) -> JobClassEstimate:

@@ -14,7 +14,7 @@ from gpusched.client.waiting import inbox_job, inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
-from gpusched.model.arrays import chosen
+from gpusched.model.arrays import restricted_rows
 from gpusched.model.indices import parse, text_of
 from gpusched.model.jobs import JobRecord
 
@@ -92,7 +92,7 @@ class Resolver:
             spans = parse(index)
         except ValueError:
             raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
-        found = chosen(jobs, spans)
+        found = restricted_rows(jobs, spans)
         if not found:
             what = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {what}")

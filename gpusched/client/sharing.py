@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.client.context import Client
-from gpusched.model.interference import Cost, JobClassEstimate, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, job_class_of
 from gpusched.model.jobs import ACTIVE, JobRecord
 from gpusched.queue.store import Reader
 from gpusched.views import common
@@ -30,6 +30,6 @@ def _cost_beside(reader: Reader, job: JobRecord, other: JobRecord) -> Cost:
     """How much slower a job is expected to be with another one on its GPUs."""
     from gpusched.sched.interference.beliefs import cost_of_neighbour
 
-    own, its = (kind_of(one.user, one.spec.name) for one in (job, other))
+    own, its = (job_class_of(one.user, one.spec.name) for one in (job, other))
     own_belief, its_belief = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in (own, its))
     return cost_of_neighbour(own_belief, its_belief, "gpu")

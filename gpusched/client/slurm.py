@@ -184,7 +184,7 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
     """In sbatch's order of importance, for it or for srun. Returns the number of nodes."""
     from gpusched.client import options
     from gpusched.client.script.values import MAIL
-    from gpusched.model.notices import BY_DEFAULT
+    from gpusched.model.notices import DEFAULT_NOTICE_KINDS
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
         if given[name]:
@@ -203,7 +203,7 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["mail"]:
-        told = options.notify(given["notify"] or ()) or BY_DEFAULT
+        told = options.notify(given["notify"] or ()) or DEFAULT_NOTICE_KINDS
         types = [next((name for name, words in MAIL.items() if words == (kind,)), "") for kind in told]
         yield f"--mail-type={','.join(filter(None, types)) or 'NONE'}"
     if given["begin"]:

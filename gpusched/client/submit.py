@@ -14,7 +14,7 @@ from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
 from gpusched.client.tasks import TaskRequest, size_by_tasks
-from gpusched.config.accounts import accounted, longest
+from gpusched.config.accounts import max_time_limit, with_group_and_class
 from gpusched.config.plugins import all_bare
 from gpusched.config.users import user_name
 from gpusched.config.validate import (
@@ -206,11 +206,11 @@ def assembled(
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
-    most = longest(who.user, spec.group, spec.qos, inventory)
+    most = max_time_limit(who.user, spec.group, spec.qos, inventory)
     if request.time is None and most is not None and most < spec.time_limit_s:
         spec = msgspec.structs.replace(spec, time_limit_s=most)
     validate_spec(spec, inventory)
-    spec = accounted(spec, who.user, inventory)
+    spec = with_group_and_class(spec, who.user, inventory)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
         program=program.text if program is not None else "",
@@ -237,9 +237,9 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
     """That so many more jobs may wait, by what the store knows; without such limits it is not opened."""
     quotas = client.inventory.quotas
     if any(rule.unit == "queued" for rule in quotas.rules(user, spec.group, spec.qos)) and client.reader is not None:
-        from gpusched.queue.quotas import Queued
+        from gpusched.queue.quotas import PendingJobLimits
 
-        Queued(client.reader, quotas).check(user, spec, count)
+        PendingJobLimits(client.reader, quotas).check(user, spec, count)
 
 
 class _RequestParts(NamedTuple):

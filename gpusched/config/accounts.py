@@ -7,13 +7,13 @@ import msgspec
 from gpusched.config.fields import is_name
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
-from gpusched.model.limits import LimitRule, takes
+from gpusched.model.limits import LimitRule, limit_units
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, format_duration
 
 
-def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
+def with_group_and_class(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
     """Return the request with its group, and preemptible as its class says.
 
     Raises:
@@ -40,12 +40,12 @@ def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
     if group != spec.group:
         spec = msgspec.structs.replace(spec, group=group)
     for rule in quotas.rules(user, group, spec.qos):
-        if why := _never(rule, spec):
+        if why := _impossible_reason(rule, spec):
             raise UsageError(f"{why} ({rule.reason})", "'gpusched quota' shows your limits")
     return spec
 
 
-def longest(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
+def max_time_limit(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
     """Return the longest time limit such a job may request, seconds; None: unlimited."""
     counts = inventory.groups.for_job(user, group)
     return min((r.most for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
@@ -66,7 +66,7 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
         raise UsageError(f"--group {name}: {user} is not a member", f"{user} is a member of: {_listed(own)}")
 
 
-def _never(rule: LimitRule, spec: JobSpec) -> str:
+def _impossible_reason(rule: LimitRule, spec: JobSpec) -> str:
     """Return why a job could never run under this limit; "": it could."""
     gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
     if rule.unit == "time_s":
@@ -75,7 +75,7 @@ def _never(rule: LimitRule, spec: JobSpec) -> str:
             return f"--time {asked} exceeds the limit of {rule.whose} ({most})"
     elif rule.unit == "gpus" and gpus > rule.most:
         return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.whose} ({rule.most} at once)"
-    elif rule.unit == "gpu_s" and (needs := takes("gpu_s", gpus, spec.time_limit_s)) > rule.most:
+    elif rule.unit == "gpu_s" and (needs := limit_units("gpu_s", gpus, spec.time_limit_s)) > rule.most:
         return (
             f"{count_of(gpus, 'GPU')} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
             f"the limit of {rule.whose} is {rule.most / 3600:.1f} in seven days"

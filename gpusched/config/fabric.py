@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.config.fields import is_name, parse_gbps, split_hosts
-from gpusched.config.topology import arranged, read_topology
+from gpusched.config.topology import read_topology, sorted_topology
 from gpusched.config.yamlfile import MAX_BYTES, Value, parse_text
 from gpusched.errors import FileError
 from gpusched.model.topology import Switch, Topology
@@ -29,7 +29,7 @@ _IB_LINK = re.compile(_PORT + r'\s+"([SHR])-([0-9a-f]+)"' + _PORT + r'\s*#\s*"([
 _IB_RATE = re.compile(r"\b([0-9]{1,2})x(" + "|".join(sorted(_LANE_GBPS, reverse=True)) + r")\b")
 
 
-class _Drawn(NamedTuple):
+class _ParsedNetwork(NamedTuple):
     """A network as read from a file, in which a switch may have several uplinks.
 
     Attributes:
@@ -97,7 +97,7 @@ def read_slurm_topology(text: str, called: Callable[[str], str | None] = str, pa
     if root.is_list:
         return _merged(_slurm_yaml(root), called)
     declared = read_topology(root)
-    drawn = _Drawn({}, {}, {}, {})
+    drawn = _ParsedNetwork({}, {}, {}, {})
     for switch in declared.switches:
         drawn.nodes[switch.name] = list(switch.nodes)
         drawn.ups[switch.name] = [switch.parent] if switch.parent else []
@@ -140,7 +140,7 @@ def read_ibnetdiscover(text: str, called: Callable[[str], str | None] = str, pat
         for switch, _ in ends:
             names.setdefault(switch, f"S-{switch}")  # the end of the output is missing
     level = _levels(nodes, links)
-    drawn = _Drawn({names[s]: nodes.get(s, []) for s in names if s in level}, {}, {}, {})
+    drawn = _ParsedNetwork({names[s]: nodes.get(s, []) for s in names if s in level}, {}, {}, {})
     slow: set[str] = set()
     for ends, speed in links.items():
         pair = sorted({switch for switch, _ in ends}, key=lambda s: (level.get(s, -1), s))
@@ -162,8 +162,8 @@ def read_ibnetdiscover(text: str, called: Callable[[str], str | None] = str, pat
 # Slurm
 
 
-def _slurm_conf(text: str, path: str) -> _Drawn:
-    drawn = _Drawn({}, {}, {}, {})
+def _slurm_conf(text: str, path: str) -> _ParsedNetwork:
+    drawn = _ParsedNetwork({}, {}, {}, {})
     number, began, whole = 0, 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("#", 1)[0].rstrip()
@@ -186,8 +186,8 @@ def _slurm_conf(text: str, path: str) -> _Drawn:
     return drawn
 
 
-def _slurm_yaml(root: Value) -> _Drawn:
-    drawn = _Drawn({}, {}, {}, {})
+def _slurm_yaml(root: Value) -> _ParsedNetwork:
+    drawn = _ParsedNetwork({}, {}, {}, {})
     found = [entry.fields("a topology") for entry in root.items("a list of topologies")]
     found = [fields for fields in found if "tree" in fields or "block" in fields]
     default = [fields for fields in found if "cluster_default" in fields and fields["cluster_default"].flag()]
@@ -209,7 +209,7 @@ def _slurm_yaml(root: Value) -> _Drawn:
 
 
 def _add(
-    drawn: _Drawn, path: str, line: int, name: str, nodes: str | None, children: str | None, speed: str | None
+    drawn: _ParsedNetwork, path: str, line: int, name: str, nodes: str | None, children: str | None, speed: str | None
 ) -> None:
     """Add one line of Slurm's: a switch (or a block) with its nodes or children."""
     if name in drawn.nodes:
@@ -264,7 +264,7 @@ def _levels(nodes: Collection[str], links: Iterable[frozenset[tuple[str, str]]])
 # Both
 
 
-def _merged(drawn: _Drawn, called: Callable[[str], str | None]) -> Topology:
+def _merged(drawn: _ParsedNetwork, called: Callable[[str], str | None]) -> Topology:
     """Merge switches with the same nodes or children; drop those without nodes of the inventory."""
     switches = list(dict.fromkeys([*drawn.nodes, *drawn.ups, *(up for ups in drawn.ups.values() for up in ups)]))
     unit = {switch: [switch] for switch in switches}
@@ -300,7 +300,7 @@ def _merged(drawn: _Drawn, called: Callable[[str], str | None]) -> Topology:
             parent=above[0] if above else None,
         )
     _bridge(found, _between(drawn, unit, names))
-    return arranged(_pruned(found))
+    return sorted_topology(_pruned(found))
 
 
 def _pruned(found: dict[str, Switch]) -> list[Switch]:
@@ -326,8 +326,10 @@ def _pruned(found: dict[str, Switch]) -> list[Switch]:
     return list(kept.values())
 
 
-def _between(drawn: _Drawn, unit: Mapping[str, list[str]], names: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """Return `_Drawn.beside` by units."""
+def _between(
+    drawn: _ParsedNetwork, unit: Mapping[str, list[str]], names: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """Return `_ParsedNetwork.beside` by units."""
     found: dict[tuple[str, str], float] = {}
     for ends, gbps in drawn.beside.items():
         a, b = (names[unit[end][0]] for end in ends)

@@ -70,7 +70,7 @@ def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
     return state / "logs" / job_id / f"{attempt}.{rank}.result"
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash, even of the machine, either the old or the new one exists.
 
     Raises:

@@ -18,9 +18,9 @@ from gpusched.config.yamlfile import Value, parse_file, suggestion
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import (
     AGENTS,
-    MAPPED,
+    MAPPING_PLACES,
     ORDERS,
-    UNPLANNED,
+    SIMPLE_BACKFILLS,
     Backfill,
     Mapping,
     Place,
@@ -111,8 +111,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
     if "mapping" in fields:
-        if chosen.get("place") not in MAPPED:
-            raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
+        if chosen.get("place") not in MAPPING_PLACES:
+            raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPING_PLACES)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
     if "place_wait" in fields:
         if chosen.get("place") not in ("rack-wait", "contention"):
@@ -140,11 +140,13 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("sizes", "base") == "base":
             raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
-    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPED, "contention")
+    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPING_PLACES, "contention")
     if own_pass and chosen.get("backfill") == "conservative":
         whose = "an agent" if "agent" in fields else f"place: {chosen['place']}"
         where = fields["backfill"] if "backfill" in fields else fields["fallback"]
-        raise where.error(f"{', '.join(UNPLANNED[:-1])} or {UNPLANNED[-1]} with {whose}", '"conservative"')
+        raise where.error(
+            f"{', '.join(SIMPLE_BACKFILLS[:-1])} or {SIMPLE_BACKFILLS[-1]} with {whose}", '"conservative"'
+        )
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") in ("easy", "conservative"):
         # promises to those who wait rest on times that are not exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")
@@ -260,7 +262,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
     if spec.place == "contention":
         meaning["place_wait_s"] = spec.place_wait_s
-    if spec.place in MAPPED:
+    if spec.place in MAPPING_PLACES:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:
         files = sorted(Path(spec.folder).glob(f"*{WEIGHTS}"))

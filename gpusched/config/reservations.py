@@ -87,11 +87,11 @@ def check_use(spec: JobSpec, user: str, reservations: Iterable[Reservation], inv
     """
     name = spec.reservation
     found = next((one for one in reservations if one.name == name), None)
-    if why := unusable(spec.time_limit_s, name, user, found, inventory):
+    if why := unusable_reason(spec.time_limit_s, name, user, found, inventory):
         raise UsageError(f"--reservation {name[:80]}: {why}")
 
 
-def unusable(limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> str:
+def unusable_reason(limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> str:
     """Return why a job can currently never run in its reservation; "": it can."""
     if found is None:
         return f"no current reservation {name[:80]}; see gpusched reservations"
@@ -139,7 +139,7 @@ def fewest_nodes(
     return tuple(node.name for node in nodes if node.name in names)
 
 
-def named(name: str, reservations: Iterable[Reservation]) -> Reservation:
+def reservation_named(name: str, reservations: Iterable[Reservation]) -> Reservation:
     """Return the reservation of that name.
 
     Raises:

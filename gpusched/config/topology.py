@@ -60,10 +60,10 @@ def read_topology(
     for switch in list(switches.values()):
         with noting():
             _check_parent(entries[switch.name].fields(_EXPECTED).get("parent"), switch.name, switches, entries)
-    return arranged(switches.values())
+    return sorted_topology(switches.values())
 
 
-def arranged(switches: Iterable[Switch]) -> Topology:
+def sorted_topology(switches: Iterable[Switch]) -> Topology:
     """Return the topology of switches given in any order; missing parents are added."""
     known = {switch.name: switch for switch in switches}
     for switch in list(known.values()):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.config.paths import write_whole
+from gpusched.config.paths import write_atomic
 from gpusched.config.policies import WEIGHTS
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import AGENTS
@@ -56,11 +56,11 @@ class TrainedModel:
 
     @property
     def knows(self) -> str:
-        """See `knows_of`."""
-        return knows_of(self.about)
+        """See `run_time_source`."""
+        return run_time_source(self.about)
 
 
-def knows_of(about: Mapping[str, str]) -> str:
+def run_time_source(about: Mapping[str, str]) -> str:
     """Return the run time information that weights use: time limits by default."""
     return about.get("knows", "limit")
 
@@ -135,7 +135,7 @@ def save_model(
     from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
+    write_atomic(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
 
 
 def _sorted_header(content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from gpusched.controller.resizing import note_of, requeue_resized, update_save_s
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.units import format_memory
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord
 
 
@@ -125,15 +125,19 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
     again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None, had_s=0.0)}
     if ending.preemptions is not None:
         fields = back_in_queue(ending.message) | again | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)
+        step.job, event = transition_to(
+            job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields
+        )
     elif ending.outcome is JobState.PENDING:
         fields = back_in_queue(ending.message) | again
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
+        step.job, event = transition_to(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < world.settings.max_retries:
         wait = retry_delay_s(job.retries)
         fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")
         fields |= again | {"retries": job.retries + 1, "eligible_time": now + wait}
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
+        step.job, event = transition_to(
+            job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields
+        )
     else:
         codes = [s.rank.exit_code for s in seen if s.rank.exit_code]
         code = ending.exit_code if ending.exit_code is not None else next(iter(codes), None)
@@ -144,7 +148,7 @@ def _close(step: ReconcileResult, seen: list[RankStatus], ending: Ending, world:
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
         fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
         data = {"exit_code": code, "end": end, "message": ending.message}
-        step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
+        step.job, event = transition_to(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
 
 

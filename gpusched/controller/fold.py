@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.config.accounts import accounted, priority_of
+from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
@@ -19,7 +19,7 @@ from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
-from gpusched.model.arrays import event_log_id, part_of, which
+from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
 from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, JobRecord, JobSpec, JobState
@@ -27,10 +27,10 @@ from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Settings
 from gpusched.model.units import count_of
 from gpusched.queue.arrivals import MAX_WAITING
-from gpusched.queue.damage import STORE_FAULTS, Damaged
-from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
-from gpusched.queue.lifecycle import move
-from gpusched.queue.quotas import Queued
+from gpusched.queue.damage import STORE_FAULTS, DatabaseDamaged
+from gpusched.queue.inbox import POSTPONE_S, Inbox, MalformedCommand, ReceivedCommand
+from gpusched.queue.lifecycle import transition_to
+from gpusched.queue.quotas import PendingJobLimits
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
@@ -75,7 +75,7 @@ class CommandApplier:
         self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
         self._by_jobs: dict[str, int] = {}  # of each user, jobs that wait and that jobs queued
-        self._by_class = Queued(store, inventory.quotas)
+        self._by_class = PendingJobLimits(store, inventory.quotas)
 
     def fold(self, now: float) -> int:
         """Fold what this cycle takes of the inbox, in order, in one transaction; returns how many files were taken.
@@ -104,15 +104,15 @@ class CommandApplier:
         self._refuse_surplus(now)
         return len(taken)
 
-    def _items(self, names: list[str]) -> Iterator[Received | Malformed]:
+    def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Read the files; one that is about another which has not been folded yet waits for that."""
         for item in self._inbox.read(names):
-            if isinstance(item, Received) and self._is_early(item):
+            if isinstance(item, ReceivedCommand) and self._is_early(item):
                 self._inbox.put_off(item.file_name, EARLY_S)
             else:
                 yield item
 
-    def _is_early(self, item: Received) -> bool:
+    def _is_early(self, item: ReceivedCommand) -> bool:
         """Whether it names a submission that still lies in the inbox, or its user's orders before it do."""
         command = item.command
         named: Iterable[str] = ()
@@ -126,10 +126,10 @@ class CommandApplier:
         # Only what is older: two that name each other must not wait for ever.
         return any(file < item.file_name and not self._store.was_folded(_storable(file)) for file in before)
 
-    def _take(self, item: Received | Malformed, now: float, told: Counter[int]) -> tuple[str, bool]:
+    def _take(self, item: ReceivedCommand | MalformedCommand, now: float, told: Counter[int]) -> tuple[str, bool]:
         """Fold one file unless it was before; its name, and whether it is good."""
         known = _storable(item.file_name)
-        good = not isinstance(item, Malformed)
+        good = not isinstance(item, MalformedCommand)
         if not self._store.was_folded(known):
             good = self._fold_one(item, now, told)
         self._store.mark_folded(known, now)  # anew where its file is still there: it must not be forgotten before that
@@ -155,7 +155,7 @@ class CommandApplier:
         if left:
             self._say(
                 f"{count_of(len(left), 'command')} in the inbox cannot be recorded: {left[0]}; retried every "
-                f"{PUT_OFF_S:g} s, see 'gpusched check'"
+                f"{POSTPONE_S:g} s, see 'gpusched check'"
             )
         return taken
 
@@ -182,9 +182,9 @@ class CommandApplier:
             if count > MOST_TOLD:
                 self._refuse(f"{count - MOST_TOLD} more files", user_name(uid), "not commands either", now)
 
-    def _fold_one(self, item: Received | Malformed, now: float, told: Counter[int]) -> bool:
+    def _fold_one(self, item: ReceivedCommand | MalformedCommand, now: float, told: Counter[int]) -> bool:
         """Fold one file; False where it is to be set aside for a person to look at."""
-        if isinstance(item, Malformed):
+        if isinstance(item, MalformedCommand):
             told[item.uid] += 1
             if told[item.uid] <= MOST_TOLD:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
@@ -198,7 +198,7 @@ class CommandApplier:
             with self._store.savepoint():
                 try:
                     self._apply(command, caller, now)
-                except Damaged:
+                except DatabaseDamaged:
                     raise
                 except (CommandRefused, GpuschedError) as error:  # what was done before it counts
                     self._refuse(item.file_name, caller.name, str(error), now)
@@ -299,7 +299,11 @@ class CommandApplier:
             self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
             self._programs_size[caller.uid] += program
         self._store.put_jobs([job])
-        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
+        data = {
+            "name": command.spec.name,
+            "partition": command.spec.partition,
+            "asked_at": command.time,
+        } | task_event_data(job)
         self._store.append([Event(time=now, kind="submitted", job_id=event_log_id(job), user=job.user, data=data)])
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
@@ -311,7 +315,7 @@ class CommandApplier:
     def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
         """With the group that it counts for; refused where it may not be in that group or class, or never run there."""
         try:
-            return accounted(spec, user, self._inventory)
+            return with_group_and_class(spec, user, self._inventory)
         except UsageError as error:
             raise CommandRefused(error.line()) from None
 
@@ -319,7 +323,7 @@ class CommandApplier:
         self._waiting = None
         self._programs_size.clear()
         self._by_jobs.clear()
-        self._by_class = Queued(self._store, self._inventory.quotas)
+        self._by_class = PendingJobLimits(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -402,7 +406,7 @@ class CommandApplier:
         )
         if command.array is None:
             return job
-        return part_of(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
+        return restricted_row(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
@@ -446,7 +450,7 @@ class CommandApplier:
         message = f"cancelled by {caller.name}"
         if job.state is JobState.PENDING:
             changes = {"reason": "Cancelled", "message": message, "end_time": now}
-            return move(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
+            return transition_to(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
 
     def _requeue(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event] | None:
@@ -471,7 +475,7 @@ class CommandApplier:
                 "preemptions": None,
                 "resizes": None,
             }  # it begins from the beginning
-            return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            return transition_to(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
     def _asked(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
@@ -510,7 +514,7 @@ class CommandApplier:
         data = {"by": caller.name, "outcome": outcome}
         if job.state is not JobState.COMPLETING:
             ending = Ending(outcome=outcome, kill_at=kill_at, **why)
-            return move(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
+            return transition_to(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
         assert job.ending is not None
         if at_once or outcome != job.ending.outcome:
             ending = Ending(outcome=outcome, kill_at=min(job.ending.kill_at, kill_at), **why)
@@ -548,7 +552,7 @@ class CommandApplier:
 
     @staticmethod
     def _event(kind: str, job: JobRecord, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
-        facts = {"by": caller.name} | (data or {}) | which(job)
+        facts = {"by": caller.name} | (data or {}) | task_event_data(job)
         return Event(time=now, kind=kind, job_id=event_log_id(job), user=job.user, data=facts)
 
     # -- commands on policies ------------------------------------------------------------------------------------

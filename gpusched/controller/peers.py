@@ -36,17 +36,17 @@ class RelayPeer:
         """The first frame.
 
         Raises:
-            Garbled: It is no request, or does not come.
+            ProtocolError: It is no request, or does not come.
         """
         until = time.monotonic() + REQUEST_S
         while True:
             self._sock.settimeout(max(0.01, until - time.monotonic()))
             data = self._sock.recv(wire.CHUNK)
             if not data or time.monotonic() > until:
-                raise wire.Garbled("no request")
+                raise wire.ProtocolError("no request")
             for kind, payload in self._frames.feed(data):
                 if kind != wire.REQUEST:
-                    raise wire.Garbled("no request")
+                    raise wire.ProtocolError("no request")
                 self._sock.settimeout(None)
                 return _REQUESTS.decode(payload)
 
@@ -71,7 +71,7 @@ class RelayPeer:
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         """Do what `start_listening` does, and return at its end."""
         try:
-            with contextlib.suppress(OSError, wire.Garbled):
+            with contextlib.suppress(OSError, wire.ProtocolError):
                 self._hear(session, with_input, limit_s)
         finally:
             session.close()
@@ -104,12 +104,12 @@ class RelayPeer:
             while payload:
                 payload = payload[session.write(payload) :]
                 if payload and self._is_gone():
-                    raise wire.Garbled("gone")
+                    raise wire.ProtocolError("gone")
         elif kind == wire.INPUT_ENDED and with_input:
             session.end_input()
             return True
         else:
-            raise wire.Garbled("an unexpected frame")
+            raise wire.ProtocolError("an unexpected frame")
         return False
 
     def _is_gone(self) -> bool:

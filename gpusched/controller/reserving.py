@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.config.reservations import changed_by, check_reservation, named
+from gpusched.config.reservations import changed_by, check_reservation, reservation_named
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import CancelReservation, ChangeReservation, Reserve
 from gpusched.model.events import Event
@@ -33,13 +33,13 @@ class ReservationCommandHandler:
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
         """Change what the command names."""
         there = self._store.reservations(now)
-        before = named(command.name, there)
+        before = reservation_named(command.name, there)
         changed = changed_by(command, before, now)
         self._put(changed, there, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
         """As if it had not been made; of one that has begun stays what was."""
-        one = named(command.name, self._store.reservations(now))
+        one = reservation_named(command.name, self._store.reservations(now))
         if one.begin < now:
             self._store.put_reservation(msgspec.structs.replace(one, end=now), now)
         else:

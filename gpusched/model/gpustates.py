@@ -10,7 +10,7 @@ from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
 from gpusched.model.resources import Node
 
-UNSEEN_MEMORY_MIB = 2048
+HIDDEN_PROCESS_MEMORY_MIB = 2048
 """More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
 
 DRIVER_MEMORY_MIB = 1024
@@ -77,7 +77,7 @@ def _status(index: int, gpu: Gpu | None, jobs: tuple[str, ...], lister: str, mps
     state, reason = _hardware(index, gpu, lister)
     if gpu is not None and state is GpuState.FREE:
         foreign = foreign_processes(gpu, mps)
-        state, reason = _allocated(gpu, jobs, foreign) if jobs else _unheld(gpu, foreign)
+        state, reason = _allocated(gpu, jobs, foreign) if jobs else _unallocated(gpu, foreign)
     return _held_by(index, state, reason, jobs)
 
 
@@ -95,12 +95,12 @@ def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
     return GpuState.FREE, ""
 
 
-def _unheld(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:
+def _unallocated(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:
     if foreign:
         return GpuState.BUSY, _describe(foreign)
     if ours := [p for p in gpu.processes if p.container is not None]:
         return GpuState.BUSY, f"still being cleaned up: {_names(ours)}"
-    if (gpu.memory_used_mib or 0) > UNSEEN_MEMORY_MIB:
+    if (gpu.memory_used_mib or 0) > HIDDEN_PROCESS_MEMORY_MIB:
         return GpuState.BUSY, f"memory in use by a process NVML does not show ({gpu.memory_used_mib} MiB)"
     return GpuState.FREE, ""
 

@@ -34,10 +34,10 @@ def parse(text: str) -> Spans:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(text)
         found.append((int(match[1]), int(match[2] or match[1])))
-    return joined(found)
+    return union(found)
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> Spans:
+def union(spans: Iterable[tuple[int, int]]) -> Spans:
     """Return the union of these spans, given in any order."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
@@ -58,17 +58,17 @@ def count(spans: Spans) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-def each(spans: Spans) -> Iterator[int]:
+def expand_spans(spans: Spans) -> Iterator[int]:
     """Yield the indices, ascending."""
     return (index for first, last in spans for index in range(first, last + 1))
 
 
 def lowest(spans: Spans, limit: int) -> list[int]:
     """Return the lowest indices, at most ``limit``."""
-    return list(islice(each(spans), limit))
+    return list(islice(expand_spans(spans), limit))
 
 
-def both(one: Spans, other: Spans) -> Spans:
+def intersection(one: Spans, other: Spans) -> Spans:
     """Return the intersection."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
@@ -82,7 +82,7 @@ def both(one: Spans, other: Spans) -> Spans:
     return tuple(found)
 
 
-def without(spans: Spans, removed: Spans) -> Spans:
+def difference(spans: Spans, removed: Spans) -> Spans:
     """Return the indices of ``spans`` that are not in ``removed``."""
     found, j = [], 0
     for first, last in spans:

@@ -16,14 +16,14 @@ GPUs (and then no more is said of the rest)."""
 _NUMBERS = re.compile(r"\d+")
 
 
-def pattern_of(name: str) -> str:
+def name_pattern(name: str) -> str:
     """Replace numbers in a job's name by ``#``: ``train-17`` and ``train-18`` are runs of the same program."""
     return _NUMBERS.sub("#", name)
 
 
-def kind_of(user: str, name: str) -> str:
+def job_class_of(user: str, name: str) -> str:
     """Return the job class: one user's jobs with the same name pattern."""
-    return f"{user}/{pattern_of(name)}"
+    return f"{user}/{name_pattern(name)}"
 
 
 class JobShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
 
 
-class Paces(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Speeds of a job class at one shape.
 
     Attributes:
@@ -80,7 +80,7 @@ class JobClassEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """All estimates of one job class."""
 
     kind: str
-    shapes: tuple[Paces, ...] = ()
+    shapes: tuple[SpeedSamples, ...] = ()
     links: tuple[ContentionEstimate, ...] = ()
     beside: tuple[ColocationSamples, ...] = ()
 
@@ -93,7 +93,7 @@ class Neighbour(msgspec.Struct, frozen=True):
     share: float
 
 
-class PaceSample(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt's measured speed: per second, over ``seconds``, with its neighbours."""
 
     kind: str
@@ -103,7 +103,7 @@ class PaceSample(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: tuple[Neighbour, ...] = ()
 
 
-class PaceOn(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt's speed corrected for neighbours (logarithm), and its GPUs: (node, index)."""
 
     job_id: str
@@ -182,7 +182,7 @@ class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[Cost, ...] = ()
 
 
-class KindTold(msgspec.Struct, frozen=True, kw_only=True):
+class JobClassReport(msgspec.Struct, frozen=True, kw_only=True):
     """What ``gpusched predict NAME`` shows of a job class.
 
     Attributes:
@@ -192,13 +192,13 @@ class KindTold(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    paces: tuple[PaceTold, ...]
-    links: tuple[SwayTold, ...]
+    paces: tuple[SpeedSummary, ...]
+    links: tuple[ContentionSummary, ...]
     lines: tuple[str, ...] = ()
     costs: tuple[Cost | None, ...] = ()
 
 
-class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Speed per second of a job class at one shape, alone; 80 % of attempts lie in ``low`` to ``high``."""
 
     shape: JobShape
@@ -208,7 +208,7 @@ class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
     measurements: int
 
 
-class SwayTold(msgspec.Struct, frozen=True, kw_only=True):
+class ContentionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Sensitivity and pressure of a job class over a link, with 80 % intervals: (low, middle, high)."""
 
     link: Link

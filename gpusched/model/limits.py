@@ -200,7 +200,7 @@ def _rules(key: tuple[str, str, str], whose: str, limits: Limits, reasons: Seque
     return found
 
 
-def takes(unit: Unit, gpus: int, limit_s: float) -> int:
+def limit_units(unit: Unit, gpus: int, limit_s: float) -> int:
     """Return what a running job takes of a limit: 1 job, its GPUs, or GPU seconds of its time limit."""
     if unit == "gpu_s":
         return int(gpus * min(limit_s, WEEK_S))

@@ -22,7 +22,7 @@ class NoticeKind(StrEnum):
     IDLE = "idle"
 
 
-BY_DEFAULT = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
+DEFAULT_NOTICE_KINDS = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
 """Of a job with ``--mail`` that does not say; every end is told by ``end``."""
 NEAR_LIMIT = 0.9
 """The part of its limit after which a job is near it, as of Slurm's TIME_LIMIT_90."""

@@ -11,8 +11,8 @@ ORDERS = ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare", "smallest", "lpt-li
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy", "conservative"]
 Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
-MAPPED: tuple[Place, ...] = ("fastest", "milp")
-UNPLANNED: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
+MAPPING_PLACES: tuple[Place, ...] = ("fastest", "milp")
+SIMPLE_BACKFILLS: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
 
 
 class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):

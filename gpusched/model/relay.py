@@ -99,7 +99,7 @@ class Failure(msgspec.Struct, frozen=True):
     transient: bool = False
 
 
-class Garbled(Exception):
+class ProtocolError(Exception):
     """Invalid data from the peer."""
 
 
@@ -117,10 +117,10 @@ def size(payload: bytes) -> tuple[int, int]:
     """Decode rows and columns of a `RESIZED` frame.
 
     Raises:
-        Garbled: It is none.
+        ProtocolError: It is none.
     """
     if len(payload) != _SIZE.size:
-        raise Garbled("a size")
+        raise ProtocolError("a size")
     rows, columns = _SIZE.unpack(payload)
     return max(1, rows), max(1, columns)
 
@@ -145,13 +145,13 @@ class Frames:
         """Add received bytes, and yield the frames that are now complete.
 
         Raises:
-            Garbled: One that is longer than any that is sent.
+            ProtocolError: One that is longer than any that is sent.
         """
         self._held += data
         while len(self._held) >= _HEADER.size:
             kind, length = _HEADER.unpack_from(self._held)
             if length > MAX_PAYLOAD:
-                raise Garbled(f"a frame of {length} bytes")
+                raise ProtocolError(f"a frame of {length} bytes")
             end = _HEADER.size + length
             if len(self._held) < end:
                 return

@@ -77,7 +77,7 @@ def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[
     return {node: tuple(ones) for node, ones in found.items()}
 
 
-def named_too_late(
+def named_nodes_unreserved_at(
     nodes: Iterable[str], here: Mapping[str, Sequence[Reservation]], limit_s: float, now: float
 ) -> tuple[float, str] | None:
     """Return when the nodes that a job names are unreserved for its whole limit, and why not now; None: now.
@@ -95,7 +95,7 @@ def named_too_late(
     return (at, why) if why else None
 
 
-def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
+def restart_conflict(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
     """Return why a running job could not restart in time if it were preempted; "": it could.
 
     ``end``: by its limit. ``on``: of each of its nodes, those that are not over. ``own``: the one that it runs in.

@@ -185,17 +185,26 @@ def is_held_in_reservation(job: SlurmJob) -> bool:
     return is_held_by_slurm(job) and job.reason.startswith(_BY_RESERVATION)
 
 
-_NO_BAR = ("None", "Priority", "Resources", "ReqNodeNotAvail", "Reservation", "Nodes_required", "NodeDown", "Prolog")
+_NOT_BLOCKING = (
+    "None",
+    "Priority",
+    "Resources",
+    "ReqNodeNotAvail",
+    "Reservation",
+    "Nodes_required",
+    "NodeDown",
+    "Prolog",
+)
 _OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields say these
 
 
-def bar(reason: str) -> str:
+def blocking_reason(reason: str) -> str:
     """Return Slurm's reason if it blocks the job regardless of free resources, else ""."""
-    return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
+    return "" if not reason or reason.startswith((*_NOT_BLOCKING, *_OWN_STAGE)) else reason
 
 
-def barred(job: SlurmFacts) -> str:
+def slurm_block_reason(job: SlurmFacts) -> str:
     """Return why Slurm blocks a pending job regardless of free resources; "": it does not."""
     if job.reservation not in ("", LEASE):
         return f"Reservation {job.reservation}"
-    return bar(job.reason)
+    return blocking_reason(job.reason)

@@ -83,7 +83,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     tied: str = ""
 
 
-def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
+def without_double_counting(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
     """Count each GPU that two jobs share at the one that ends last, after which it is free."""
     first = (one.expected_end, one.id) < (other.expected_end, other.id)
     early, late = (one, other) if first else (other, one)

@@ -50,7 +50,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path)
 
 
-def discovered(wirings: Mapping[str, Wiring]) -> Topology:
+def discover_topology(wirings: Mapping[str, Wiring]) -> Topology:
     """Derive racks from the nodes' neighbours; nodes without known neighbours are in none.
 
     Nodes that LLDP sees on one switch are in one rack, and where two switches serve the same nodes both are. Nodes

@@ -23,7 +23,7 @@ def live_policies(inventory: Inventory, reader: Reader | None) -> dict[str, Poli
     """
     declared = policies_or_kept(inventory, reader)
     changes = reader.live_changes() if reader else {}
-    return {p.name: in_charge(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
+    return {p.name: active_policy(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
 
 
 def overrides(partition: Partition, last: PolicyChange | None) -> bool:
@@ -34,7 +34,7 @@ def overrides(partition: Partition, last: PolicyChange | None) -> bool:
     return last is not None and last.override and last.declared == partition.policy
 
 
-def in_charge(partition: Partition, last: PolicyChange | None, declared: PolicySpec) -> PolicySpec:
+def active_policy(partition: Partition, last: PolicyChange | None, declared: PolicySpec) -> PolicySpec:
     """Return the partition's policy: its last change's, or the ``declared`` one."""
     return last.spec if last is not None and overrides(partition, last) else declared
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpusched.model.indices import each
+from gpusched.model.indices import expand_spans
 from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 
 SPARE_TASKS = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
-MOST_AHEAD = 1000  # parts of an array that a forecast simulates, but at least as many as can run at once
+MAX_SIMULATED_PARTS = 1000  # parts of an array that a forecast simulates, but at least as many as can run at once
 
 
 class ArrayTaskLimit:
@@ -57,7 +57,7 @@ class ArrayTaskLimit:
         """
         if row.held_by or (row.eligible_time is not None and row.eligible_time > now):
             return 1
-        limit = _concurrent(row.spec, self._free) + SPARE_TASKS
+        limit = _max_concurrent(row.spec, self._free) + SPARE_TASKS
         room = self.of_array(row)
         return limit if room is None else max(1, min(limit, room + 1))
 
@@ -68,17 +68,17 @@ class ArrayTaskLimit:
         the next job starts, are simulated individually.
         """
         limit = self._limits.get(row.array_id or "", row.count)
-        concurrent = max(1, min(_concurrent(row.spec, self._total), limit, row.count))
-        tail, parts = 2 * concurrent, concurrent * max(1, MOST_AHEAD // concurrent)
+        concurrent = max(1, min(_max_concurrent(row.spec, self._total), limit, row.count))
+        tail, parts = 2 * concurrent, concurrent * max(1, MAX_SIMULATED_PARTS // concurrent)
         per_part = (row.count - tail) // parts
         if per_part < 2:
-            return [(index, 0) for index in each(row.tasks)]
-        indices = list(each(row.tasks))
+            return [(index, 0) for index in expand_spans(row.tasks)]
+        indices = list(expand_spans(row.tasks))
         individual = indices[parts * per_part :]
         return [(indices[i * per_part], per_part - 1) for i in range(parts)] + [(index, 0) for index in individual]
 
 
-def _concurrent(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
+def _max_concurrent(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
     """Return how many such jobs its partition's GPUs, cores and MiB suffice for, regardless of nodes."""
     has = amounts.get(spec.partition, (0, 0, 0))
     if spec.elastic is not None:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpusched.model.interference import JobClassEstimate, PaceOn
-from gpusched.queue.damage import KINDS, TableCheck, json_of
+from gpusched.model.interference import AttemptSpeed, JobClassEstimate
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
-LATEST_PACES = 4000
+MAX_STORED_SPEEDS = 4000
 
 
 class BeliefReads(JobReads):
@@ -39,10 +39,10 @@ class BeliefReads(JobReads):
         """Return whether any job class has an estimate."""
         return bool(self._rows("SELECT 1 FROM beliefs LIMIT 1"))
 
-    def paces(self) -> list[PaceOn]:
+    def paces(self) -> list[AttemptSpeed]:
         """Return the latest measured speeds, oldest first."""
         rows = self._rows("SELECT data FROM paces ORDER BY seq")
-        return [msgspec.json.decode(row[0], type=PaceOn) for row in rows]
+        return [msgspec.json.decode(row[0], type=AttemptSpeed) for row in rows]
 
 
 def _decoded(data: bytes) -> JobClassEstimate:
@@ -60,11 +60,11 @@ class BeliefWrites:
             "INSERT OR REPLACE INTO beliefs VALUES (?, ?)", ((b.kind, msgspec.json.encode(b)) for b in beliefs)
         )
 
-    def add_pace(self, pace: PaceOn) -> None:
-        """Append a measured speed, and drop the oldest beyond `LATEST_PACES`."""
+    def add_pace(self, pace: AttemptSpeed) -> None:
+        """Append a measured speed, and drop the oldest beyond `MAX_STORED_SPEEDS`."""
         self._db.execute("INSERT INTO paces (data) VALUES (?)", (msgspec.json.encode(pace),))
-        self._db.execute("DELETE FROM paces WHERE seq <= (SELECT max(seq) FROM paces) - ?", (LATEST_PACES,))
+        self._db.execute("DELETE FROM paces WHERE seq <= (SELECT max(seq) FROM paces) - ?", (MAX_STORED_SPEEDS,))
 
 
-KINDS.append(TableCheck("beliefs", ("kind",), ("data",), _decoded))
-KINDS.append(TableCheck("paces", ("seq",), ("data",), json_of(PaceOn)))
+TABLE_CHECKS.append(TableCheck("beliefs", ("kind",), ("data",), _decoded))
+TABLE_CHECKS.append(TableCheck("paces", ("seq",), ("data",), json_of(AttemptSpeed)))

@@ -40,7 +40,7 @@ class TableCheck(NamedTuple):
     read: Callable[..., object]
 
 
-KINDS: list[TableCheck] = []
+TABLE_CHECKS: list[TableCheck] = []
 """Of all tables, each declared where it is read."""
 
 
@@ -49,7 +49,7 @@ def json_of(kind: Any) -> Callable[[bytes], object]:
     return msgspec.json.Decoder(kind).decode
 
 
-class Damaged(GpuschedError):
+class DatabaseDamaged(GpuschedError):
     """Unreadable data in the database; ``row`` is None where a page is damaged, or the row is unknown."""
 
     def __init__(self, row: UnreadableRow | None, why: str = "") -> None:
@@ -59,11 +59,11 @@ class Damaged(GpuschedError):
 
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # where the schema is damaged, SQLite's own message is no text
-STORE_FAULTS = (sqlite3.DatabaseError, OSError, Damaged)  # not caused by any job, policy or notice
+STORE_FAULTS = (sqlite3.DatabaseError, OSError, DatabaseDamaged)  # not caused by any job, policy or notice
 
 
 def guard(cls: type) -> None:
-    """Make the public methods of a store class raise `Damaged` for data they cannot read."""
+    """Make the public methods of a store class raise `DatabaseDamaged` for data they cannot read."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, _guarded(method))
@@ -79,12 +79,12 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         except sqlite3.Error as error:
             if type(error) is not sqlite3.DatabaseError and _NO_TEXT not in str(error):
                 raise  # a full disk, a lock, a wrong query
-            raise Damaged(next(unreadable(self._db), None), str(error)) from error
+            raise DatabaseDamaged(next(unreadable(self._db), None), str(error)) from error
         except Exception as error:
             row = next(unreadable(self._db), None)
             if row is None and not isinstance(error, UnicodeDecodeError):
                 raise
-            raise Damaged(row, str(error)) from error
+            raise DatabaseDamaged(row, str(error)) from error
 
     return guarded
 
@@ -95,7 +95,7 @@ def unreadable(db: sqlite3.Connection, limit_s: float = SEARCH_S) -> Iterator[Un
     db.text_factory = _text  # invalid UTF-8 must not end the search
     try:
         existing = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        for kind in KINDS:
+        for kind in TABLE_CHECKS:
             if kind.table not in existing:
                 continue  # the store of an earlier version
             for values in db.execute(f"SELECT {', '.join((*kind.key, *kind.columns))} FROM {kind.table}"):

@@ -8,8 +8,8 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
-from gpusched.model.arrays import indices_of, wanted
-from gpusched.model.indices import Spans, both, each, lowest, without
+from gpusched.model.arrays import indices_of, split_task_ids
+from gpusched.model.indices import Spans, difference, expand_spans, intersection, lowest
 from gpusched.model.jobs import ACTIVE, ENDED, Dependency, DependencyKind, JobRecord, JobState
 
 Verdict = tuple[str, str]  # "" met, "waiting" or "never", with a message
@@ -69,17 +69,17 @@ class Dependencies:
             (head,) = lowest(row.tasks, 1)
             of_head = self._evaluate_all(row, own, head)
             behind = of_head if of_head[0] == "never" else ("waiting", "chain: waits for the previous link")
-            yield from ((index, of_head if index == head else behind) for index in each(row.tasks))
+            yield from ((index, of_head if index == head else behind) for index in expand_spans(row.tasks))
             return
         waiting: Spans = ()
         for dependency in own:
             others = self._lookup(dependency.job_id)
             spans = sorted(span for other in others if other.state not in ENDED for span in indices_of(other))
-            waiting = tuple(sorted((*waiting, *both(without(row.tasks, waiting), tuple(spans)))))
-        left = each(without(row.tasks, waiting))
+            waiting = tuple(sorted((*waiting, *intersection(difference(row.tasks, waiting), tuple(spans)))))
+        left = expand_spans(difference(row.tasks, waiting))
         while chunk := list(islice(left, _CHUNK)):
             yield from self._by_partner(row, own, chunk)
-        for index in each(waiting):
+        for index in expand_spans(waiting):
             yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
 
     def _by_partner(self, row: JobRecord, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:
@@ -117,7 +117,7 @@ class Dependencies:
             return self._evaluate_jobs(dependency, f"{job.array_id}_{(index or 0) - 1}", before) if before else ("", "")
         if kind is DependencyKind.AFTERCORR and index is not None:
             others = self._lookup(name)
-            if others and others[0].array_id is not None and not wanted(name)[1]:
+            if others and others[0].array_id is not None and not split_task_ids(name)[1]:
                 name = f"{name}_{index}"
         return self._evaluate_jobs(dependency, name, self._lookup(name))
 

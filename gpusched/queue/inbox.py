@@ -27,13 +27,13 @@ MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
 MAX_REFUSED_OF_USER, MAX_REFUSED_BYTES_OF_USER = 100, 8 * 1024 * 1024
 KEEP_DRAFTS_S = 86400.0
-PUT_OFF_S = 15.0
-MAX_TIDIED = 5000  # files that one call clears away: a folder may hold a million
+POSTPONE_S = 15.0
+MAX_REMOVED_PER_CALL = 5000  # files that one call clears away: a folder may hold a million
 TIDY_S = 0.5  # how long one call looks through the drafts
 _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command file as the controller reads it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     command: AnyCommand
 
 
-class Malformed(msgspec.Struct, frozen=True, kw_only=True):
+class MalformedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A file in the inbox that is no command; ``why`` is one line."""
 
     file_name: str
@@ -144,15 +144,15 @@ class Inbox:
         finally:
             os.close(folder)
 
-    def waiting(self) -> Iterator[Received | Malformed]:
-        """Yield the commands in the inbox, oldest first. Unreadable files come as `Malformed`."""
+    def waiting(self) -> Iterator[ReceivedCommand | MalformedCommand]:
+        """Yield the commands in the inbox, oldest first. Unreadable files come as `MalformedCommand`."""
         try:
             names = sorted(os.listdir(self.new))
         except (FileNotFoundError, PermissionError):
             return
         yield from self.read(name for name in names if not name.startswith(".") and not self._is_put_off(name))
 
-    def read(self, names: Iterable[str]) -> Iterator[Received | Malformed]:
+    def read(self, names: Iterable[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Read these files; those that are gone, or still being written, are skipped."""
         for name in names:
             try:
@@ -186,19 +186,19 @@ class Inbox:
                 self.refuse(name)
             self._forget(name)
 
-    def submission(self, job_id: str) -> Received | None:
+    def submission(self, job_id: str) -> ReceivedCommand | None:
         """Return the waiting submission with this id, if any; needs no permission to list the folder."""
         try:
             found = self._read(f"{job_id}.submit")
         except (FileNotFoundError, _StillLinking):
             return None
-        return found if isinstance(found, Received) else None
+        return found if isinstance(found, ReceivedCommand) else None
 
     def holds(self, job_id: str) -> bool:
         """Return whether any user's submission with this id waits; needs no permission to list the folder."""
         return os.path.lexists(self.new / f"{job_id}.submit")
 
-    def _read(self, name: str) -> Received | Malformed:
+    def _read(self, name: str) -> ReceivedCommand | MalformedCommand:
         uid = -1
         try:
             descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -206,22 +206,22 @@ class Inbox:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
                 if why := _file_error(status):
-                    return Malformed(file_name=name, uid=uid, why=why)
+                    return MalformedCommand(file_name=name, uid=uid, why=why)
                 with open(descriptor, "rb", closefd=False) as file:
                     content = file.read(MAX_COMMAND_BYTES)
             finally:
                 os.close(descriptor)
             command = _DECODER.decode(content)
-            return Received(file_name=name, uid=uid, command=command, written=status.st_ctime)
+            return ReceivedCommand(file_name=name, uid=uid, command=command, written=status.st_ctime)
         except (FileNotFoundError, _StillLinking):
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
+            return MalformedCommand(file_name=name, uid=uid, why=f"not a command: {error}")
         except OSError as error:
             if uid < 0:  # a link, say, which is not followed
                 with contextlib.suppress(OSError):
                     uid = os.lstat(self.new / name).st_uid
-            return Malformed(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
+            return MalformedCommand(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
 
     def remove(self, file_name: str) -> None:
         """Remove an applied command; idempotent. A failed removal is retried later."""
@@ -236,7 +236,7 @@ class Inbox:
         self._put_off.pop(file_name, None)
         self._arrivals.forget(file_name)
 
-    def put_off(self, file_name: str, for_s: float = PUT_OFF_S) -> None:
+    def put_off(self, file_name: str, for_s: float = POSTPONE_S) -> None:
         """Postpone a command that cannot be recorded now, so that it does not block others."""
         self._put_off[file_name] = time.monotonic() + for_s
 
@@ -261,7 +261,7 @@ class Inbox:
 
     def tidy_refused(self) -> None:
         """Keep only the latest refused files, within the bounds per user and overall."""
-        before, room = time.time() - KEEP_REFUSED_S, MAX_TIDIED
+        before, room = time.time() - KEEP_REFUSED_S, MAX_REMOVED_PER_CALL
         kept, size = 0, 0
         files, sizes = Counter[int](), Counter[int]()
         for path, status in _newest_first(self.refused):
@@ -279,7 +279,7 @@ class Inbox:
         """Tidy refused files, and remove drafts whose clients died."""
         self.tidy_refused()
         before, until = time.time() - KEEP_DRAFTS_S, time.monotonic() + TIDY_S
-        room = MAX_TIDIED
+        room = MAX_REMOVED_PER_CALL
         with contextlib.suppress(OSError), os.scandir(self.tmp) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):

@@ -130,7 +130,7 @@ def _read_kept(reader: Reader, path: Path) -> Declared | None:
     return None
 
 
-def keep(store: Store, declared: Declared) -> None:
+def store_declared(store: Store, declared: Declared) -> None:
     """Store valid declarations, or record why they are invalid."""
     from gpusched.queue.store import INVENTORY_TROUBLE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import event_log_id, which
+from gpusched.model.arrays import event_log_id, task_event_data
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState
 
@@ -42,7 +42,7 @@ class IllegalTransition(RuntimeError):
         )
 
 
-def move(
+def transition_to(
     job: JobRecord, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[JobRecord, Event]:
     """Return the job in its new state, and the event that records the transition.
@@ -56,7 +56,11 @@ def move(
     if (job.state, to) not in TRANSITIONS:
         raise IllegalTransition(job, to)
     moved = msgspec.structs.replace(job, state=to, **changes)
-    facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {}) | which(job)
+    facts = (
+        {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt}
+        | (data or {})
+        | task_event_data(job)
+    )
     return moved, Event(time=now, kind=event, job_id=event_log_id(job), user=job.user, data=facts)
 
 
@@ -66,7 +70,7 @@ def set_aside(job: JobRecord, error: Exception, now: float) -> tuple[JobRecord, 
     What may still run of it is a leftover from now on.
     """
     message = f"set aside after an internal error: {type(error).__name__}: {error}"[:500]
-    return move(
+    return transition_to(
         job, JobState.FAILED, now, event="ended", data={"message": message}, end_time=now, ending=None,
         reason="InternalError", message=message,
     )  # fmt: skip

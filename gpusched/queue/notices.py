@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.notices import Notice
-from gpusched.queue.damage import KINDS, TableCheck
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck
 from gpusched.queue.rows import JobReads
 
 EVENT_DATA = msgspec.json.Decoder(dict[str, Any])
@@ -71,4 +71,4 @@ def _row(notice: Notice) -> tuple[object, ...]:
     return notice.key, notice.made, notice.due, bool(notice.error), msgspec.json.encode(notice)
 
 
-KINDS.append(TableCheck("notices", ("key",), ("data",), _NOTICE.decode))
+TABLE_CHECKS.append(TableCheck("notices", ("key",), ("data",), _NOTICE.decode))

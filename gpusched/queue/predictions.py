@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.model.jobs import JobRecord, JobState
-from gpusched.queue.array_limit import MOST_AHEAD
+from gpusched.queue.array_limit import MAX_SIMULATED_PARTS
 from gpusched.queue.rows import JobReads
 
 
@@ -57,8 +57,8 @@ class PredictionReads(JobReads):
             f"CASE WHEN {count} > 1 THEN {first} ELSE id END AS name, {count} AS count FROM jobs WHERE state = ?)"
         )
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
-        return sum(min(count, MOST_AHEAD) for _, count, _ in rows), [
-            job_id for job_id, count, known in rows if not known and count <= MOST_AHEAD
+        return sum(min(count, MAX_SIMULATED_PARTS) for _, count, _ in rows), [
+            job_id for job_id, count, known in rows if not known and count <= MAX_SIMULATED_PARTS
         ]
 
     def predicted_starts(self, since: float, until: float) -> list[PredictedStart]:

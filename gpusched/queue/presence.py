@@ -38,7 +38,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def present(state: Path) -> Iterator[None]:
+def controller_presence(state: Path) -> Iterator[None]:
     """Announce this process as the controller while the context lasts (it holds the lock)."""
     announce(state, STARTING)
     try:
@@ -67,10 +67,10 @@ def controller_of(state: Path) -> Presence | None:
         here = found.boot_id == boot_id()
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if here and _lives(found) else None
+    return found if here and _is_alive(found) else None
 
 
-def _lives(found: Presence) -> bool:
+def _is_alive(found: Presence) -> bool:
     started = _started(found.pid)
     if started is not None:
         return started == found.started

@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.model.jobs import ENDED
 from gpusched.model.progress import JobProgress
-from gpusched.queue.damage import KINDS, TableCheck, json_of
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 
@@ -62,4 +62,4 @@ class ProgressWrites(ProgressReads):
         self.put_progress([one.shifted(by_s) for all_ in self.progress_of_unended().values() for one in all_])
 
 
-KINDS.append(TableCheck("progress", ("job_id", "attempt"), ("data",), json_of(JobProgress)))
+TABLE_CHECKS.append(TableCheck("progress", ("job_id", "attempt"), ("data",), json_of(JobProgress)))

@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slurm import SlurmMode
-from gpusched.queue.damage import KINDS, TableCheck, json_of
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
@@ -81,7 +81,7 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A decision in which a shadow differed: job -> nodes, only starts that the other did not make."""
 
     partition: str
@@ -131,11 +131,11 @@ class PolicyReads(JobReads):
         rows = self._rows("SELECT data FROM shadows")
         return {s.partition: s for s in (msgspec.json.decode(row[0], type=Shadow) for row in rows)}
 
-    def differences(self, partition: str, limit: int = 20) -> list[Difference]:
+    def differences(self, partition: str, limit: int = 20) -> list[ShadowDifference]:
         """Return the latest decisions in which the partition's shadow differed, oldest first."""
         query = "SELECT data FROM shadow_differences WHERE partition = ? ORDER BY seq DESC LIMIT ?"
         rows = self._rows(query, (partition, limit))
-        return [msgspec.json.decode(row[0], type=Difference) for row in rows][::-1]
+        return [msgspec.json.decode(row[0], type=ShadowDifference) for row in rows][::-1]
 
     def fallbacks(self) -> dict[str, Fallback]:
         """Return partition -> its agent in fallback."""
@@ -160,7 +160,7 @@ class PolicyWrites:
             "INSERT OR REPLACE INTO shadows VALUES (?, ?)", (shadow.partition, msgspec.json.encode(shadow))
         )
 
-    def add_difference(self, difference: Difference) -> None:
+    def add_difference(self, difference: ShadowDifference) -> None:
         """Append a difference; each partition keeps its last `KEPT_DIFFERENCES`."""
         row = (difference.partition, difference.time, msgspec.json.encode(difference))
         self._db.execute("INSERT INTO shadow_differences (partition, time, data) VALUES (?, ?, ?)", row)
@@ -184,6 +184,6 @@ def _change(seq: int, data: bytes) -> PolicyChange:
     return msgspec.structs.replace(msgspec.json.decode(data, type=PolicyChange), seq=seq)
 
 
-KINDS.append(TableCheck("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
-KINDS.append(TableCheck("shadows", ("partition",), ("data",), json_of(Shadow)))
-KINDS.append(TableCheck("shadow_differences", ("seq",), ("data",), json_of(Difference)))
+TABLE_CHECKS.append(TableCheck("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
+TABLE_CHECKS.append(TableCheck("shadows", ("partition",), ("data",), json_of(Shadow)))
+TABLE_CHECKS.append(TableCheck("shadow_differences", ("seq",), ("data",), json_of(ShadowDifference)))

@@ -11,7 +11,7 @@ import msgspec
 
 from gpusched.errors import UsageError
 from gpusched.model.jobs import HOUR_S, JobRecord, JobSpec, JobState
-from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, takes
+from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, limit_units
 from gpusched.model.units import count_of
 from gpusched.queue.rows import JobReads
 
@@ -36,7 +36,7 @@ class _Subject(msgspec.Struct):
     qos: str = ""
 
 
-_TOLD = msgspec.json.Decoder(_Subject)
+_SUBJECT = msgspec.json.Decoder(_Subject)
 
 
 class QuotaReads(JobReads):
@@ -93,7 +93,7 @@ class QuotaReads(JobReads):
         for user, digest, count in rows.fetchall():
             if digest not in told:
                 (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
-                told[digest] = _TOLD.decode(data)
+                told[digest] = _SUBJECT.decode(data)
             key = (user, told[digest].group, told[digest].qos)
             found[key] = found.get(key, 0) + count
         return found
@@ -117,7 +117,7 @@ class QuotaLedger:
             left = _left_s(job, now)
             gpus = job.allocation.gpus if job.allocation is not None else job.spec.gpus
             for at in self.of(job.user, job.spec):
-                self._used[at] += takes(self._rules[at].unit, gpus, left)
+                self._used[at] += limit_units(self._rules[at].unit, gpus, left)
         for one in used:
             for at in self.of_kind(one.user, self.group(one.user, one.group), one.qos):
                 if self._rules[at].unit == "gpu_s":
@@ -166,7 +166,7 @@ def _left_s(job: JobRecord, now: float) -> float:
     return max(0.0, (job.ending.kill_at if job.ending is not None else job.start_time + job.limit_s) - now)
 
 
-class Queued:
+class PendingJobLimits:
     """Pending jobs per user, group and class against their limits; counted on first use."""
 
     def __init__(self, store: QuotaReads, quotas: Quotas) -> None:
@@ -207,6 +207,6 @@ class Queued:
         return tuple(rule for rule in found if rule.unit == "queued")
 
 
-def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[QuotaUsage]:
+def recent_quota_usage(reader: QuotaReads, quotas: Quotas, now: float) -> list[QuotaUsage]:
     """Return usage for GPU-hour quotas; empty without such quotas."""
     return reader.gpu_seconds_of_week(now) if quotas.by_hours else []

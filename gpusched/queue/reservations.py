@@ -7,7 +7,7 @@ import sqlite3
 import msgspec
 
 from gpusched.model.reservations import Reservation
-from gpusched.queue.damage import KINDS, TableCheck
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck
 from gpusched.queue.rows import JobReads
 
 _DECODER = msgspec.json.Decoder(Reservation)
@@ -49,4 +49,4 @@ class ReservationWrites:
         self._db.execute("DELETE FROM reservations WHERE name = ? AND until > ?", (name, now))
 
 
-KINDS.append(TableCheck("reservations", ("seq",), ("data",), _DECODER.decode))
+TABLE_CHECKS.append(TableCheck("reservations", ("seq",), ("data",), _DECODER.decode))

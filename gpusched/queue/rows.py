@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import chosen, indices_of, part_of, tasks_of, wanted
-from gpusched.model.indices import both, without
+from gpusched.model.arrays import indices_of, restricted_row, restricted_rows, split_task_ids, tasks_of
+from gpusched.model.indices import difference, intersection
 from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
-from gpusched.queue.damage import KINDS, TableCheck, guard
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
-MOST_SHARED, MOST_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
+MAX_SHARED_ROWS, MAX_SHARED_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 
 
-class _Bare(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
+class _JobWithoutSpec(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
     """A job as stored in its row: without its spec, defaults omitted."""
 
     spec: int = 0  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class _RunTime(msgspec.Struct):
 
 
 _FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
-BARE = msgspec.json.Decoder(_Bare)
+JOB_WITHOUT_SPEC = msgspec.json.Decoder(_JobWithoutSpec)
 WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
 RUN = msgspec.json.Decoder(_RunTime)
@@ -88,17 +88,17 @@ class JobReads:
         """Return the job with exactly this id."""
         for job in self._jobs_of("WHERE id = ?", (job_id,)):
             return job
-        array_id, spans = wanted(job_id)
-        found = chosen(self._shared_rows(array_id), spans) if spans else []
+        array_id, spans = split_task_ids(job_id)
+        found = restricted_rows(self._shared_rows(array_id), spans) if spans else []
         return found[0] if len(found) == 1 and found[0].id == job_id else None
 
     def rows_of(self, job_id: str) -> list[JobRecord]:
         """Return the job or tasks named by ``ID``, ``ID_7`` or ``ID_[3-9]``, by index; tasks of one row as one."""
         if (one := self.job(job_id)) is not None and not one.tasks:
             return [one]
-        array_id, spans = wanted(job_id)
+        array_id, spans = split_task_ids(job_id)
         rows = self._jobs_of("WHERE array_id = ?", (array_id,))
-        return sorted(chosen(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
+        return sorted(restricted_rows(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
 
     def waiting_of_array(self, array_id: str) -> list[JobRecord]:
         """Return an array's pending tasks; those of one row as one."""
@@ -175,14 +175,14 @@ def _read_job(data: bytes, digest: bytes | None, spec: bytes | None, state: str,
     elif spec is None:
         raise ValueError("what it asked for is gone")
     else:
-        BARE.decode(data)
+        JOB_WITHOUT_SPEC.decode(data)
         _read_spec(spec)
 
 
 _SPEC_OF_JOB = "(SELECT specs.data FROM specs WHERE digest = jobs.spec)"
 _COLUMNS = ("data", "spec", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
-KINDS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
-KINDS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
+TABLE_CHECKS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
+TABLE_CHECKS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
 
 
 class JobWrites(JobReads):
@@ -213,12 +213,12 @@ class JobWrites(JobReads):
         """
         rows = self._shared_rows(array_id)
         spans = tuple(sorted(span for job in jobs for span in indices_of(job)))
-        touched = [row for row in rows if both(row.tasks, spans)]
-        left = [part_of(row, rest) for row in touched if (rest := without(row.tasks, spans))]
+        touched = [row for row in rows if intersection(row.tasks, spans)]
+        left = [restricted_row(row, rest) for row in touched if (rest := difference(row.tasks, spans))]
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in touched))
         stay = [row for row in rows if row not in touched]
         shared = [job for job in (*jobs, *left, *stay) if job.tasks]
-        if len(shared) <= MOST_SHARED and sum(len(job.tasks) for job in shared) <= MOST_SPANS:
+        if len(shared) <= MAX_SHARED_ROWS and sum(len(job.tasks) for job in shared) <= MAX_SHARED_SPANS:
             self._insert(left)
             return []
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in stay))
@@ -231,7 +231,7 @@ class JobWrites(JobReads):
             (
                 (
                     j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time,
-                    msgspec.json.encode(_bare(j)), self._put_spec(j.spec, known), j.count,
+                    msgspec.json.encode(_without_spec(j)), self._put_spec(j.spec, known), j.count,
                 )
                 for j in jobs
             ),
@@ -263,10 +263,10 @@ class JobWrites(JobReads):
         return own | {user: (own[user][0], own[user][1] + size) for user, size in shared}
 
 
-def _bare(job: JobRecord) -> _Bare:
-    return _Bare(**{name: getattr(job, name) for name in _FIELDS})
+def _without_spec(job: JobRecord) -> _JobWithoutSpec:
+    return _JobWithoutSpec(**{name: getattr(job, name) for name in _FIELDS})
 
 
 def _joined(data: bytes, spec: JobSpec) -> JobRecord:
-    bare = BARE.decode(data)
+    bare = JOB_WITHOUT_SPEC.decode(data)
     return JobRecord(spec=spec, **{name: getattr(bare, name) for name in _FIELDS})

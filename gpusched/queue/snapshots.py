@@ -9,7 +9,7 @@ from itertools import combinations
 
 import msgspec
 
-from gpusched.config.reservations import unusable
+from gpusched.config.reservations import unusable_reason
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
@@ -19,14 +19,14 @@ from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
-from gpusched.model.reservations import Reservation, by_node, named_too_late, tied_by
+from gpusched.model.reservations import Reservation, by_node, named_nodes_unreserved_at, restart_conflict
 from gpusched.model.resources import Inventory, Node, SharingSettings
-from gpusched.model.slurm import barred
-from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
-from gpusched.model.topology import Topology, discovered
+from gpusched.model.slurm import slurm_block_reason
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, without_double_counting
+from gpusched.model.topology import Topology, discover_topology
 from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
-from gpusched.queue.quotas import QuotaLedger, QuotaUsage, used_lately
+from gpusched.queue.quotas import QuotaLedger, QuotaUsage, recent_quota_usage
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -54,7 +54,7 @@ def snapshot_of_store(
         lookup=reader.standing,
         ended_well=reader.ended_well,
         usage=recent_usage(reader, inventory, policies, now),
-        used=used_lately(reader, inventory.quotas, now),
+        used=recent_quota_usage(reader, inventory.quotas, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
         progress=reader.progress_of_unended(),
@@ -63,14 +63,16 @@ def snapshot_of_store(
         whole=whole,
         reservations=reader.reservations(now),
     )
-    finished = finished_lately(reader, policies)
-    beliefs = beliefs_for(reader, policies, snapshot)
+    finished = recently_finished(reader, policies)
+    beliefs = job_class_estimates(reader, policies, snapshot)
     if not finished and not beliefs:
         return snapshot
     return msgspec.structs.replace(snapshot, finished=finished, beliefs=beliefs)
 
 
-def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, JobClassEstimate]:
+def job_class_estimates(
+    reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot
+) -> dict[str, JobClassEstimate]:
     """Return job class estimates; empty where no policy uses them and no jobs could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
     return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
@@ -148,10 +150,10 @@ def build_snapshot(
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
-    lingering = lingering_gpus(active, ranks)
+    lingering = uncleaned_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
     dependencies = Dependencies(lookup, [*active, *pending], ended_well)
-    base = [_at_base(job, inventory, policies) for job in pending]
+    base = [_at_base_size(job, inventory, policies) for job in pending]
     room = ArrayTaskLimit(inventory, policies, active, array_limits, running_tasks)
     named, here = {one.name: one for one in reservations}, by_node(reservations, now)
     nodes = tuple(
@@ -165,7 +167,7 @@ def build_snapshot(
         nodes=nodes,
         running=sharing_views(
             [
-                _tied(view, here, now) if here else view
+                _with_restart_conflict(view, here, now) if here else view
                 for job in active
                 if (view := _running_view(job, declared, progress, inventory, ledger)) is not None
             ],
@@ -177,7 +179,7 @@ def build_snapshot(
                 job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named, here, now
             )
             for row in base
-            for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
+            for job, verdict, behind in _considered_tasks(row, dependencies, room, None if whole else now)
         ),
         policies=dict(policies),
         usage=usage,
@@ -193,7 +195,7 @@ def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topo
     if inventory.topology:
         return inventory.topology
     wired = ((node.name, record.wiring) for node in inventory.nodes if (record := records.get(node.name)) is not None)
-    return discovered({name: wiring for name, wiring in wired if wiring is not None})
+    return discover_topology({name: wiring for name, wiring in wired if wiring is not None})
 
 
 def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...]]]:
@@ -212,7 +214,7 @@ def partners_of(active: Iterable[JobRecord]) -> dict[str, str]:
     return {job: other for a, b, *_ in pairs for job, other in ((a, b), (b, a))}
 
 
-def lingering_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+def uncleaned_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
     """Return node -> GPU index -> why it is still in use though no active job holds it."""
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
@@ -305,19 +307,19 @@ def _running_view(
     )
 
 
-def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
+def _with_restart_conflict(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
     """Add the reason why a job could not restart after preemption, if any."""
     ones = [here.get(part.node, ()) for part in view.allocation.parts]
     if not any(ones):
         return view
     own = view.spec.reservation if view.spec is not None else ""
-    return msgspec.structs.replace(view, tied=tied_by(view.expected_end, ones, own, now))
+    return msgspec.structs.replace(view, tied=restart_conflict(view.expected_end, ones, own, now))
 
 
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
-    """Add shared GPUs and partners; count each GPU that two jobs hold at one of them (`held_once`)."""
+    """Add shared GPUs and partners; count each GPU that two jobs hold at one of them (`without_double_counting`)."""
     found = {view.id: view for view in views}
     if not any(view.spec is not None and view.spec.share for view in views):
         return tuple(views)
@@ -333,14 +335,16 @@ def sharing_views(
         for gpu in part.gpus:
             by_gpu.setdefault((part.node, gpu), []).append(view.id)
     for pair in {(job, other) for holders in by_gpu.values() for job, other in combinations(holders, 2)}:
-        for job, view, partner in zip(pair, held_once(found[pair[0]], found[pair[1]]), reversed(pair), strict=True):
+        for job, view, partner in zip(
+            pair, without_double_counting(found[pair[0]], found[pair[1]]), reversed(pair), strict=True
+        ):
             assert view.spec is not None
             spec = msgspec.structs.replace(view.spec, preemptible=False)
             found[job] = msgspec.structs.replace(view, spec=spec, partner=partner)
     return tuple(found[view.id] for view in views)
 
 
-def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
+def recently_finished(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
     """Return the last ended jobs (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
     if not any(policy.traits.remembers for policy in policies.values()):
         return ()
@@ -363,7 +367,7 @@ def expected_end(job: JobRecord, start: float) -> float:
     return start + job.limit_s
 
 
-def _each(
+def _considered_tasks(
     row: JobRecord, dependencies: Dependencies, room: ArrayTaskLimit, now: float | None
 ) -> Iterator[tuple[JobRecord, Verdict, int]]:
     """Yield a job, or the considered tasks of a row, with its dependency verdict and number of tasks behind it.
@@ -422,11 +426,11 @@ def _pending_view(
         resume_at=job.resizes.resume_at if job.resizes is not None else None,
         speeds=speeds_of(told),
         left=steps_left(told),
-        barred=barred(job.slurm) if job.slurm is not None else "",
+        barred=slurm_block_reason(job.slurm) if job.slurm is not None else "",
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
         reserved=reserved,
-        unreserved=unusable(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
+        unreserved=unusable_reason(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
         if job.spec.reservation
         else "",
     )
@@ -438,13 +442,13 @@ def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now
     One that names some of its nodes in Slurm may have others beside these, but not start without them.
     """
     few = job.slurm.nodelist if job.slurm is not None and not job.spec.nodelist else ()
-    late = named_too_late(few, here, job.limit_s, now) if few and here else None
+    late = named_nodes_unreserved_at(few, here, job.limit_s, now) if few and here else None
     if late is None:
         return job.eligible_time, ""
     return max(late[0], job.eligible_time or 0.0), late[1]
 
 
-def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
+def _at_base_size(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
     """Return a resized job at its base size where the policy does not choose sizes."""
     elastic, partition, policy = (
         job.spec.elastic,

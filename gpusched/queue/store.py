@@ -18,18 +18,19 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
-from gpusched.model.arrays import tasks_of, wanted
+from gpusched.model.arrays import split_task_ids, tasks_of
 from gpusched.model.events import Event
-from gpusched.model.indices import Spans, both, parse
+from gpusched.model.indices import Spans, intersection, parse
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
-from gpusched.queue.damage import KINDS, UNREADABLE, TableCheck, json_of
-from gpusched.queue.locks import Waiting, connect_to_write, holders
+from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
+from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import Fallback, PolicyReads, PolicyWrites
@@ -38,7 +39,6 @@ from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.shared import HeldGpus, together
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
@@ -443,7 +443,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         Of a task of an array also those that it shares with others, which are told of the array.
         """
         where, values = "1", list[object]()
-        array_id, spans = ("", ()) if job_id is None else wanted(job_id)
+        array_id, spans = ("", ()) if job_id is None else split_task_ids(job_id)
         if spans:
             where, values = "job_id IN (?, ?)", [job_id, array_id]
         elif job_id is not None:
@@ -562,7 +562,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
             if b"[" in allocation:
                 sharing[len(sharing), user] = HeldGpus(_allocation(allocation)[1], begin, end)
-        for (_, a), (_, b), gpus, begin, end in together(sharing):
+        for (_, a), (_, b), gpus, begin, end in overlaps(sharing):
             for user in (a, b):
                 sums[user] -= gpus * weight(begin, end) / 2
         return sums
@@ -584,7 +584,7 @@ class Store(
     """The store as its single writer uses it."""
 
     @classmethod
-    def create_or_open(cls, state: Path, waiting: Waiting | None = None) -> Store:
+    def create_or_open(cls, state: Path, waiting: LockWait | None = None) -> Store:
         """Open for writing, creating the database on first use. Only its owner and root can open its files afterwards.
 
         Args:
@@ -607,7 +607,7 @@ class Store(
             store._migrate()
             return store
         except (*UNREADABLE, OSError) as error:
-            who = "".join(f"; locked by {one}" for one in holders(path))
+            who = "".join(f"; locked by {one}" for one in lock_holders(path))
             raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
 
     def _migrate(self) -> None:
@@ -759,7 +759,7 @@ class Store(
 def _concerns(event: Event, array_id: str, spans: Spans) -> bool:
     """Return whether an event of an array or one of its tasks concerns these tasks."""
     tasks = event.data.get("tasks") if event.job_id == array_id else None
-    return tasks is None or bool(both(parse(str(tasks)), spans))
+    return tasks is None or bool(intersection(parse(str(tasks)), spans))
 
 
 def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -802,9 +802,9 @@ def _read_meta(key: str, value: str) -> None:
         msgspec.json.decode(value, type=dict[str, Any])
 
 
-KINDS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
-KINDS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
+TABLE_CHECKS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
+TABLE_CHECKS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
 _OF_RUN = ("allocation", "start_time", "coalesce(end_time, 0)", "gpus", "share")
-KINDS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
-KINDS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
-KINDS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))
+TABLE_CHECKS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
+TABLE_CHECKS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
+TABLE_CHECKS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))

@@ -62,7 +62,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
         UsageError: The format is unknown, or cannot be guessed.
         GpuschedError: The file cannot be read.
     """
-    from gpusched.traces.readers.guess import find_in_folder, guess
+    from gpusched.traces.readers.guess import detect_format, find_in_folder
 
     if format is not None and format not in components("traces"):
         from gpusched.model.suggest import did_you_mean
@@ -71,7 +71,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
     try:
         if path.is_dir():
             return find_in_folder(path, format)
-        name = format or guess(path) or _claimed(path)
+        name = format or detect_format(path) or _claimed(path)
     except (OSError, ValueError) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if name is None:

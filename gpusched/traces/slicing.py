@@ -57,17 +57,17 @@ def slice_trace(
 ) -> Trace:  # fmt: skip
     """Select the first ``jobs`` jobs that meet all conditions. Times stay those of the whole trace.
 
-    Submitted in [since, until): seconds of the trace's time, or text for `moment`. ``vc``: the group (virtual cluster,
-    partition, queue).
+    Submitted in [since, until): seconds of the trace's time, or text for `parse_trace_time`. ``vc``: the group
+    (virtual cluster, partition, queue).
 
     Raises:
         UsageError: No job is left; or there is no such group or user.
     """
     chosen = np.ones(len(trace), np.bool_)
     if since is not None:
-        chosen &= trace.submit >= (moment(trace, since) if isinstance(since, str) else since)
+        chosen &= trace.submit >= (parse_trace_time(trace, since) if isinstance(since, str) else since)
     if until is not None:
-        chosen &= trace.submit < (moment(trace, until) if isinstance(until, str) else until)
+        chosen &= trace.submit < (parse_trace_time(trace, until) if isinstance(until, str) else until)
     for column, name, what in (("group", vc, "virtual cluster"), ("user", user, "user")):
         if name is not None:
             names = getattr(trace, NAMES[column])
@@ -80,7 +80,7 @@ def slice_trace(
     return select(trace, rows if jobs is None else rows[:jobs])
 
 
-def moment(trace: Trace, text: str) -> float:
+def parse_trace_time(trace: Trace, text: str) -> float:
     """Parse a trace time into seconds: ``2017-10-01T12:00`` (UTC by default), or ``30d`` after its first submission.
 
     Raises:

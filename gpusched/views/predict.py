@@ -15,7 +15,7 @@ from gpusched.views.replay import span
 if TYPE_CHECKING:
     from gpusched.agents.predictor.request import PredictedJob, TraceTold
     from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
-    from gpusched.model.interference import KindTold
+    from gpusched.model.interference import JobClassReport
 
 MOST_ROWS = 20
 
@@ -46,7 +46,7 @@ def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
     return table
 
 
-def kind_screen(told: KindTold) -> RenderableType:
+def kind_screen(told: JobClassReport) -> RenderableType:
     """What is believed of a kind of job."""
     parts: list[RenderableType] = [Text(clean(line)) for line in told.lines]
     if told.paces:

@@ -140,7 +140,7 @@ def test_as_if_each_task_had_its_own_row(
     folder = tmp_path_factory.mktemp("arrays")
     together = played(folder / "together", first, second, needs, steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "MOST_SHARED", 0)
+        patch.setattr(rows, "MAX_SHARED_ROWS", 0)
         apart = played(folder / "apart", first, second, needs, steps)
     for here, there in zip(together, apart, strict=True):
         assert here == there
@@ -410,7 +410,7 @@ def test_a_long_array_is_run_forward_in_parts_that_end_when_it_does(
     site.turn(3)
 
     def start_of_other(most: int) -> tuple[float, int]:
-        monkeypatch.setattr(array_limit, "MOST_AHEAD", most)
+        monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", most)
         now = site.world.now
         snapshot = snapshot_of_store(
             site.store, inventory(), {"p": PolicySpec(name="e", backfill="easy")}, now, whole=True

@@ -17,7 +17,7 @@ from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
-from gpusched.queue.inbox import Inbox, Malformed, Received, deliver_submit
+from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, deliver_submit
 from gpusched.queue.store import Store
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
@@ -76,7 +76,7 @@ def test_commands_come_back_as_they_went_oldest_first(tmp_path: Path) -> None:
     commands = [Submit(time=NOW + i, id=ids.mint(NOW + i), spec=hostile) for i in (3, 1, 2)]
     for command in commands:
         inbox.deliver(command)
-    found = [item for item in inbox.waiting() if isinstance(item, Received)]
+    found = [item for item in inbox.waiting() if isinstance(item, ReceivedCommand)]
     assert [item.command for item in found] == sorted(commands, key=lambda c: c.time)
     assert {item.uid for item in found} == {os.getuid()}
     for item in found:
@@ -134,7 +134,7 @@ def test_others_can_only_drop_commands_in_a_shared_inbox(tmp_path: Path) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     found = {item.uid: item for item in inbox.waiting()}
     assert set(found) == {0, 54321}
-    assert not any(isinstance(item, Malformed) for item in found.values())
+    assert not any(isinstance(item, MalformedCommand) for item in found.values())
 
 
 def test_folders_in_the_inbox_leave_no_descriptor_open(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
         monkeypatch.setattr(f"gpusched.queue.{place}.LINKING_S", -1.0)
     assert inbox.turn() == [file.name]
     (item,) = inbox.waiting()
-    assert isinstance(item, Malformed)
+    assert isinstance(item, MalformedCommand)
     assert item.why == "a file with another name (hard link)"
     draft.unlink()
     (item,) = inbox.waiting()
-    assert isinstance(item, Received)
+    assert isinstance(item, ReceivedCommand)
 
 
 def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,14 +268,14 @@ def test_what_is_no_command_says_why_and_stands_in_nobodys_way(tmp_path: Path) -
     (inbox.new / "f-text").write_text("{")
     inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
     found = {item.file_name: item for item in inbox.waiting()}
-    why = {name[0]: item.why for name, item in found.items() if isinstance(item, Malformed)}
+    why = {name[0]: item.why for name, item in found.items() if isinstance(item, MalformedCommand)}
     assert sorted(why) == list("abcdef")
     assert (why["a"], why["b"]) == ("not a regular file", "not a regular file")
     assert why["c"].startswith("cannot be read: ")
     assert why["d"] == "4194305 bytes, at most 4194304"
     assert why["e"].startswith("not a command: ")
     assert why["f"].startswith("not a command: ")
-    assert [type(item) for item in found.values()].count(Received) == 1
+    assert [type(item) for item in found.values()].count(ReceivedCommand) == 1
     assert {item.uid for item in found.values()} == {os.getuid()}
 
 
@@ -449,7 +449,7 @@ def test_folders_are_cleared_in_bounded_steps_and_no_link_is_followed(
     os.close(folder)
     inbox.refuse("deep")
     monkeypatch.setattr("gpusched.queue.inbox.KEEP_REFUSED_S", -1.0)
-    monkeypatch.setattr("gpusched.queue.inbox.MAX_TIDIED", 1000)
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REMOVED_PER_CALL", 1000)
     calls = 0
     while list(inbox.refused.iterdir()):
         inbox.tidy_refused()

@@ -39,7 +39,7 @@ class NotificationService:
         """Make what is due, send it, note what became of what was sent; waits so long for that.
 
         Raises:
-            OSError, sqlite3.Error, Damaged: The store cannot be written, or read.
+            OSError, sqlite3.Error, DatabaseDamaged: The store cannot be written, or read.
         """
         try:
             self._settle(now)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, job_class_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
@@ -104,11 +104,11 @@ def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
 
 
 def _waiting_kind(table: _Table, job: PendingView, counts: tuple[int, ...]) -> int:
-    return table.row(kind_of(job.user, job.spec.name), job.spec.gpus, counts)
+    return table.row(job_class_of(job.user, job.spec.name), job.spec.gpus, counts)
 
 
 def _running_kind(table: _Table, job: RunningView) -> int:
-    kind = kind_of(job.user, job.spec.name) if job.spec is not None else ""
+    kind = job_class_of(job.user, job.spec.name) if job.spec is not None else ""
     return table.row(kind, job.allocation.gpus, (len(job.allocation.parts),))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.estimation.features import time_limits
 from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
-from gpusched.model.policy import MAPPED
+from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.state import (
@@ -215,7 +215,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         knowledge = knowledge._replace(expected=time_limits(trace))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
-    generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
+    generic = options.generic or changing or sized or rule in ("naive", *MAPPING_PLACES) or share != "no"
     generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None
     generic = generic or bool(options.reservations)
     if generic:

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 _BYTES_READ = 1 << 16
 
 
-def guess(path: Path) -> str | None:
+def detect_format(path: Path) -> str | None:
     """Return the format's name, or None where none matches."""
     with open(path, "rb") as file:
         magic = file.read(16)

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import wanted
+from gpusched.model.arrays import split_task_ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
-from gpusched.queue.damage import Damaged, UnreadableRow, unreadable
+from gpusched.queue.damage import DatabaseDamaged, UnreadableRow, unreadable
 from gpusched.queue.rows import SPEC
 from gpusched.queue.store import SUSPENDED_BY, NodeRecord, RankRecord, Store
 
@@ -36,7 +36,7 @@ def set_aside_damaged(store: Store, now: float) -> list[UnreadableRow]:
             try:
                 _set_aside(store, row, now)
             except UnicodeError:
-                raise Damaged(row) from None  # not even its key is readable
+                raise DatabaseDamaged(row) from None  # not even its key is readable
     return found
 
 
@@ -91,7 +91,7 @@ def _job(store: Store, values: dict[str, Any], row: UnreadableRow, now: float) -
     job_id, state = str(values["id"]), values["state"]
     ended = state in [*ENDED]
     (attempt,) = store._db.execute("SELECT coalesce(max(attempt), 0) FROM runs WHERE job_id = ?", (job_id,)).fetchone()
-    spans = wanted(job_id)[1]
+    spans = split_task_ids(job_id)[1]
     uid = -1
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(str(values["user"])).pw_uid

@@ -17,7 +17,7 @@ class HeldGpus(NamedTuple):
     end: float
 
 
-def together(held: Mapping[K, HeldGpus]) -> Iterator[tuple[K, K, int, float, float]]:
+def overlaps(held: Mapping[K, HeldGpus]) -> Iterator[tuple[K, K, int, float, float]]:
     """Yield each pair of attempts that held the same GPUs at once: both keys, number of GPUs, begin, end."""
     by_gpu: dict[tuple[str, int], list[K]] = {}
     for key, one in held.items():
