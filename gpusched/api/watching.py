@@ -57,7 +57,7 @@ class Watcher:
                 reader = client.reader
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
-                    seen, told = (reader.latest_event(), []) if seen < 0 else reader.ends(seen)
+                    seen, told = (reader.latest_event(), []) if seen < 0 else reader.ended_since(seen)
                     due |= self._meant(told)
                     due = self._look_at(client, reader, due)
             except GpuschedError as error:

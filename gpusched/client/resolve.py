@@ -100,7 +100,7 @@ class Resolver:
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
         """Whether a job is in a later copy of the store, where copies are read: one just taken is in none yet."""
-        end = time.monotonic() + (2 * reader.behind_s() + 1.0 if reader.behind_s() else 0.0)
+        end = time.monotonic() + (2 * reader.lag_s() + 1.0 if reader.lag_s() else 0.0)
         while time.monotonic() < end:
             reader.data_version()  # which goes on to the latest copy
             if reader.matching(job_id) or refusal(reader, job_id) is not None:

@@ -109,7 +109,8 @@ def _ended(client: Client, target: str) -> list[JobRecord] | None:
     Raises:
         GpuschedError: The controller refused the submission.
     """
-    waits = client.inbox.holds(target.partition("_")[0])  # before the store: what is folded meanwhile is seen there
+    # before the store: what is folded meanwhile is seen there
+    waits = client.inbox.has_submission(target.partition("_")[0])
     reader = client.reader
     if reader is None or reader.has_unended(target):  # a look that costs the same for any array
         return None

@@ -209,7 +209,7 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
     out = reader.fallbacks() if reader else {}
-    policies = {name: p.stand_in if name in out else p for name, p in policies.items()}
+    policies = {name: p.effective_fallback if name in out else p for name, p in policies.items()}
     now = time.time()
     queued = inbox_jobs(client)
     stored = reader.pending_rows() if reader else []
@@ -217,7 +217,7 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
     pending = {j.id: j for j in (*rows, job)}
 
     def lookup(job_id: str) -> list[JobRecord]:
-        if reader and (jobs := reader.standing(job_id)):
+        if reader and (jobs := reader.dependency_rows(job_id)):
             return jobs
         base, spans = split_task_ids(job_id)
         found = [j for j in queued if base in (j.id, j.array_id)]
@@ -231,7 +231,7 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
         pending=sorted(pending.values(), key=lambda j: (j.submit_time, j.array_id or j.id, j.array_index or 0)),
         ranks=reader.ranks() if reader else [],
         lookup=lookup,
-        ended_well=reader.ended_well if reader else None,
+        completed_tasks=reader.completed_tasks if reader else None,
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
         used=recent_quota_usage(reader, inventory.quotas, now) if reader else (),
         array_limits=reader.array_limits() if reader else {},

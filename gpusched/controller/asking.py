@@ -108,12 +108,12 @@ class Asking:
             options = ask.words[1 : ask.script_word or len(ask.words)]
             alone = any(word.startswith("--pars") for word in options)  # it may be cut short
             return 0, f"{new}\n" if alone else f"Submitted batch job {new}\n"
-        if self._store.was_folded(f"{new}.submit"):
+        if self._store.was_applied(f"{new}.submit"):
             whys = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
             raise NotAnswered(str(whys[-1]) if whys else "the job was not queued")
         if is_cancelled(job):
             raise NotAnswered(f"job {job.id} was cancelled")
-        if self._inbox.holds(new) or read[job.uid] >= MAX_READ:
+        if self._inbox.has_submission(new) or read[job.uid] >= MAX_READ:
             return None
         read[job.uid] += 1
         try:
@@ -142,7 +142,7 @@ class Asking:
         self, act: Literal["cancel", "requeue"], words: Sequence[str], job: JobRecord, ask: AskReading, now: float
     ) -> tuple[int, str] | None:
         file = f"{job.id}-{job.attempt}-{ask.id}"
-        if self._store.was_folded(f"{file}.asked"):
+        if self._store.was_applied(f"{file}.asked"):
             return 0, ""
         names = tuple(one for word in words for one in word.split(",") if one)
         if not names or any(one.startswith("-") for one in names):

@@ -184,7 +184,7 @@ class Decider:
         for name, spec in agents.items():
             answer, why = self._answer(name, spec, asked[name], snapshot.now)
             if why:
-                deciders[name] = spec.stand_in
+                deciders[name] = spec.effective_fallback
                 found[name] = self._fallback(name, spec, why, snapshot.now)
             else:
                 found.pop(name, None)
@@ -264,7 +264,7 @@ class Decider:
         known = self._out.get(name)
         since = known.since if known is not None and known.policy == spec.name else now
         return Fallback(
-            partition=name, policy=spec.name, version=spec.version, fallback=spec.stand_in.name, why=why,
+            partition=name, policy=spec.name, version=spec.version, fallback=spec.effective_fallback.name, why=why,
             since=since,
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ class Estimates:
 
     def run(self, policies: Iterable[PolicySpec]) -> None:
         """Estimate what is new, where any of the policies asks for it."""
-        if not any(policy.by_estimate for policy in policies):
+        if not any(policy.uses_run_time_estimates for policy in policies):
             return
         new = self._store.unestimated()
         if not new:

@@ -84,7 +84,7 @@ class CommandApplier:
         by name and change nothing the second time. Where all together cannot be written, each is tried for itself:
         what does not fit on the disk stays in the inbox and is tried again later, and what is behind it goes on.
         """
-        names = self._inbox.turn()
+        names = self._inbox.next_batch()
         taken: list[tuple[str, bool]] = []
         if names:
             try:
@@ -98,7 +98,7 @@ class CommandApplier:
         for file_name, good in taken:
             (self._inbox.remove if good else self._inbox.refuse)(file_name)
         if taken:
-            self._store.forget_folded(now - REMEMBER_FOLDED_S)
+            self._store.forget_applied(now - REMEMBER_FOLDED_S)
         if not all(good for _, good in taken):
             self._inbox.tidy_refused()
         self._refuse_surplus(now)
@@ -108,7 +108,7 @@ class CommandApplier:
         """Read the files; one that is about another which has not been folded yet waits for that."""
         for item in self._inbox.read(names):
             if isinstance(item, ReceivedCommand) and self._is_early(item):
-                self._inbox.put_off(item.file_name, EARLY_S)
+                self._inbox.postpone(item.file_name, EARLY_S)
             else:
                 yield item
 
@@ -120,19 +120,19 @@ class CommandApplier:
             named = (one.job_id for one in command.spec.dependencies)
         elif isinstance(command, commands.JobCommand):
             named = command.job_ids
-        before = [file for name in named if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
+        before = [file for name in named if self._inbox.is_listed(file := f"{name.partition('_')[0]}.submit")]
         if not isinstance(command, commands.Submit):
-            before += self._inbox.put_off_of(item.uid)
+            before += self._inbox.postponed_of(item.uid)
         # Only what is older: two that name each other must not wait for ever.
-        return any(file < item.file_name and not self._store.was_folded(_storable(file)) for file in before)
+        return any(file < item.file_name and not self._store.was_applied(_storable(file)) for file in before)
 
     def _take(self, item: ReceivedCommand | MalformedCommand, now: float, told: Counter[int]) -> tuple[str, bool]:
         """Fold one file unless it was before; its name, and whether it is good."""
         known = _storable(item.file_name)
         good = not isinstance(item, MalformedCommand)
-        if not self._store.was_folded(known):
+        if not self._store.was_applied(known):
             good = self._fold_one(item, now, told)
-        self._store.mark_folded(known, now)  # anew where its file is still there: it must not be forgotten before that
+        self._store.mark_applied(known, now)  # anew where its file is still there: it must not be forgotten before that
         return item.file_name, good
 
     def _one_by_one(self, names: list[str], now: float) -> list[tuple[str, bool]]:
@@ -146,11 +146,11 @@ class CommandApplier:
                 taken.append(done)  # not before the commit: its file is removed
             except STORAGE_ERRORS as error:
                 self._forget_counts()
-                self._inbox.put_off(item.file_name)
+                self._inbox.postpone(item.file_name)
                 left.append(error)
                 if len(left) == MAX_FAILURES:  # the others of this cycle wait, too
                     for name in names[names.index(item.file_name) :]:
-                        self._inbox.put_off(name)
+                        self._inbox.postpone(name)
                     break
         if left:
             self._say(

@@ -186,7 +186,7 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         reader = Reader.open(state)
         assert reader is not None
         with closing(reader):
-            tick_s += reader.behind_s()
+            tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
             paces, untold = reader.paces(), reader.failed_notices()
     except (GpuschedError, *UNREADABLE) as error:

@@ -156,16 +156,16 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         return AGENTS[self.agent] if self.agent is not None else AgentTraits()
 
     @property
-    def stand_in(self) -> PolicySpec:
+    def effective_fallback(self) -> PolicySpec:
         """Return the policy that decides when the agent cannot: its fallback, or FIFO."""
         return self.fallback or PolicySpec(name="fifo")
 
     @property
-    def by_beliefs(self) -> bool:
+    def uses_job_class_estimates(self) -> bool:
         """Return whether it, or its agent's fallback, uses job class estimates."""
         return any(spec is not None and spec.place == "contention" for spec in (self, self.fallback))
 
     @property
-    def by_estimate(self) -> bool:
+    def uses_run_time_estimates(self) -> bool:
         """Return whether it, or its agent's fallback, uses estimated run times."""
         return any(spec is not None and spec.order == "sjf-estimate" for spec in (self, self.fallback))

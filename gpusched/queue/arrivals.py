@@ -28,8 +28,8 @@ _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; re
 class InboxFiles:
     """The files of a folder by owner. Existence and ownership are checked again when a file is read."""
 
-    def __init__(self, folder: Path, is_put_off: Callable[[str], bool]) -> None:
-        self._folder, self._is_put_off = folder, is_put_off
+    def __init__(self, folder: Path, is_postponed: Callable[[str], bool]) -> None:
+        self._folder, self._is_postponed = folder, is_postponed
         self._of_user: dict[int, dict[str, int]] = {}  # owner -> name -> bytes
         self._owner: dict[str, int] = {}
         self._walk: os._ScandirIterator[str] | None = None
@@ -61,9 +61,9 @@ class InboxFiles:
         return self._any_takable()
 
     def _any_takable(self) -> bool:
-        return any(not self._is_put_off(name) for names in self._of_user.values() for name in names)
+        return any(not self._is_postponed(name) for names in self._of_user.values() for name in names)
 
-    def turn(self) -> list[str]:
+    def next_batch(self) -> list[str]:
         """Return the names that this cycle takes, oldest first: one of each owner in turn, within the bounds."""
         self._continue_walk()
         heads = {owner: self._oldest(owner) for owner in self._of_user}
@@ -84,7 +84,7 @@ class InboxFiles:
         return sorted(taken)
 
     def _oldest(self, owner: int) -> Iterator[str]:
-        names = (name for name in self._of_user[owner] if not self._is_put_off(name))
+        names = (name for name in self._of_user[owner] if not self._is_postponed(name))
         return iter(heapq.nsmallest(FILES_OF_USER, names))
 
     def surplus(self) -> dict[int, list[str]]:
@@ -93,7 +93,7 @@ class InboxFiles:
         for owner, names in self._of_user.items():
             if (count := min(len(names) - MAX_WAITING, room)) <= 0:
                 continue
-            found[owner] = heapq.nlargest(count, (name for name in names if not self._is_put_off(name)))
+            found[owner] = heapq.nlargest(count, (name for name in names if not self._is_postponed(name)))
             room -= count
         return found
 

@@ -22,20 +22,20 @@ class Dependencies:
     """Evaluates dependencies; looks up each other job once.
 
     Args:
-        lookup: All rows of an id (an array's own: of all its tasks), as `Reader.standing`.
+        lookup: All rows of an id (an array's own: of all its tasks), as `Reader.dependency_rows`.
         queue: All pending and active jobs.
-        ended_well: As `Reader.ended_well`; without it each task is looked up.
+        completed_tasks: As `Reader.completed_tasks`; without it each task is looked up.
     """
 
     def __init__(
         self,
         lookup: Callable[[str], list[JobRecord]],
         queue: Iterable[JobRecord],
-        ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
+        completed_tasks: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     ) -> None:
         self._lookup = cache(lookup)
         self._queue = queue
-        self._ended_well = ended_well or self._ended_well_by_lookup
+        self._ended_well = completed_tasks or self._ended_well_by_lookup
         self._of_name: dict[tuple[str, str], _SameName] | None = None
 
     def of(self, job: JobRecord) -> Verdict:

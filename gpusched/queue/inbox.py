@@ -61,8 +61,8 @@ class Inbox:
     def __init__(self, state: Path) -> None:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
-        self._put_off: dict[str, float] = {}
-        self._arrivals = InboxFiles(self.new, self._is_put_off)
+        self._postponed: dict[str, float] = {}
+        self._arrivals = InboxFiles(self.new, self._is_postponed)
 
     def close(self) -> None:
         """Stop listing the folder."""
@@ -150,7 +150,7 @@ class Inbox:
             names = sorted(os.listdir(self.new))
         except (FileNotFoundError, PermissionError):
             return
-        yield from self.read(name for name in names if not name.startswith(".") and not self._is_put_off(name))
+        yield from self.read(name for name in names if not name.startswith(".") and not self._is_postponed(name))
 
     def read(self, names: Iterable[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Read these files; those that are gone, or still being written, are skipped."""
@@ -160,16 +160,16 @@ class Inbox:
             except (FileNotFoundError, _StillLinking):
                 self._arrivals.forget(name)
 
-    def _is_put_off(self, name: str) -> bool:
-        return name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0)
+    def _is_postponed(self, name: str) -> bool:
+        return name in self._stuck or time.monotonic() < self._postponed.get(name, 0.0)
 
     def has_any(self) -> bool:
         """Return whether the controller can take any file now."""
         return self._arrivals.has_any()
 
-    def turn(self) -> list[str]:
-        """Return the names that the controller takes in this cycle, oldest first; see `InboxFiles.turn`."""
-        return self._arrivals.turn()
+    def next_batch(self) -> list[str]:
+        """Return the names that the controller takes in this cycle, oldest first; see `InboxFiles.next_batch`."""
+        return self._arrivals.next_batch()
 
     def surplus(self) -> dict[int, list[str]]:
         """Return surplus files by owner; see `InboxFiles.surplus`."""
@@ -194,7 +194,7 @@ class Inbox:
             return None
         return found if isinstance(found, ReceivedCommand) else None
 
-    def holds(self, job_id: str) -> bool:
+    def has_submission(self, job_id: str) -> bool:
         """Return whether any user's submission with this id waits; needs no permission to list the folder."""
         return os.path.lexists(self.new / f"{job_id}.submit")
 
@@ -228,25 +228,25 @@ class Inbox:
         try:
             (self.new / file_name).unlink(missing_ok=True)
         except OSError:
-            self.put_off(file_name)
+            self.postpone(file_name)
             return
         self._forget(file_name)
 
     def _forget(self, file_name: str) -> None:
-        self._put_off.pop(file_name, None)
+        self._postponed.pop(file_name, None)
         self._arrivals.forget(file_name)
 
-    def put_off(self, file_name: str, for_s: float = POSTPONE_S) -> None:
+    def postpone(self, file_name: str, for_s: float = POSTPONE_S) -> None:
         """Postpone a command that cannot be recorded now, so that it does not block others."""
-        self._put_off[file_name] = time.monotonic() + for_s
+        self._postponed[file_name] = time.monotonic() + for_s
 
-    def seen(self, file_name: str) -> bool:
+    def is_listed(self, file_name: str) -> bool:
         """Return whether the controller has listed this file and not taken it."""
         return self._arrivals.owner(file_name) is not None
 
-    def put_off_of(self, uid: int) -> list[str]:
+    def postponed_of(self, uid: int) -> list[str]:
         """Return names of this user's postponed files."""
-        return [name for name in self._put_off if self._arrivals.owner(name) == uid and self._is_put_off(name)]
+        return [name for name in self._postponed if self._arrivals.owner(name) == uid and self._is_postponed(name)]
 
     def refuse(self, file_name: str) -> None:
         """Move a malformed file to ``refused`` for inspection; skip it where it cannot be moved."""

@@ -109,7 +109,7 @@ class JobReads:
         found = tasks_of(self._jobs_of("WHERE array_id = ?", (array_id,)))
         return sorted(found, key=lambda job: job.array_index or 0)
 
-    def standing(self, job_id: str) -> list[JobRecord]:
+    def dependency_rows(self, job_id: str) -> list[JobRecord]:
         """Return `rows_of` for dependencies: of ended array tasks, one per outcome, started or not.
 
         An array's tasks that have run are rows, as many as there are, and they are asked for in every cycle.
@@ -126,7 +126,7 @@ class JobReads:
                 found += self._jobs_of(f"{of_state} AND instr(data, ?) = 0 LIMIT 1", (job_id, state, BEGUN))
         return found
 
-    def ended_well(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
+    def completed_tasks(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
         """Return task index -> whether it ended COMPLETED, for those of these tasks that have ended."""
         found: dict[int, bool] = {}
         ended = ",".join("?" * len(ENDED))

@@ -51,8 +51,8 @@ def snapshot_of_store(
         active=reader.active() if active is None else active,
         pending=reader.pending_rows() if pending is None else pending,
         ranks=reader.ranks(),
-        lookup=reader.standing,
-        ended_well=reader.ended_well,
+        lookup=reader.dependency_rows,
+        completed_tasks=reader.completed_tasks,
         usage=recent_usage(reader, inventory, policies, now),
         used=recent_quota_usage(reader, inventory.quotas, now),
         array_limits=reader.array_limits(),
@@ -75,7 +75,7 @@ def job_class_estimates(
 ) -> dict[str, JobClassEstimate]:
     """Return job class estimates; empty where no policy uses them and no jobs could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
-    return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
+    return reader.beliefs() if shares or any(policy.uses_job_class_estimates for policy in policies.values()) else {}
 
 
 def recent_usage(
@@ -118,7 +118,7 @@ def build_snapshot(
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
     used: Sequence[QuotaUsage] = (),
-    ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
+    completed_tasks: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     whole: bool = False,
     reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
@@ -133,7 +133,7 @@ def build_snapshot(
         active: Jobs that hold resources.
         pending: Jobs in the queue; rows that stand for several tasks as they are.
         ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
-        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies; see `Reader.standing`.
+        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
         usage: Recent GPU hours by user (`leaf_of` user and group where there are groups).
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
@@ -141,7 +141,7 @@ def build_snapshot(
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
         used: GPU seconds of the last seven days, for limits of them.
-        ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
+        completed_tasks: For dependencies between the tasks of two arrays; see `Reader.completed_tasks`.
         whole: All tasks of all arrays take part, as a forecast needs them (`ArrayTaskLimit.ahead`).
         reservations: Such as are not over.
     """
@@ -152,7 +152,7 @@ def build_snapshot(
     ranks = list(ranks)
     lingering = uncleaned_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    dependencies = Dependencies(lookup, [*active, *pending], ended_well)
+    dependencies = Dependencies(lookup, [*active, *pending], completed_tasks)
     base = [_at_base_size(job, inventory, policies) for job in pending]
     room = ArrayTaskLimit(inventory, policies, active, array_limits, running_tasks)
     named, here = {one.name: one for one in reservations}, by_node(reservations, now)

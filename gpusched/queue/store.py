@@ -275,7 +275,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             self._db, self._copy = opened
         return 0 if self._copy is None else self._copy[1]
 
-    def behind_s(self) -> float:
+    def lag_s(self) -> float:
         """Return by how many seconds this view may lag behind the store; 0.0 unless it reads a copy."""
         return 0.0 if self._copy_of is None else float(self.meta(reading.COPY_EVERY) or 0.0)
 
@@ -416,7 +416,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             found.update(dict(self._db.execute(shared).fetchall()))
         return dict(found)
 
-    def waiting_again(self, *, user: str | None = None, partition: str | None = None) -> int:
+    def preempted_pending(self, *, user: str | None = None, partition: str | None = None) -> int:
         """Return the number of preempted jobs that are pending again, optionally of one user or partition."""
         # In texts quotes are escaped. As in the index that has these alone, which an older store has not.
         where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
@@ -460,7 +460,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ]
         return [event for event in found if _concerns(event, array_id, spans)] if spans else found
 
-    def ends(self, since: int) -> tuple[int, list[str]]:
+    def ended_since(self, since: int) -> tuple[int, list[str]]:
         """Return the latest event's number, and the jobs that ended, or were refused, after event ``since``."""
         latest = self.latest_event()
         rows = self._db.execute(
@@ -736,15 +736,15 @@ class Store(
         )
         self._db.execute(f"DELETE FROM usage WHERE {old}", (before, bucket_s))
 
-    def was_folded(self, file_name: str) -> bool:
+    def was_applied(self, file_name: str) -> bool:
         """Return whether this command file was already applied."""
         return self._db.execute("SELECT 1 FROM folded WHERE file_name = ?", (file_name,)).fetchone() is not None
 
-    def mark_folded(self, file_name: str, now: float) -> None:
+    def mark_applied(self, file_name: str, now: float) -> None:
         """Record that a command file was applied."""
         self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
 
-    def forget_folded(self, before: float) -> None:
+    def forget_applied(self, before: float) -> None:
         """Forget command files applied before ``before``; they must be gone from the inbox."""
         self._db.execute("DELETE FROM folded WHERE time < ?", (before,))
 

@@ -86,7 +86,7 @@ class ReplayPolicy:
         return "agent" if self.by_agent else _rule(self.order).kind
 
     @property
-    def by_estimate(self) -> bool:
+    def uses_run_time_estimates(self) -> bool:
         """Whether it goes by estimates made at submission; an agent remembers by itself what has ended."""
         return self.knows == "estimate" and not self.by_agent
 

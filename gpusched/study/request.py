@@ -375,7 +375,7 @@ def _with_models(
 def _predictor(file: str | None, named: Named) -> Predictor | None:
     if file is None:
         return None
-    if not any(policy.by_estimate for policy in named.values() if isinstance(policy, ReplayPolicy)):
+    if not any(policy.uses_run_time_estimates for policy in named.values() if isinstance(policy, ReplayPolicy)):
         raise UsageError("--estimates has no effect: no policy uses estimates", "use --policy sjf-estimate")
     return Predictor.load(file)
 

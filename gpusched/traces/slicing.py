@@ -33,21 +33,21 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     columns |= {name: None if getattr(trace, name) is None else getattr(trace, name)[order] for name in SOME}
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
-        told=None if trace.told is None else _told_of(trace.told, order),
+        progress=None if trace.progress is None else _select_progress(trace.progress, order),
         notes=trace.notes + ((note,) if note else ()), **columns,
     )  # fmt: skip
 
 
-def _told_of(told: ProgressRecords, order: Ints) -> ProgressRecords:
+def _select_progress(progress: ProgressRecords, order: Ints) -> ProgressRecords:
     """Return the records of these jobs, renumbered from 0."""
-    place = np.full(len(told.steps), -1, np.int64)
+    place = np.full(len(progress.steps), -1, np.int64)
     place[order] = np.arange(len(order))
-    size, run = place[told.size_job], place[told.run_job]
+    size, run = place[progress.size_job], place[progress.run_job]
     return ProgressRecords(
-        steps=told.steps[order], cost_s=told.cost_s[order], cooldown_s=told.cooldown_s[order],
-        size_job=size[size >= 0], size_gpus=told.size_gpus[size >= 0], steps_per_s=told.steps_per_s[size >= 0],
-        run_job=run[run >= 0], run_gpus=told.run_gpus[run >= 0], run_after_s=told.run_after_s[run >= 0],
-        run_s=told.run_s[run >= 0],
+        steps=progress.steps[order], cost_s=progress.cost_s[order], cooldown_s=progress.cooldown_s[order],
+        size_job=size[size >= 0], size_gpus=progress.size_gpus[size >= 0], steps_per_s=progress.steps_per_s[size >= 0],
+        run_job=run[run >= 0], run_gpus=progress.run_gpus[run >= 0], run_after_s=progress.run_after_s[run >= 0],
+        run_s=progress.run_s[run >= 0],
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ class ProgressRecords:
     Three tables: jobs, the sizes of each job, and its attempts, the latter two in the order of the jobs.
 
     Attributes:
-        steps: ``float64[jobs]``: the step that it told last; NaN: it told none.
+        steps: ``float64[jobs]``: the last reported step; NaN: none was reported.
         cost_s: ``float64[jobs]``: mean seconds from being asked to change size to running again.
         cooldown_s: ``float64[jobs]``: how long it wants to run before it is resized again; 0 for rigid ones.
         size_job, size_gpus: ``int64[sizes]``: GPUs that each job may have, ascending; one size: it is rigid.
@@ -77,7 +77,7 @@ class Trace:
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
-        told: Progress and sizes, where the source has any.
+        progress: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
@@ -111,7 +111,7 @@ class Trace:
     account: Ints | None = None
     qos: Ints | None = None
     share_mib: Ints | None = None
-    told: ProgressRecords | None = None
+    progress: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

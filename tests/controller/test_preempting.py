@@ -138,7 +138,7 @@ def test_a_job_is_stopped_waits_and_runs_again(site: Site) -> None:
     assert run.end_time is not None
     assert found.kept_s == run.end_time - run.start_time > 10
     assert found.kept_restarts == 0
-    assert site.store.waiting_again() == 1
+    assert site.store.preempted_pending() == 1
     site.turn(2)
     assert site.job(new).state == JobState.RUNNING
     site.end(new)

@@ -47,7 +47,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         waiting: Its jobs as arrays.
         scratch: Room to work in, of these.
     """
-    asking = {name for name, policy in snapshot.policies.items() if policy.by_beliefs}
+    asking = {name for name, policy in snapshot.policies.items() if policy.uses_job_class_estimates}
     asked = [j for name in asking for j in waiting.queues.get(name, ())]
     if not snapshot.beliefs or not asked:
         return None

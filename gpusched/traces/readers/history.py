@@ -24,7 +24,7 @@ def read(path: Path, *, strict: bool) -> Trace:
     """Read the trace of a state folder (or of its database): groups are partitions, the epoch is the first submission.
 
     A job's run time is the sum over its attempts; of a resizable one, what all its work takes at its base size, by its
-    own pace at each (see `_scale`), without the times of stopping. Steps that a job told to have made twice count once.
+    own pace at each (see `_scale`), without the times of stopping. Steps that a job reported twice count once.
     One with a begin time counts as submitted then. Jobs that never ran, and those that have not ended, are left out.
     ``strict`` changes nothing: the store has no bad rows.
 
@@ -61,7 +61,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     trace = _assembled(
         name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
     )
-    return past.told(trace, kept)
+    return past.with_progress(trace, kept)
 
 
 def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
@@ -86,7 +86,7 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if LEFT_OUT in note]
-    trace = past.told(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
+    trace = past.with_progress(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
     return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
@@ -184,7 +184,7 @@ class _Past(NamedTuple):
 
     def attempts(self, job: JobRecord, since: float = 0.0) -> list[_Attempt]:
         """Return the work of its attempts after ``since``."""
-        told = {one.attempt: one for one in self.progress.get(job.id, ())}
+        by_attempt = {one.attempt: one for one in self.progress.get(job.id, ())}
         found = []
         for run in self.runs.get(job.id, ()):
             end = self._end(run)
@@ -193,7 +193,7 @@ class _Past(NamedTuple):
             if run.worked_until is not None:
                 end = min(end, run.worked_until)
             else:
-                end -= _made_again_s(told.get(run.attempt), told.get(run.attempt + 1))
+                end -= _made_again_s(by_attempt.get(run.attempt), by_attempt.get(run.attempt + 1))
             begin = max(run.start_time, since)
             found.append(_Attempt(run.gpus, begin, max(0.0, end - begin)))
         return found
@@ -210,7 +210,7 @@ class _Past(NamedTuple):
             return run.end_time
         return self.until if run.end_time is None else min(run.end_time, self.until)
 
-    def told(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
+    def with_progress(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
         """Add these jobs' reported progress to the trace; unchanged without any and without resizable jobs."""
         if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
             return trace
@@ -223,7 +223,7 @@ class _Past(NamedTuple):
         size, run = np.array(sizes, np.float64).reshape(-1, 3), np.array(runs, np.float64).reshape(-1, 4)
         last = [self.progress.get(job.id, ())[-1:] for job in jobs]
         costs = [job.resizes.cost_s if job.resizes is not None else None for job in jobs]
-        told = ProgressRecords(
+        progress = ProgressRecords(
             steps=np.array([one[0].step if one else None for one in last], np.float64),
             cost_s=np.array(costs, np.float64),
             cooldown_s=np.array([job.spec.elastic.cooldown_s if job.spec.elastic else 0 for job in jobs], np.float64),
@@ -232,9 +232,9 @@ class _Past(NamedTuple):
             run_s=run[:, 3],
         )  # fmt: skip
         resizable = sum(job.spec.elastic is not None for job in jobs)
-        telling = int(np.isfinite(told.steps).sum())
-        note = f"{count_of(telling, 'job')} reported progress; {resizable} resizable: {OWN_PACE}"
-        return replace(trace, told=told, notes=(*trace.notes, note))
+        reporting = int(np.isfinite(progress.steps).sum())
+        note = f"{count_of(reporting, 'job')} reported progress; {resizable} resizable: {OWN_PACE}"
+        return replace(trace, progress=progress, notes=(*trace.notes, note))
 
 
 class _Attempt(NamedTuple):
@@ -259,9 +259,9 @@ def _sizes(job: JobRecord) -> tuple[int, ...]:
     return (job.spec.gpus,) if job.spec.elastic is None else job.spec.elastic.sizes
 
 
-def _scale(job: JobRecord, told: Sequence[JobProgress]) -> Callable[[int], float]:
+def _scale(job: JobRecord, progress: Sequence[JobProgress]) -> Callable[[int], float]:
     """Return a job's speed as a function of its GPUs, relative to its `_size`, as size policies estimate it."""
-    speeds, own = speeds_of(told), _size(job)
+    speeds, own = speeds_of(progress), _size(job)
     if job.spec.elastic is None or own < 1:
         return lambda gpus: 1.0
     return lambda gpus: 1.0 if gpus == own else pace_of(speeds, gpus) / pace_of(speeds, own)
