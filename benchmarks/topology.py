@@ -35,7 +35,7 @@ from gpusched.agents.topology.replay import placed_by
 from gpusched.agents.topology.reproduce import run_of, settings_of
 from gpusched.agents.topology.workloads import draw, ours
 from gpusched.config.weights import TrainedModel
-from gpusched.model.interference import ContentionEstimate, JobClassEstimate, JobShape, Link, Paces
+from gpusched.model.interference import ContentionEstimate, JobClassEstimate, JobShape, Link, SpeedSamples
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.topology import Switch, Topology
@@ -217,7 +217,7 @@ def believed(rng: random.Random) -> tuple[str, JobClassEstimate]:
     for gpus, racks in ((16, 1), (16, 2), (32, 1), (32, 2)):
         shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=8, nodes=gpus // 8, racks=racks)
         pace = rng.gauss(2.0 - 0.2 * (racks > 1), 0.02)
-        shapes.append(Paces(shape=shape, logs=((pace, 1.0),) * 5, count=5, best=pace))
+        shapes.append(SpeedSamples(shape=shape, logs=((pace, 1.0),) * 5, count=5, best=pace))
     links = tuple(
         ContentionEstimate(
             link=link, sensitivity=rng.gauss(-1.5, 0.5), pressure=rng.gauss(-1.5, 0.5), cov=(0.1, 0.1, 0.0), count=5

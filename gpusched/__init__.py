@@ -25,12 +25,12 @@ _PUBLIC = (
 
 
 def __dir__() -> list[str]:
-    """Return what stands here and the public names, without loading them: notebooks complete them."""
+    """Return this module's and the public names without loading them, for completion in notebooks."""
     return sorted({*globals(), *_PUBLIC})
 
 
 def __getattr__(name: str) -> object:
-    """The public names of `gpusched.api`, loaded when one is asked for: commands start without them."""
+    """Load a public name of `gpusched.api` on first use: commands start without them."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""The one exception a user may see, always as a single line; and warnings."""
+"""The exception that users may see, always as a single line; and warnings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """The text in one line, safe for a terminal: controls (C0, C1, bidirectional), lone surrogates escaped."""
+    """Return text as one terminal-safe line: control characters (C0, C1, bidirectional), lone surrogates escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -18,21 +18,21 @@ def _log(line: str) -> None:
 
 
 class Warnings:
-    """Where warnings of this process go: to the log, or, in a command, to stderr. Each is given once."""
+    """This process's warnings: to the log or, in a command, to stderr. Each is emitted once."""
 
     given: ClassVar[set[str]] = set()
     show: ClassVar[Callable[[str], None]] = staticmethod(_log)
 
     @classmethod
     def give(cls, line: str) -> None:
-        """Warn, in one line."""
+        """Emit a warning of one line."""
         if line not in cls.given:
             cls.given.add(line)
             cls.show(printable(line))
 
 
 class GpuschedError(Exception):
-    """Something a user can act on.
+    """An error that a user can act on.
 
     Attributes:
         message: What is wrong and where, in one line.
@@ -50,25 +50,25 @@ class GpuschedError(Exception):
             self.add_note(hint)  # tracebacks of programs show it
 
     def line(self) -> str:
-        """The error as one line, hint included; control characters are escaped."""
+        """Return the error as one line with its hint; control characters are escaped."""
         return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
 
 
 class UsageError(GpuschedError):
-    """The request itself is wrong: bad option, unknown flavor, malformed file."""
+    """An invalid request: bad option, unknown flavor, malformed file."""
 
     exit_code = 2
 
 
 class NoHistory(GpuschedError):
-    """There is no store yet, or no job of the time asked for has run and ended: nothing to learn from or to replay.
+    """No store exists yet, or no job of the requested time has run and ended: nothing to train on or replay.
 
     A store that is there and cannot be read is a plain `GpuschedError`: nobody may take it for this.
     """
 
 
 class FileError(UsageError):
-    """A file holds something wrong.
+    """An invalid value in a file.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""Jobs that hold GPUs and do not use them, from the recent usage rows."""
+"""Jobs with idle GPUs, from recent usage rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpusched.model.reports import HeldIdle
 from gpusched.queue.store import UsageRow
 
 HELD_IDLE_AFTER_S = 600.0
-"""Shorter pauses are loading data, not waste."""
+"""Shorter pauses are usually data loading, not waste."""
 
 _ALMOST = 0.9  # of one GPU: readings and bucket borders are never quite whole
 
 
 def held_idle(active: Iterable[JobRecord], usage: Iterable[UsageRow], now: float) -> tuple[HeldIdle, ...]:
-    """Jobs holding at least one GPU without using it for `HELD_IDLE_AFTER_S` or longer, the longest first.
+    """Return jobs with at least one GPU idle for `HELD_IDLE_AFTER_S` or longer, longest first.
 
     Buckets are looked at from now backwards as long as, on average, at least one of the job's GPUs was idle in each.
     Time whose utilization is unknown is not called idle.

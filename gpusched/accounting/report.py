@@ -1,4 +1,4 @@
-"""What was used, what was wasted, what it cost: the power report, from runs and usage rows.
+"""The power report, from runs and usage rows: usage, waste and cost.
 
 Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(lambda * tau) / (R * T)`` with R = 1:
 
@@ -25,13 +25,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from gpusched.accounting.held_idle import held_idle
-from gpusched.accounting.usage import BUCKET_S, added
+from gpusched.accounting.usage import BUCKET_S, add_usage_rows
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.units import parse_duration, parse_time
-from gpusched.queue.shared import HeldGpus, together
+from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.store import Reader, RunRecord, UsageRow
 
 _J_PER_KWH = 3.6e6
@@ -48,17 +48,17 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def hours(self) -> float:
-        """Its length."""
+        """Return its length."""
         return max(0.0, self.end - self.start) / 3600
 
     def overlap_s(self, run: RunRecord) -> float:
-        """Seconds of a run (Eq. 2's tau: until now where it still runs) inside the window."""
+        """Return the seconds of a run (Eq. 2's tau: until now while it runs) inside the window."""
         end = self.end if run.end_time is None else min(run.end_time, self.end)
         return max(0.0, end - max(run.start_time, self.start))
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What all rows of a report have in common; ``weights``: partition -> GPUs (nodes where none has GPUs)."""
+    """Values shared by all rows of a report; ``weights``: partition -> GPUs (nodes where none has GPUs)."""
 
     partitions: tuple[Partition, ...]
     windows: Mapping[str, Window]
@@ -68,12 +68,12 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_s(self) -> float:
-        """Weighted T of all partitions that ever started a job."""
+        """Return the weighted T of all partitions that ever started a job."""
         return sum(self.weights[p] * w.hours * 3600 for p, w in self.windows.items() if w.started)
 
 
 class _Sums(msgspec.Struct):
-    """What one row adds up."""
+    """The sums of one row."""
 
     partition: str | None = None
     user: str | None = None
@@ -86,7 +86,7 @@ class _Sums(msgspec.Struct):
 
 
 def parse_since(text: str, now: float) -> float:
-    """Unix seconds of ``--since``: a duration back from now (``7d``), ``all``, or a time.
+    """Parse ``--since`` into Unix seconds: a duration before now (``7d``), ``all``, or a time.
 
     Raises:
         UsageError: None of them, or in the future.
@@ -110,7 +110,7 @@ def parse_since(text: str, now: float) -> float:
 def power_report(
     reader: Reader | None, inventory: Inventory, *, since: float, until: float, by: By, partition: str | None = None
 ) -> PowerReport:
-    """The report from the store.
+    """Build the report from the store.
 
     Args:
         reader: The store, or None where there is none yet.
@@ -143,7 +143,7 @@ def power_report(
 
 
 def _first_measured(inventory: Inventory, usage: list[UsageRow], until: float) -> float:
-    """When measuring began: the oldest bucket's end less what it holds of a node, since it need not be full."""
+    """Return when measuring began: the oldest bucket's end less its measured time, since it may not be full."""
     bucket = min((row.bucket for row in usage), default=None)
     if bucket is None:
         return until
@@ -165,7 +165,7 @@ def summarize(
     until: float,
     by: By,
 ) -> PowerReport:
-    """The report as arithmetic, on ``partitions``, from runs that overlap [since, until) and usage rows of it.
+    """Compute the report on ``partitions`` from runs and usage rows within [since, until).
 
     ``firsts``: partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
     """
@@ -200,7 +200,7 @@ def _window(first: float | None, since: float, until: float) -> Window:
 
 
 def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
-    """Of each node: its name, the run's GPUs there, which part (0..1) of the run that is, and its lambda there."""
+    """Yield per node: its name, the run's GPUs there, their part (0..1) of the run, and its lambda there."""
     for name, gpus in run.nodes.items():
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
         weight = _node_weight(name, nodes)
@@ -208,7 +208,7 @@ def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, in
 
 
 def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
-    """A node's part of its partition: by GPUs, by cores where the partition has none; 0 for a node no longer in it."""
+    """Return a node's part of its partition: by GPUs, without any by cores; 0 for a node no longer in it."""
     sizes = {n.name: n.gpus for n in nodes}
     if not any(sizes.values()):
         sizes = {n.name: n.cores for n in nodes}
@@ -220,7 +220,7 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
     nodes = {p.name: p.nodes for p in frame.partitions}
     held_s: dict[tuple[str, str], float] = defaultdict(float)  # (job, node) -> GPU seconds
     measured: dict[tuple[str, str], list[UsageRow]] = defaultdict(list)
-    for run, seconds in _less_shared(frame, ran_s):
+    for run, seconds in _charged_runs(frame, ran_s):
         parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
         for node, gpus, part, share in parts:
             row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
@@ -234,7 +234,7 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
         if u.job_id or by in ("partition", "node"):
             row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]
             row.partition, row.user = u.partition, u.user
-            row.usage = added(row.usage, u)
+            row.usage = add_usage_rows(row.usage, u)
             if u.job_id:
                 measured[u.job_id, u.node].append(u)
                 row.held_known_s += u.util_known_s
@@ -245,7 +245,7 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
 
 
 def _idle_s(usage: list[UsageRow], held_s: float) -> float:
-    """Of the GPU seconds for which a job ran on a node, those that it did not use; never more than ``held_s``.
+    """Return a job's idle GPU seconds on a node, at most ``held_s``.
 
     More can be measured than it ran: its GPUs are its from the allocation on, while its image is still on its way, and
     the window may begin within a bucket. That excess is taken to be idle.
@@ -254,8 +254,8 @@ def _idle_s(usage: list[UsageRow], held_s: float) -> float:
     return max(0.0, sum(u.idle_s for u in usage) - excess_s)
 
 
-def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterator[tuple[RunRecord, float]]:
-    """The runs with the seconds for which their GPUs were theirs: half of those that another had, too."""
+def _charged_runs(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterator[tuple[RunRecord, float]]:
+    """Yield the runs with their charged seconds: half of the time on shared GPUs."""
     held = {}
     for number, (run, _) in enumerate(ran_s):
         window = frame.windows.get(run.partition)
@@ -263,7 +263,7 @@ def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterato
             end = window.end if run.end_time is None else min(run.end_time, window.end)
             held[number] = HeldGpus(run.shareable, max(run.start_time, window.start), end)
     less: dict[int, float] = defaultdict(float)
-    for a, b, gpus, begin, end in together(held):
+    for a, b, gpus, begin, end in overlaps(held):
         for number in (a, b):
             less[number] += gpus * (end - begin) / 2
     for number, (run, seconds) in enumerate(ran_s):
@@ -271,7 +271,7 @@ def _less_shared(frame: _Frame, ran_s: list[tuple[RunRecord, float]]) -> Iterato
 
 
 def _rows(frame: _Frame, sums: dict[str, _Sums], by: By) -> list[PowerRow]:
-    """Places in the inventory's order; users, jobs and places no longer there by GPU hours."""
+    """Return the rows: places in the inventory's order; users, jobs and former places by GPU hours."""
     rows = []
     if by == "partition":
         rows = [_place(frame, p.name, p, p.nodes, sums.get(p.name, _Sums())) for p in frame.partitions]
@@ -302,7 +302,7 @@ def _place(frame: _Frame, name: str, partition: Partition, nodes: tuple[Node, ..
 
 
 def _holder(frame: _Frame, name: str, row: _Sums, by: By) -> PowerRow:
-    """A user, a job, or a place that is no longer in the inventory."""
+    """Return the row of a user, a job, or a place that is no longer in the inventory."""
     use = row.weighted_share_s / frame.capacity_s if frame.capacity_s > 0 else None
     return msgspec.structs.replace(
         _measured(row, row.gpu_s, frame.price),
@@ -314,7 +314,7 @@ def _holder(frame: _Frame, name: str, row: _Sums, by: By) -> PowerRow:
 
 
 def _measured(row: _Sums, expected_gpu_s: float, price: float | None) -> PowerRow:
-    """The row's own sums; ``expected_gpu_s``: GPU seconds that should have a measurement."""
+    """Return the row's measured sums; ``expected_gpu_s``: GPU seconds that should have a measurement."""
     used = row.usage
     known_s = used.gpu_s - used.energy_unknown_s
     expected_s = max(used.gpu_s, expected_gpu_s)
@@ -332,14 +332,14 @@ def _measured(row: _Sums, expected_gpu_s: float, price: float | None) -> PowerRo
 
 
 def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) -> PowerRow:
-    """The line under the rows: sums where they are sums, means over all GPU time where they are ratios."""
+    """Return the total row: sums of amounts, and ratios averaged over all GPU time."""
     whole = _Sums()
     for part in sums.values():
         whole.gpu_s += part.gpu_s
         whole.weighted_share_s += part.weighted_share_s
         whole.held_known_s += part.held_known_s
         whole.held_idle_s += part.held_idle_s
-        whole.usage = added(whole.usage, part.usage)
+        whole.usage = add_usage_rows(whole.usage, part.usage)
     declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
     inefficient = _sum_or_none(row.inefficient_kwh for row in rows)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""From two readings of a node to the usage rows between them: GPU seconds, joules, utilization, by holder.
+"""Usage rows of the time between two readings of a node: GPU seconds, joules, utilization, by holder.
 
 A job is charged its own GPUs, never the whole host; while two share a GPU each is charged half of all that it does.
 Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
@@ -24,7 +24,7 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 
 
 class GpuHolding(msgspec.Struct, frozen=True):
-    """A GPU of a node held by a job until ``end`` (Unix seconds); ``shares``: another may have it, too.
+    """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
     ``begin``: not before; of a job of Slurm, which starts between readings.
     """
@@ -37,7 +37,7 @@ class GpuHolding(msgspec.Struct, frozen=True):
 
 
 def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
-    """GPU index -> who held it, the first to let go first.
+    """Return GPU index -> its holders, by end.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
@@ -60,13 +60,13 @@ def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list
 
 
 class Counters:
-    """The last known energy counters, so that a reading without them loses no joules: counters go on counting."""
+    """Last known energy counters: since counters are cumulative, a reading without them loses no joules."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[str | None, Gpu]] = {}
 
     def bridged(self, node: str, before: NodeReading | None, after: NodeReading) -> NodeReading | None:
-        """``before`` with the counters it lacks filled in from earlier readings of the same boot; learns from both."""
+        """Return ``before`` with missing counters filled in from earlier readings of the same boot; store both."""
         if before is None:
             return None
         self._learn(node, before)
@@ -88,7 +88,7 @@ class Counters:
 def usage_between(
     node: Node, before: NodeReading | None, after: NodeReading, held: Mapping[int, list[GpuHolding]]
 ) -> list[UsageRow]:
-    """Usage rows of one node between two readings (at most a bucket apart in effect: the time is split by buckets).
+    """Return usage rows of one node between two readings, split by buckets.
 
     Of the node's GPUs only declared ones count. ``held``: see `holdings`.
     """
@@ -119,7 +119,7 @@ def usage_between(
                 idle_s=part * seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
             )
             key = (bucket, row.job_id)
-            sums[key] = added(sums[key], row) if key in sums else row
+            sums[key] = add_usage_rows(sums[key], row) if key in sums else row
     return list(sums.values())
 
 
@@ -139,7 +139,7 @@ def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
 
 
 def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:
-    """[begin, end) cut at bucket borders and where holders change: (bucket, holder or None, its part, seconds)."""
+    """Split [begin, end) at bucket borders and changes of holder: (bucket, holder or None, its part, seconds)."""
     cuts = {begin, end}
     cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
     for holding in held:
@@ -153,8 +153,8 @@ def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, 
     return parts
 
 
-def added(a: UsageRow, b: UsageRow) -> UsageRow:
-    """The sums of both, as a row of the first's."""
+def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:
+    """Return the sums of both, with the keys of the first."""
     return msgspec.structs.replace(
         a,
         gpu_s=a.gpu_s + b.gpu_s,

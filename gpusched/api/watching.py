@@ -57,7 +57,9 @@ class Watcher:
                 reader = client.reader
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
-                    last_event, changed = (reader.latest_event(), []) if last_event < 0 else reader.ends(last_event)
+                    last_event, changed = (
+                        (reader.latest_event(), []) if last_event < 0 else reader.ended_since(last_event)
+                    )
                     due |= self._affected(changed)
                     due = self._complete_ended(client, reader, due)
             except GpuschedError as error:

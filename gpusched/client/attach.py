@@ -16,7 +16,7 @@ from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.arrays import first_of
+from gpusched.model.arrays import first_task_of
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.relay import Exec
 from gpusched.model.resources import Node, Settings
@@ -59,7 +59,7 @@ def exec_in_job(
 def _running_job(client: Client, text: str) -> JobRecord:
     target = Resolver(client).target(text)
     if len(target.jobs) != 1 or target.jobs[0].tasks:
-        raise UsageError(f"job {target.id} is an array", f"name a task, such as {first_of(target.jobs[0]).id}")
+        raise UsageError(f"job {target.id} is an array", f"name a task, such as {first_task_of(target.jobs[0]).id}")
     job = target.jobs[0]
     if job.state is not JobState.RUNNING:
         raise GpuschedError(f"job {job.id} is {job.state}; a command can only be run in a RUNNING job")

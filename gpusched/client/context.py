@@ -114,7 +114,7 @@ class Client:
             return "the controller has not run yet; start it with 'gpusched controller'"
         age = max(0.0, now_by(reader.meta(ANCHOR)) - heartbeat)
         tick_s = reader.number("tick_s", 5.0)
-        if age <= max(HEARTBEATS_MISSED * tick_s, 5.0) + reader.behind_s():
+        if age <= max(HEARTBEATS_MISSED * tick_s, 5.0) + reader.lag_s():
             return ""
         from gpusched.views import common
 

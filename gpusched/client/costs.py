@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError
-from gpusched.model.interference import Cost, JobClassEstimate, Link, PlaceCost, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, Link, PlaceCost, job_class_of
 from gpusched.model.jobs import ACTIVE, JobRecord
 
 _MAX_NAMED = 3
@@ -22,7 +22,7 @@ def place_costs(client: Client, jobs: Sequence[JobRecord]) -> dict[str, PlaceCos
     if reader is None or not any(job.state in ACTIVE for job in jobs) or not reader.believes_anything():
         return {}
     active = [job for job in reader.active() if job.allocation is not None]
-    classes = {kind_of(job.user, job.spec.name) for job in active}
+    classes = {job_class_of(job.user, job.spec.name) for job in active}
     estimates = {name: estimate for name in classes if (estimate := reader.belief(name)) is not None}
     if not estimates:
         return {}  # before the inventory and the topology are loaded
@@ -89,7 +89,7 @@ class _JobsByPlace:
     def _pair(self, job: JobRecord, other: JobRecord, link: Link) -> Cost | None:
         from gpusched.sched.interference.beliefs import cost_of_neighbour
 
-        first, second = (kind_of(record.user, record.spec.name) for record in (job, other))
+        first, second = (job_class_of(record.user, record.spec.name) for record in (job, other))
         if (first, second, link) not in self._costs:
             own, neighbour = (self._estimates.get(kind) or JobClassEstimate(kind=kind) for kind in (first, second))
             effects = (effect for estimate in (own, neighbour) for effect in estimate.links)

@@ -6,11 +6,11 @@ import msgspec
 
 from gpusched.client.context import Client
 from gpusched.config.users import user_name
-from gpusched.model.arrays import part_of
+from gpusched.model.arrays import restricted_row
 from gpusched.model.commands import Submit
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import JobRecord, JobState
-from gpusched.queue.inbox import Received
+from gpusched.queue.inbox import ReceivedCommand
 
 IN_INBOX = "InInbox"
 _MESSAGE = "submitted; not yet queued by the controller"
@@ -18,7 +18,7 @@ _MESSAGE = "submitted; not yet queued by the controller"
 
 def inbox_jobs(client: Client) -> list[JobRecord]:
     """Return the inbox's submissions that this user may read, oldest first; an array is one row."""
-    found = (received for received in client.inbox.waiting() if isinstance(received, Received))
+    found = (received for received in client.inbox.waiting() if isinstance(received, ReceivedCommand))
     return [job for received in found for job in _jobs_of(received)]
 
 
@@ -28,7 +28,7 @@ def inbox_submission(client: Client, job_id: str) -> list[JobRecord]:
     return _jobs_of(received) if received else []
 
 
-def _jobs_of(received: Received) -> list[JobRecord]:
+def _jobs_of(received: ReceivedCommand) -> list[JobRecord]:
     submit, uid = received.command, received.uid
     if not isinstance(submit, Submit):
         return []
@@ -36,7 +36,7 @@ def _jobs_of(received: Received) -> list[JobRecord]:
     if submit.array is None:
         return [job]
     spans = spans_of(submit.array)
-    return [part_of(msgspec.structs.replace(job, array_id=submit.id), spans)] if spans else []
+    return [restricted_row(msgspec.structs.replace(job, array_id=submit.id), spans)] if spans else []
 
 
 def _job(submit: Submit, uid: int) -> JobRecord:

@@ -85,7 +85,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         counts=counts,
         unshown=0 if max_pending is None else max(0, counts.get(JobState.PENDING, 0) - waiting),
         scope=_counted(query),
-        preempted=reader.waiting_again(user=query.user, partition=query.partition) if reader else 0,
+        preempted=reader.preempted_pending(user=query.user, partition=query.partition) if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),

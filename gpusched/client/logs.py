@@ -20,7 +20,7 @@ from gpusched.client.resolve import Resolver
 from gpusched.client.wait import exit_code
 from gpusched.config.paths import log_path
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.arrays import first_of
+from gpusched.model.arrays import first_task_of
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, container_name
 from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.units import count_of
@@ -89,7 +89,7 @@ def _one_job(client: Client, text: str) -> JobRecord:
     if len(target.jobs) != 1 or target.jobs[0].tasks:
         raise UsageError(
             f"job {target.id} is an array of {count_of(sum(j.count for j in target.jobs), 'task')}",
-            f"name one, such as {first_of(target.jobs[0]).id}",
+            f"name one, such as {first_task_of(target.jobs[0]).id}",
         )
     return target.jobs[0]
 

@@ -15,7 +15,7 @@ from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, W
 from gpusched.model.reservations import Reservation, by_node
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
 from gpusched.model.topology import islands
-from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus, topology_of
+from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, topology_of, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, Reader
 
 _SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
@@ -38,7 +38,7 @@ def cluster_rows(
     records = reader.node_records() if reader else {}
     jobs = {job.id: job for job in (reader.active() if reader else ())}
     job_of_gpu = held_gpus(jobs.values())
-    leftovers = lingering_gpus(jobs.values(), reader.ranks() if reader else [])
+    leftovers = uncleaned_gpus(jobs.values(), reader.ranks() if reader else [])
     slow = slow_by_node(reader)
     parts_on: dict[str, list[NodeAllocation]] = {}
     for job in jobs.values():

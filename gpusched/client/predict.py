@@ -12,8 +12,16 @@ from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
 from gpusched.errors import UsageError
-from gpusched.model.arrays import first_of
-from gpusched.model.interference import Cost, JobClassEstimate, JobShape, KindTold, Link, kind_of, pattern_of
+from gpusched.model.arrays import first_task_of
+from gpusched.model.interference import (
+    Cost,
+    JobClassEstimate,
+    JobClassReport,
+    JobShape,
+    Link,
+    job_class_of,
+    name_pattern,
+)
 from gpusched.model.jobs import JobRecord
 from gpusched.model.units import count_of
 
@@ -28,7 +36,7 @@ def predict_job(model: str | None, text: str) -> list[PredictedJob]:
         GpuschedError: The predictor cannot be read.
     """
     predictor, client = loaded(model), Client()
-    jobs = [first_of(job) for job in Resolver(client).target(text).jobs]
+    jobs = [first_task_of(job) for job in Resolver(client).target(text).jobs]
     last_submit = max(job.submit_time for job in jobs)
     return tell_jobs(predictor, client.reader.ended_runs(until=last_submit) if client.reader else [], jobs)
 
@@ -41,7 +49,7 @@ def is_job_class(text: str) -> bool:
 
 def describe_class(
     text: str, gpus: int | None, nodes: int | None, racks: int | None, beside: Sequence[str]
-) -> KindTold:
+) -> JobClassReport:
     """Return what was learned of a job class, and the cost of more nodes, more racks or these neighbours.
 
     Args:
@@ -83,7 +91,7 @@ def describe_class(
             cost = cost_of_neighbour(estimate, neighbour, link)
             lines.append(f"beside {neighbour.kind} ({place}) {cost.line('alone')}")
             costs.append(cost)
-    return KindTold(kind=estimate.kind, paces=speeds, links=links, lines=tuple(lines), costs=tuple(costs))
+    return JobClassReport(kind=estimate.kind, paces=speeds, links=links, lines=tuple(lines), costs=tuple(costs))
 
 
 def spread_cost(estimates: _Estimates, job: JobRecord, racks: int) -> tuple[str, Cost] | None:
@@ -93,7 +101,7 @@ def spread_cost(estimates: _Estimates, job: JobRecord, racks: int) -> tuple[str,
 
 def cost_at(estimates: _Estimates, job: JobRecord, nodes: int, racks: int) -> tuple[str, Cost] | None:
     """Return the cost of several racks compared with one, or of several nodes in one rack compared with one node."""
-    estimate = estimates.get(kind_of(job.user, job.spec.name))
+    estimate = estimates.get(job_class_of(job.user, job.spec.name))
     if estimate is None or not estimate.shapes or nodes < 2:
         return None
     usual_shape = max(estimate.shapes, key=lambda speed: speed.count).shape
@@ -120,10 +128,10 @@ def _spread_over(shape: JobShape, nodes: int, racks: int) -> JobShape:
 def _matching_classes(estimates: _Estimates, text: str) -> list[str]:
     """Return the job classes that a text names: the user's own, else others'."""
     user, slash, name = text.partition("/")
-    wanted = kind_of(user, name) if slash else kind_of(user_name(os.getuid()), text)
+    wanted = job_class_of(user, name) if slash else job_class_of(user_name(os.getuid()), text)
     if wanted in estimates or slash:
         return [wanted] if wanted in estimates else []
-    return sorted(job_class for job_class in estimates if job_class.partition("/")[2] == pattern_of(text))
+    return sorted(job_class for job_class in estimates if job_class.partition("/")[2] == name_pattern(text))
 
 
 def _find_estimate(estimates: _Estimates, text: str) -> JobClassEstimate:

@@ -73,12 +73,12 @@ def _rows(
     pending: dict[tuple[str, str, str], int],
     now: float,
 ) -> tuple[QuotaRow, ...]:
-    from gpusched.queue.quotas import QuotaLedger, used_lately
+    from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
     from gpusched.queue.snapshots import expected_end
     from gpusched.sched.limits import frees_at, releases_of_bounds
 
     inventory, quotas = client.inventory, client.inventory.quotas
-    used = used_lately(client.reader, quotas, now) if client.reader else []
+    used = recent_quota_usage(client.reader, quotas, now) if client.reader else []
     ledger = QuotaLedger(quotas, active, used, now)
     rules: dict[tuple[tuple[str, str, str], str], LimitRule] = {}
     in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in pending}

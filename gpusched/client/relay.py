@@ -33,7 +33,7 @@ from gpusched.model.relay import (
     Exec,
     Failure,
     Frames,
-    Garbled,
+    ProtocolError,
     Request,
     Terminal,
     exit_code,
@@ -158,7 +158,7 @@ def decoded_frames(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
                     raise TransportError("ssh", failure.message, failure.hint)
                 raise GpuschedError(failure.message, failure.hint)
             yield kind, payload
-    except (Garbled, msgspec.MsgspecError, struct.error):
+    except (ProtocolError, msgspec.MsgspecError, struct.error):
         raise GpuschedError("the controller runs another version", "use the same version of gpusched") from None
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client, check_admin
-from gpusched.config.reservations import changed_by, check_reservation, fewest_nodes, named
+from gpusched.config.reservations import changed_by, check_reservation, fewest_nodes, reservation_named
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.commands import AnyCommand, CancelReservation, ChangeReservation, Reserve
@@ -17,7 +17,7 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.reports import ReservationRow
 from gpusched.model.reservations import Reservation
 from gpusched.model.suggest import did_you_mean
-from gpusched.queue.inbox import Received
+from gpusched.queue.inbox import ReceivedCommand
 from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, expected_end
 
 ReservationCommand = Reserve | ChangeReservation | CancelReservation
@@ -104,7 +104,7 @@ def known_reservations(client: Client, now: float) -> tuple[Reservation, ...]:
     """Return current and future reservations, including inbox commands that this user may read."""
     found = {r.name: r for r in (client.reader.reservations(now) if client.reader else ())}
     for received in client.inbox.waiting():
-        command = received.command if isinstance(received, Received) else None
+        command = received.command if isinstance(received, ReceivedCommand) else None
         if isinstance(command, Reserve):
             found.setdefault(command.reservation.name, command.reservation)
         elif isinstance(command, CancelReservation):
@@ -155,7 +155,7 @@ def _find(name: str, existing: Sequence[Reservation]) -> Reservation:
     names = [reservation.name for reservation in existing]
     if name not in names:
         raise UsageError(f"no current reservation '{name}'{did_you_mean(name, names)}")
-    return named(name, existing)
+    return reservation_named(name, existing)
 
 
 def _free_name(begin: float, existing: Iterable[Reservation]) -> str:

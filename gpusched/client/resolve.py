@@ -14,7 +14,7 @@ from gpusched.client.inbox import inbox_jobs, inbox_submission
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
-from gpusched.model.arrays import chosen
+from gpusched.model.arrays import restricted_rows
 from gpusched.model.indices import parse, text_of
 from gpusched.model.jobs import JobRecord
 
@@ -92,7 +92,7 @@ class Resolver:
             spans = parse(index)
         except ValueError:
             raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
-        found = chosen(jobs, spans)
+        found = restricted_rows(jobs, spans)
         if not found:
             problem = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {problem}")
@@ -100,7 +100,7 @@ class Resolver:
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
         """Return whether a later copy of the store has the job: a new job is not in the current copy yet."""
-        end = time.monotonic() + (2 * reader.behind_s() + 1.0 if reader.behind_s() else 0.0)
+        end = time.monotonic() + (2 * reader.lag_s() + 1.0 if reader.lag_s() else 0.0)
         while time.monotonic() < end:
             reader.data_version()  # switches to the latest copy
             if reader.matching(job_id) or refusal(reader, job_id) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.client.context import Client
-from gpusched.model.interference import Cost, JobClassEstimate, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, job_class_of
 from gpusched.model.jobs import ACTIVE, JobRecord
 from gpusched.queue.store import Reader
 from gpusched.views import common
@@ -30,6 +30,6 @@ def _cost_beside(reader: Reader, job: JobRecord, other: JobRecord) -> Cost:
     """Return how much slower a job is expected to run with another one on its GPUs."""
     from gpusched.sched.interference.beliefs import cost_of_neighbour
 
-    kinds = (kind_of(record.user, record.spec.name) for record in (job, other))
+    kinds = (job_class_of(record.user, record.spec.name) for record in (job, other))
     own, neighbour = (reader.belief(kind) or JobClassEstimate(kind=kind) for kind in kinds)
     return cost_of_neighbour(own, neighbour, "gpu")

@@ -10,7 +10,7 @@ from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.arrays import first_of
+from gpusched.model.arrays import first_task_of
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import ENDED, JobRecord, JobState
 from gpusched.model.progress import speeds_of
@@ -29,7 +29,7 @@ def show(client: Client, text: str) -> Page:
     """
     target = Resolver(client).target(text)
     jobs = target.jobs
-    job = first_of(next((j for j in jobs if j.state not in ENDED), jobs[0]))
+    job = first_task_of(next((j for j in jobs if j.state not in ENDED), jobs[0]))
     reader = client.reader
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []

@@ -186,7 +186,7 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
     """Yield the options in sbatch's order of importance, for it or for srun; return the number of nodes."""
     from gpusched.client import options
     from gpusched.client.script.values import MAIL
-    from gpusched.model.notices import BY_DEFAULT
+    from gpusched.model.notices import DEFAULT_NOTICE_KINDS
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
         if given[name]:
@@ -205,7 +205,7 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["mail"]:
-        notices = options.notify(given["notify"] or ()) or BY_DEFAULT
+        notices = options.notify(given["notify"] or ()) or DEFAULT_NOTICE_KINDS
         types = [next((name for name, words in MAIL.items() if words == (kind,)), "") for kind in notices]
         yield f"--mail-type={','.join(filter(None, types)) or 'NONE'}"
     if given["begin"]:

@@ -14,7 +14,7 @@ from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
 from gpusched.client.tasks import TaskRequest, size_by_tasks
-from gpusched.config.accounts import accounted, longest
+from gpusched.config.accounts import max_time_limit, with_group_and_class
 from gpusched.config.plugins import all_bare
 from gpusched.config.users import user_name
 from gpusched.config.validate import (
@@ -208,12 +208,12 @@ def build_submission(
     )
     if resize.filled_in:
         spec = _drop_impossible_sizes(spec, known_partition(inventory, spec.partition))
-    max_time_s = longest(submitter.user, spec.group, spec.qos, inventory)
+    max_time_s = max_time_limit(submitter.user, spec.group, spec.qos, inventory)
     # Only a default limit is shortened to what the quotas allow; a requested one that exceeds them is refused.
     if request.time is None and max_time_s is not None and max_time_s < spec.time_limit_s:
         spec = msgspec.structs.replace(spec, time_limit_s=max_time_s)
     validate_spec(spec, inventory)
-    spec = accounted(spec, submitter.user, inventory)
+    spec = with_group_and_class(spec, submitter.user, inventory)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
         program=program.text if program is not None else "",
@@ -240,9 +240,9 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
     """Check that this many more jobs may be queued; the store is opened only if there are such limits."""
     quotas = client.inventory.quotas
     if any(rule.unit == "queued" for rule in quotas.rules(user, spec.group, spec.qos)) and client.reader is not None:
-        from gpusched.queue.quotas import Queued
+        from gpusched.queue.quotas import PendingJobLimits
 
-        Queued(client.reader, quotas).check(user, spec, count)
+        PendingJobLimits(client.reader, quotas).check(user, spec, count)
 
 
 class _RequestParts(NamedTuple):

@@ -109,7 +109,7 @@ def _ended(client: Client, target: str) -> list[JobRecord] | None:
         GpuschedError: The controller refused the submission.
     """
     # Read before the store: a submission queued in between is then in both, never in neither.
-    is_in_inbox = client.inbox.holds(target.partition("_")[0])
+    is_in_inbox = client.inbox.has_submission(target.partition("_")[0])
     reader = client.reader
     if reader is None or reader.has_unended(target):  # costs the same for any array
         return None

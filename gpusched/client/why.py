@@ -17,8 +17,8 @@ from gpusched.client.slurm import with_slurm_commands
 from gpusched.config.accounts import priority_of
 from gpusched.config.users import user_name
 from gpusched.model import ids
-from gpusched.model.arrays import chosen, first_of, part_of, wanted
-from gpusched.model.indices import both, without
+from gpusched.model.arrays import first_task_of, restricted_row, restricted_rows, split_task_ids
+from gpusched.model.indices import difference, intersection
 from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
 from gpusched.model.units import count_of
 from gpusched.views.jobs import resizes_line
@@ -47,7 +47,7 @@ def why(client: Client, text: str) -> Why:
         UsageError: No such job.
     """
     target = Resolver(client).target(text)
-    job = first_of(next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0]))
+    job = first_task_of(next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0]))
     found = _why(client, job)
     if job.slurm is None:
         return found
@@ -192,8 +192,10 @@ def _without_job(row: JobRecord, job: JobRecord) -> list[JobRecord]:
     if not row.tasks or row.array_id != job.array_id or job.array_index is None:
         return [row]
     index = job.array_index
-    parts = (without(row.tasks, ((index, row.tasks[-1][1]),)), without(row.tasks, ((0, index),)))
-    return [part_of(row, part) for part in parts if part] if both(row.tasks, ((index, index),)) else [row]
+    parts = (difference(row.tasks, ((index, row.tasks[-1][1]),)), difference(row.tasks, ((0, index),)))
+    return (
+        [restricted_row(row, part) for part in parts if part] if intersection(row.tasks, ((index, index),)) else [row]
+    )
 
 
 def _snapshot(client: Client, job: JobRecord) -> Snapshot:
@@ -203,13 +205,13 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
     """
     from gpusched.client.reservations import known_reservations
     from gpusched.promotion.live import live_policies
-    from gpusched.queue.quotas import used_lately
-    from gpusched.queue.snapshots import beliefs_for, build_snapshot, recent_usage
+    from gpusched.queue.quotas import recent_quota_usage
+    from gpusched.queue.snapshots import build_snapshot, job_class_estimates, recent_usage
 
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
     fallbacks = reader.fallbacks() if reader else {}
-    policies = {name: p.stand_in if name in fallbacks else p for name, p in policies.items()}
+    policies = {name: p.effective_fallback if name in fallbacks else p for name, p in policies.items()}
     now = time.time()
     in_inbox = inbox_jobs(client)
     stored = reader.pending_rows() if reader else []
@@ -217,11 +219,11 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
     pending = {j.id: j for j in (*rows, job)}  # the job comes last and replaces its own row
 
     def lookup(job_id: str) -> list[JobRecord]:
-        if reader and (jobs := reader.standing(job_id)):
+        if reader and (jobs := reader.dependency_rows(job_id)):
             return jobs
-        base, spans = wanted(job_id)
+        base, spans = split_task_ids(job_id)
         found = [j for j in in_inbox if base in (j.id, j.array_id)]
-        return chosen(found, spans) if spans else found
+        return restricted_rows(found, spans) if spans else found
 
     snapshot = build_snapshot(
         inventory,
@@ -231,9 +233,9 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
         pending=sorted(pending.values(), key=lambda j: (j.submit_time, j.array_id or j.id, j.array_index or 0)),
         ranks=reader.ranks() if reader else [],
         lookup=lookup,
-        ended_well=reader.ended_well if reader else None,
+        completed_tasks=reader.completed_tasks if reader else None,
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
-        used=used_lately(reader, inventory.quotas, now) if reader else (),
+        used=recent_quota_usage(reader, inventory.quotas, now) if reader else (),
         array_limits=reader.array_limits() if reader else {},
         estimates=reader.estimates() if reader else {},
         progress=reader.progress_of_unended() if reader else {},
@@ -241,5 +243,5 @@ def _snapshot(client: Client, job: JobRecord) -> Snapshot:
         whole=True,
         reservations=known_reservations(client, now),
     )
-    beliefs = beliefs_for(reader, policies, snapshot) if reader else {}
+    beliefs = job_class_estimates(reader, policies, snapshot) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

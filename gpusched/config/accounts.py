@@ -1,4 +1,4 @@
-"""For whom a job counts, and whether its limits let it wait at all. Pure: clients ask first, the controller decides."""
+"""Groups and classes of jobs, and limits that a job can never meet. Pure: used by clients and the controller."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import msgspec
 from gpusched.config.fields import is_name
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
-from gpusched.model.limits import LimitRule, takes
+from gpusched.model.limits import LimitRule, limit_units
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, format_duration
 
 
-def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
-    """The request of ``user`` with the group that it counts for, and as its class lets it be stopped.
+def with_group_and_class(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
+    """Return the request with its group, and preemptible as its class says.
 
     Raises:
         UsageError: It names a group or a class that its user may not, or asks for what its limits never let it have.
@@ -40,19 +40,19 @@ def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
     if group != spec.group:
         spec = msgspec.structs.replace(spec, group=group)
     for rule in quotas.rules(user, group, spec.qos):
-        if why := _never(rule, spec):
+        if why := _impossible_reason(rule, spec):
             raise UsageError(f"{why} ({rule.reason})", "'gpusched quota' shows your limits")
     return spec
 
 
-def longest(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
-    """The longest time limit that such a job may have, seconds; None: there is no bound."""
+def max_time_limit(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
+    """Return the longest time limit such a job may request, seconds; None: unlimited."""
     counts = inventory.groups.for_job(user, group)
     return min((r.most for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
 
 
 def priority_of(spec: JobSpec, inventory: Inventory) -> int:
-    """The priority that a job begins with: its own, and that of its class."""
+    """Return a job's initial priority: its own plus its class's."""
     qos = inventory.quotas.of_class(spec.qos)
     return spec.priority - spec.nice + (qos.priority if qos is not None else 0)
 
@@ -66,8 +66,8 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
         raise UsageError(f"--group {name}: {user} is not a member", f"{user} is a member of: {_listed(own)}")
 
 
-def _never(rule: LimitRule, spec: JobSpec) -> str:
-    """Why a job could not run even if nothing else did; "": it could."""
+def _impossible_reason(rule: LimitRule, spec: JobSpec) -> str:
+    """Return why a job could never run under this limit; "": it could."""
     gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
     if rule.unit == "time_s":
         if spec.time_limit_s > rule.most:
@@ -75,7 +75,7 @@ def _never(rule: LimitRule, spec: JobSpec) -> str:
             return f"--time {asked} exceeds the limit of {rule.whose} ({most})"
     elif rule.unit == "gpus" and gpus > rule.most:
         return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.whose} ({rule.most} at once)"
-    elif rule.unit == "gpu_s" and (needs := takes("gpu_s", gpus, spec.time_limit_s)) > rule.most:
+    elif rule.unit == "gpu_s" and (needs := limit_units("gpu_s", gpus, spec.time_limit_s)) > rule.most:
         return (
             f"{count_of(gpus, 'GPU')} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
             f"the limit of {rule.whose} is {rule.most / 3600:.1f} in seven days"

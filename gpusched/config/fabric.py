@@ -1,4 +1,4 @@
-"""What other programs write of a network, as a topology: Slurm's topology.conf and topology.yaml, ibnetdiscover.
+"""Import of network topologies: Slurm's topology.conf and topology.yaml, ibnetdiscover.
 
 Formats: topology.conf(5) and topology.yaml(5) of Slurm 25.05, and "TOPOLOGY FILE FORMAT" of ibnetdiscover(8).
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.config.fields import is_name, parse_gbps, split_hosts
-from gpusched.config.topology import arranged, read_topology
+from gpusched.config.topology import read_topology, sorted_topology
 from gpusched.config.yamlfile import MAX_BYTES, Value, parse_text
 from gpusched.errors import FileError
 from gpusched.model.topology import Switch, Topology
@@ -29,8 +29,8 @@ _IB_LINK = re.compile(_PORT + r'\s+"([SHR])-([0-9a-f]+)"' + _PORT + r'\s*#\s*"([
 _IB_RATE = re.compile(r"\b([0-9]{1,2})x(" + "|".join(sorted(_LANE_GBPS, reverse=True)) + r")\b")
 
 
-class _Drawn(NamedTuple):
-    """A network as a file draws it: any switch may lead up to several.
+class _ParsedNetwork(NamedTuple):
+    """A network as read from a file, in which a switch may have several uplinks.
 
     Attributes:
         nodes: Switch -> the nodes on it, in order; a node may be on several.
@@ -46,7 +46,7 @@ class _Drawn(NamedTuple):
 
 
 def import_topology(path: Path | str, called: Callable[[str], str | None] | None = None) -> Topology:
-    """The topology of a file in any of these formats, or in inventory.yaml's own.
+    """Read the topology of a file in any of these formats, or in inventory.yaml's own.
 
     Args:
         path: The file.
@@ -72,7 +72,7 @@ def import_topology(path: Path | str, called: Callable[[str], str | None] | None
 
 
 def read_slurm_topology(text: str, called: Callable[[str], str | None] = str, path: str = "topology.conf") -> Topology:
-    """The topology of Slurm's topology.conf or topology.yaml; of several the cluster's default, else the first.
+    """Read Slurm's topology.conf or topology.yaml; of several topologies the default, else the first.
 
     A switch under several becomes one under all of these together. Blocks are racks. A LinkSpeed without a unit is
     taken for Gbit/s from 10 on, else as not known: Slurm gives it no meaning.
@@ -97,7 +97,7 @@ def read_slurm_topology(text: str, called: Callable[[str], str | None] = str, pa
     if root.is_list:
         return _merged(_slurm_yaml(root), called)
     declared = read_topology(root)
-    drawn = _Drawn({}, {}, {}, {})
+    drawn = _ParsedNetwork({}, {}, {}, {})
     for switch in declared.switches:
         drawn.nodes[switch.name] = list(switch.nodes)
         drawn.ups[switch.name] = [switch.parent] if switch.parent else []
@@ -107,7 +107,7 @@ def read_slurm_topology(text: str, called: Callable[[str], str | None] = str, pa
 
 
 def read_ibnetdiscover(text: str, called: Callable[[str], str | None] = str, path: str = "ibnetdiscover") -> Topology:
-    """The topology of what ibnetdiscover prints.
+    """Read the output of ibnetdiscover.
 
     Switches with nodes are racks; those that serve the same nodes (rails) are one rack, and switches of the next level
     that serve the same racks are one switch (the spines of a fat tree). Rates are those of the links, added up.
@@ -140,7 +140,7 @@ def read_ibnetdiscover(text: str, called: Callable[[str], str | None] = str, pat
         for switch, _ in ends:
             names.setdefault(switch, f"S-{switch}")  # the end of the output is missing
     level = _levels(nodes, links)
-    drawn = _Drawn({names[s]: nodes.get(s, []) for s in names if s in level}, {}, {}, {})
+    drawn = _ParsedNetwork({names[s]: nodes.get(s, []) for s in names if s in level}, {}, {}, {})
     slow: set[str] = set()
     for ends, speed in links.items():
         pair = sorted({switch for switch, _ in ends}, key=lambda s: (level.get(s, -1), s))
@@ -162,8 +162,8 @@ def read_ibnetdiscover(text: str, called: Callable[[str], str | None] = str, pat
 # Slurm
 
 
-def _slurm_conf(text: str, path: str) -> _Drawn:
-    drawn = _Drawn({}, {}, {}, {})
+def _slurm_conf(text: str, path: str) -> _ParsedNetwork:
+    drawn = _ParsedNetwork({}, {}, {}, {})
     number, began, whole = 0, 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("#", 1)[0].rstrip()
@@ -186,8 +186,8 @@ def _slurm_conf(text: str, path: str) -> _Drawn:
     return drawn
 
 
-def _slurm_yaml(root: Value) -> _Drawn:
-    drawn = _Drawn({}, {}, {}, {})
+def _slurm_yaml(root: Value) -> _ParsedNetwork:
+    drawn = _ParsedNetwork({}, {}, {}, {})
     found = [entry.fields("a topology") for entry in root.items("a list of topologies")]
     found = [fields for fields in found if "tree" in fields or "block" in fields]
     default = [fields for fields in found if "cluster_default" in fields and fields["cluster_default"].flag()]
@@ -209,9 +209,9 @@ def _slurm_yaml(root: Value) -> _Drawn:
 
 
 def _add(
-    drawn: _Drawn, path: str, line: int, name: str, nodes: str | None, children: str | None, speed: str | None
+    drawn: _ParsedNetwork, path: str, line: int, name: str, nodes: str | None, children: str | None, speed: str | None
 ) -> None:
-    """One line of Slurm's: a switch (or a block) with what hangs on it."""
+    """Add one line of Slurm's: a switch (or a block) with its nodes or children."""
     if name in drawn.nodes:
         raise FileError(path, line, "", f'"{name}" again', "every switch once")
     for kind, text in (("nodes", nodes), ("switches", children)):
@@ -237,7 +237,7 @@ def _add(
 
 
 def _ib_name(description: str, guid: str, taken: Collection[str]) -> str:
-    """A switch's name: that of its management (``MF0;leaf1:MQM8700/U1``), its description's first word, or its GUID."""
+    """Name a switch: the management's (``MF0;leaf1:MQM8700/U1``), its description's first word, or its GUID."""
     words = description.split()
     managed = re.match(r"MF0;([^:;]+):[^/]*/?(\S*)", description)
     name = managed[1] if managed else words[0] if words and "Technologies" not in words else ""
@@ -246,7 +246,7 @@ def _ib_name(description: str, guid: str, taken: Collection[str]) -> str:
 
 
 def _levels(nodes: Collection[str], links: Iterable[frozenset[tuple[str, str]]]) -> dict[str, int]:
-    """Switch -> how far it is from the nodes; 0 has some."""
+    """Return switch -> its distance from the nodes; 0 for leaf switches."""
     near: dict[str, set[str]] = {}
     for ends in links:
         switches = {switch for switch, _ in ends}
@@ -264,8 +264,8 @@ def _levels(nodes: Collection[str], links: Iterable[frozenset[tuple[str, str]]])
 # Both
 
 
-def _merged(drawn: _Drawn, called: Callable[[str], str | None]) -> Topology:
-    """One switch for those that serve the same nodes, or the same switches; those that serve nothing of ours go."""
+def _merged(drawn: _ParsedNetwork, called: Callable[[str], str | None]) -> Topology:
+    """Merge switches with the same nodes or children; drop those without nodes of the inventory."""
     switches = list(dict.fromkeys([*drawn.nodes, *drawn.ups, *(up for ups in drawn.ups.values() for up in ups)]))
     unit = {switch: [switch] for switch in switches}
     nodes = {s: list(dict.fromkeys(n for each in drawn.nodes.get(s, ()) if (n := called(each)))) for s in switches}
@@ -300,11 +300,11 @@ def _merged(drawn: _Drawn, called: Callable[[str], str | None]) -> Topology:
             parent=above[0] if above else None,
         )
     _bridge(found, _between(drawn, unit, names))
-    return arranged(_pruned(found))
+    return sorted_topology(_pruned(found))
 
 
 def _pruned(found: dict[str, Switch]) -> list[Switch]:
-    """Without switches that no node is below, and without tops that have nothing to hold together.
+    """Drop switches without nodes below, and top switches with a single child.
 
     Those come of what is not ours: a leaf with other nodes is, seen from ours, beyond the spines.
     """
@@ -326,8 +326,10 @@ def _pruned(found: dict[str, Switch]) -> list[Switch]:
     return list(kept.values())
 
 
-def _between(drawn: _Drawn, unit: Mapping[str, list[str]], names: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """`_Drawn.beside` by units."""
+def _between(
+    drawn: _ParsedNetwork, unit: Mapping[str, list[str]], names: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """Return `_ParsedNetwork.beside` by units."""
     found: dict[tuple[str, str], float] = {}
     for ends, gbps in drawn.beside.items():
         a, b = (names[unit[end][0]] for end in ends)
@@ -336,12 +338,12 @@ def _between(drawn: _Drawn, unit: Mapping[str, list[str]], names: Mapping[str, s
 
 
 def _each(unit: Mapping[str, list[str]]) -> list[list[str]]:
-    """The units, each once."""
+    """Return the distinct units."""
     return list({id(members): members for members in unit.values()}.values())
 
 
 def _names(units: Iterable[list[str]]) -> dict[str, str]:
-    """First switch of each unit -> what the unit is called: what its switches' names begin with, where that is free."""
+    """Return first switch of each unit -> unit name: its switches' common prefix, where that is free."""
     names: dict[str, str] = {}
     for members in units:
         first = re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]", "-", members[0])[:63].lstrip("-._") or "switch"
@@ -353,7 +355,7 @@ def _names(units: Iterable[list[str]]) -> dict[str, str]:
 
 
 def _bridge(found: dict[str, Switch], beside: Mapping[tuple[str, str], float]) -> None:
-    """A switch above those that have none above them and links among each other: as near as any two of them are."""
+    """Add a root above top switches that are linked to each other; the links' rates become their uplinks'."""
     up: dict[str, float] = {}
     for (a, b), gbps in beside.items():
         if a != b and found[a].parent is None and found[b].parent is None:

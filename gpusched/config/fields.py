@@ -1,4 +1,4 @@
-"""The keys of inventory.yaml: for each the field of the model it fills, and how its text is read."""
+"""The keys of inventory.yaml: the model field that each fills, and its parser."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ CAPABILITIES = (
     "SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP "
     "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 ).split()
-"""All that Linux has, as the engines call them: capabilities(7) without CAP_."""
+"""All Linux capabilities, named as the engines do: capabilities(7) without CAP_."""
 _GBPS = {"M": 0.001, "G": 1.0, "T": 1000.0}
 _WATTS = {"": 1.0, "k": 1000.0, "K": 1000.0}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
-    """The fields of a mapping, by the model's names; none where there is no mapping."""
+    """Read a mapping into model fields; empty where there is no mapping."""
     if value is None:
         return {}
     values: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
 
 
 def complete_node(entry: Value, own: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's own values over the defaults, with GPU count and GPU indices made to agree.
+    """Apply defaults to a node's own values, and reconcile GPU count and GPU indices.
 
     Raises:
         FileError: One of the values every node needs is nowhere, or count and indices differ.
@@ -81,7 +81,7 @@ def complete_node(entry: Value, own: dict[str, Any], defaults: Mapping[str, Any]
 
 
 def describe(nodes: tuple[Node, ...]) -> str:
-    """The room of a partition, for errors: ``2 nodes of at most 8 GPUs, 256 cores, 1024G``."""
+    """Describe a partition's size, for errors: ``2 nodes of at most 8 GPUs, 256 cores, 1024G``."""
     gpus, cores, mib = max(n.gpus for n in nodes), max(n.cores for n in nodes), max(n.memory_mib for n in nodes)
     return f"{count_of(len(nodes), 'node')} of at most {amounts_of(gpus, cores, mib)}"
 
@@ -90,34 +90,34 @@ def describe(nodes: tuple[Node, ...]) -> str:
 
 
 def check_name(text: str, value: Value) -> str:
-    """``text`` where it may name a partition, flavor, node or policy."""
+    """Return ``text`` if it is a valid name of a partition, flavor, node or policy."""
     if not is_name(text):
         raise value.error(_NAME_EXPECTED, f'the name "{text}"')
     return text
 
 
 def name(value: Value) -> str:
-    """A name."""
+    """Read a name."""
     return value.text(_NAME_EXPECTED, _NAME)
 
 
 def image(value: Value) -> str:
-    """A container image."""
+    """Read a container image."""
     return value.text("an image such as docker.io/library/busybox:1, without spaces", IMAGE)
 
 
 def duration(value: Value) -> int:
-    """Seconds of a time limit."""
+    """Read a time limit as seconds."""
     return value.converted(parse_duration, "a time such as 72h, 1d12h, HH:MM:SS, D-HH:MM:SS or 90 (minutes)")
 
 
 def host_range(value: Value) -> list[str]:
-    """Node names of ``dgx1`` or ``dgx[01-04,7]``."""
+    """Read the node names of ``dgx1`` or ``dgx[01-04,7]``."""
     return _expand(value, f"{_NAME_EXPECTED}, or a range such as dgx[1-4]", _NAME)
 
 
 def hosts(value: Value) -> tuple[str, ...]:
-    """Node names of a list of names and ranges, or of one text such as ``dgx1,dgx[3-4]``."""
+    """Read node names from a list of names and ranges, or from text such as ``dgx1,dgx[3-4]``."""
     if not value.is_text:
         return tuple(host for item in value.items("a list of node names and ranges") for host in host_range(item))
     expected = f"{_NAME_EXPECTED}, or ranges such as dgx[1-4],dgx7"
@@ -125,7 +125,7 @@ def hosts(value: Value) -> tuple[str, ...]:
 
 
 def split_hosts(text: str) -> list[str]:
-    """All hosts of ranges with commas between them, as Slurm writes them: ``dgx1,dgx[3-4]``.
+    """Expand comma-separated host ranges, as Slurm writes them: ``dgx1,dgx[3-4]``.
 
     Raises:
         ValueError: Not ranges, or together too many; says what was expected.
@@ -137,7 +137,7 @@ def split_hosts(text: str) -> list[str]:
 
 
 def parse_gbps(text: str) -> float:
-    """Gbit/s of ``100G``, ``4x100G`` or ``400 Gb/s``.
+    """Parse ``100G``, ``4x100G`` or ``400 Gb/s`` into Gbit/s.
 
     Raises:
         ValueError: Not such a rate, or not more than zero.
@@ -159,7 +159,7 @@ def _address_range(value: Value) -> list[str]:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """All hosts of ``dgx[01-04,7]`` or ``r[1-2]n[1-4]``; the text itself where there are no brackets.
+    """Expand ``dgx[01-04,7]`` or ``r[1-2]n[1-4]``; text without brackets is returned as is.
 
     Raises:
         ValueError: Not a range; says what was expected.
@@ -184,7 +184,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` may name a partition, flavor, node or policy."""
+    """Return whether ``text`` is a valid name of a partition, flavor, node or policy."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -232,7 +232,7 @@ def _seconds(value: Value) -> float:
 def _measured(
     value: Value, pattern: re.Pattern[str], units: Mapping[str, float], digits: int, most: float, expected: str
 ) -> float:
-    """A number times its unit, rounded to so many digits; more than zero."""
+    """Read a positive number times its unit, rounded to ``digits``."""
     match = pattern.fullmatch(value.text(expected))
     number = round(float(match[1]) * units[match[2]], digits) if match else 0.0
     if not 0 < number <= most:
@@ -241,7 +241,7 @@ def _measured(
 
 
 def whole_seconds(value: Value) -> int:
-    """Whole seconds of a time with its unit."""
+    """Read a time with its unit as whole seconds."""
     seconds = _seconds(value)
     if seconds != int(seconds):
         raise value.error("a time of whole seconds, such as 30s or 10m")
@@ -265,7 +265,7 @@ def _words(expected: str, pattern: re.Pattern[str]) -> Reader:
 
 
 def users(value: Value) -> tuple[str, ...]:
-    """A list of user names."""
+    """Read a list of user names."""
     return tuple(item.text("a user name", _USER) for item in value.items("a list"))
 
 
@@ -286,7 +286,7 @@ def _number(minimum: float, maximum: float, what: str) -> Reader:
 
 
 def _transport(value: Value) -> str:
-    """``none`` is for engine: slurm (see `gpusched.config.inventory`), and named to nobody else."""
+    """Read a transport; ``none`` is for engine: slurm only (see `gpusched.config.inventory`), and not suggested."""
     try:
         return value.choice(("none",))
     except FileError:
@@ -294,14 +294,14 @@ def _transport(value: Value) -> str:
 
 
 def user_name(text: str, value: Value) -> str:
-    """``text`` where it may name a user."""
+    """Return ``text`` if it is a valid user name."""
     if _USER.fullmatch(text) is None:
         raise value.error("a user name", f'the name "{text}"')
     return text
 
 
 def _members(value: Value) -> dict[str, int]:
-    """User -> shares, of a list of users, or of a mapping with the shares of each."""
+    """Read user -> shares from a list of users, or from a mapping of users to shares."""
     if value.is_list:
         found = [item.text("a user name", _USER) for item in value.items("a list of users")]
         if len(set(found)) < len(found):
@@ -312,12 +312,12 @@ def _members(value: Value) -> dict[str, int]:
 
 
 def _or_none(reader: Reader) -> Reader:
-    """Where ``none`` says that there is no bound, beside what the reader takes."""
+    """Return a reader that also accepts ``none`` for unlimited."""
     return lambda value: None if value.is_text and value.found() == '"none"' else reader(value)
 
 
 def limits(value: Value, over: Limits | None = None) -> Limits:
-    """The limits of a mapping; what it does not name is as in ``over``."""
+    """Read limits from a mapping; missing keys default to ``over``."""
     found = read(value, LIMITS, "a mapping with gpus, jobs, queued, gpu_hours, time")
     return msgspec.structs.replace(over or Limits(), **found)
 

@@ -1,4 +1,4 @@
-"""``groups:``, ``limits:`` and ``qos:`` of inventory.yaml -> Groups and Quotas, checked."""
+"""``groups:``, ``limits:`` and ``qos:`` of inventory.yaml -> Groups and Quotas, validated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPECTED = "a mapping: name of group -> members, parent, shares, limits"
 
 
 def read_groups(value: Value | None, noting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Groups:
-    """The groups of a mapping; none where there is no mapping.
+    """Read groups from a mapping; empty where there is no mapping.
 
     Args:
         value: The mapping.
@@ -53,7 +53,7 @@ def read_quotas(
     groups: Groups,
     noting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Quotas:
-    """All limits: of users as in ``limits``, of classes as in ``qos``, of groups as they have them.
+    """Read all limits: users' from ``limits``, classes' from ``qos``, groups' from ``groups``.
 
     Raises:
         FileError: The first thing wrong with them.

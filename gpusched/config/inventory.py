@@ -1,4 +1,4 @@
-"""inventory.yaml -> Inventory, checked; every error says file:line, key, what was found and what was expected.
+"""inventory.yaml -> Inventory, validated; errors name file:line, key, value found and value expected.
 
 The keys and their units are explained in the inventory.yaml at the repository's root. A value of a node comes from the
 node itself, else its partition's ``defaults``, else the file's ``defaults``.
@@ -37,7 +37,7 @@ from gpusched.model.units import amounts_of
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
-    """The inventory of a file; of the one in force where no path is given.
+    """Load the inventory of a file; by default of the one in force.
 
     Raises:
         FileError: The first thing wrong with it.
@@ -47,7 +47,7 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
 
 
 def inventory_errors(path: Path | str) -> list[FileError]:
-    """Everything wrong with an inventory file, in the order it was noticed; empty when it is well."""
+    """Return all errors of an inventory file, in order of detection; empty when it is valid."""
     errors: list[FileError] = []
     try:
         _InventoryReader(path, errors).inventory()
@@ -57,7 +57,7 @@ def inventory_errors(path: Path | str) -> list[FileError]:
 
 
 def flavor_nodes(flavor: Flavor, nodes: tuple[Node, ...]) -> int | None:
-    """Over how many of these nodes a job of this flavor is spread: the fewest whole equal parts that fit.
+    """Return how many of these nodes a job of this flavor needs: the fewest equal parts that fit.
 
     None where it fits on no number of them, even empty.
     """
@@ -79,7 +79,7 @@ def _resize_rules(value: Value, nodes: list[Node]) -> ResizeRules:
 
 
 class _InventoryReader:
-    """One reading of one file. With ``errors`` given, errors of a part are noted there and the next part is read."""
+    """One pass over one file. With ``errors`` given, a section's error is added there and the next section is read."""
 
     def __init__(self, path: Path | str, errors: list[FileError] | None = None) -> None:
         self._path = path

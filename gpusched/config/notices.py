@@ -15,7 +15,7 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
 
 
 def read_notices(value: Value | None) -> Notices:
-    """The section, checked; nothing of it where it is not there.
+    """Read the section; defaults where it is missing.
 
     Raises:
         FileError: The first thing wrong with it.

@@ -1,4 +1,4 @@
-"""Where gpusched keeps its state and its inventory: found the same way by every command."""
+"""Paths of gpusched's state and inventory, the same for every command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
 
 
 def state_folder() -> Path:
-    """The state folder; it need not exist yet.
+    """Return the state folder; it need not exist yet.
 
     ``$GPUSCHED_STATE``; else /var/lib/gpusched where it is a gpusched state (a shared installation: all users of the
     login node meet there); else ``$XDG_STATE_HOME/gpusched``; else ~/.local/state/gpusched.
@@ -25,12 +25,12 @@ def state_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """The user's own settings: ``$XDG_CONFIG_HOME/gpusched``, else ~/.config/gpusched."""
+    """Return the user's settings folder: ``$XDG_CONFIG_HOME/gpusched``, else ~/.config/gpusched."""
     return _xdg("XDG_CONFIG_HOME", ".config") / "gpusched"
 
 
 def find_inventory() -> Path:
-    """The inventory file in force.
+    """Return the inventory file in force.
 
     ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
     ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
@@ -56,22 +56,22 @@ _HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
 
 
 def is_state(folder: Path) -> bool:
-    """Whether ``folder`` is a state folder of gpusched."""
+    """Return whether ``folder`` is a state folder of gpusched."""
     return os.path.isdir(folder / "inbox")
 
 
 def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
-    """Where the collected output of one rank lies."""
+    """Return the path of one rank's collected output."""
     return state / "logs" / job_id / f"{attempt}.{rank}.log"
 
 
 def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
-    """Where the collected result of one rank of a Python function lies."""
+    """Return the path of the collected result of one rank of a Python function."""
     return state / "logs" / job_id / f"{attempt}.{rank}.result"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a crash, of the machine too, leaves the old one or the new one.
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file atomically: after a crash, even of the machine, either the old or the new one exists.
 
     Raises:
         OSError: It cannot be written.
@@ -85,7 +85,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the folder's names on the disk: a file that was renamed into it may else be gone after a power cut.
+    """Sync a folder's entries to disk: without it a renamed file may be lost in a power failure.
 
     Raises:
         OSError: It cannot be done.

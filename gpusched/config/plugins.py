@@ -1,4 +1,4 @@
-"""Components by entry point: those of this package and of others stand in the same groups of their pyproject.toml.
+"""Components by entry point: this package's and others' are in the same groups of their pyproject.toml.
 
 A component is one object under one name: below ``[project.entry-points."gpusched.traces"]`` a line such as
 ``mylog = "acme.mylog:read"``. Listing imports nothing of it; a component that is broken is one line, and takes nothing
@@ -23,12 +23,12 @@ GROUPS = {"traces": "trace format", "notifiers": "notifier", "runtimes": "runtim
 
 
 class ComponentError(GpuschedError):
-    """A component of another distribution cannot be loaded, or is not what its group asks for."""
+    """A component of another distribution that cannot be loaded, or does not fit its group."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """One component that is installed.
+    """An installed component.
 
     Attributes:
         group: One of `GROUPS`. name: What users call it by.
@@ -44,7 +44,7 @@ class Component:
 
     @property
     def origin(self) -> str:
-        """Return where it comes from, as shown to users: ``gpusched``, or ``acme-gpusched 1.2``."""
+        """Return its origin as shown to users: ``gpusched``, or ``acme-gpusched 1.2``."""
         return "gpusched" if self.distribution == OURS else f"{self.distribution} {self.version}"
 
     def load(self) -> Any:
@@ -70,7 +70,7 @@ class Component:
 
 @cache
 def components(group: str) -> Mapping[str, Component]:
-    """Return the installed components of a group by name, this package's first; nothing of them is imported.
+    """Return the installed components of a group by name, this package's first, without importing them.
 
     A name that this package or a distribution earlier in the alphabet has already is ignored with a warning, so that
     installing something cannot change what a name meant before.
@@ -112,5 +112,5 @@ def has_containers(runtime: str) -> bool:
 
 
 def all_bare(runtimes: Collection[str]) -> bool:
-    """Return whether there are nodes with such runtimes, and all of them run jobs without containers."""
+    """Return whether there are nodes with these runtimes, and all of them run jobs without containers."""
     return bool(runtimes) and not any(map(has_containers, runtimes))

@@ -1,4 +1,4 @@
-"""policies/*.yaml -> PolicySpec. A site's own folder goes before the policies that come with gpusched.
+"""policies/*.yaml -> PolicySpec. A site's own folder precedes the included policies.
 
 A trained policy NAME.yaml has its weights in the folder NAME beside it. That folder holds a ``policy.yaml`` as well,
 and so is the policy itself: it can be moved elsewhere.
@@ -18,9 +18,9 @@ from gpusched.config.yamlfile import Value, parse_file, suggestion
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import (
     AGENTS,
-    MAPPED,
+    MAPPING_PLACES,
     ORDERS,
-    UNPLANNED,
+    SIMPLE_BACKFILLS,
     Backfill,
     Mapping,
     Place,
@@ -43,7 +43,7 @@ MOST_SCHEDULERS = 16
 
 
 def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
-    """Where policies are looked for, in order.
+    """Return the folders that are searched for policies, in order.
 
     ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory where there is one; then those that come along.
 
@@ -60,12 +60,12 @@ def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
 
 
 def policy_names(inventory_path: Path | str) -> list[str]:
-    """Names of all policies a partition may use, sorted."""
+    """Return the names of all policies a partition may use, sorted."""
     return names_in(policy_folders(inventory_path))
 
 
 def names_in(folders: tuple[Path, ...]) -> list[str]:
-    """Names of all policies in these folders, sorted."""
+    """Return the names of all policies in these folders, sorted."""
     return sorted(
         {file.stem for folder in folders for file in folder.glob("*.yaml")}
         | {file.parent.name for folder in folders for file in folder.glob(f"*/{POLICY}")}
@@ -73,7 +73,7 @@ def names_in(folders: tuple[Path, ...]) -> list[str]:
 
 
 def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
-    """The policy of every partition: partition name -> policy.
+    """Load the policy of every partition: partition name -> policy.
 
     Raises:
         FileError: A partition names one that does not exist, or its file is wrong.
@@ -90,7 +90,7 @@ def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
 
 
 def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> PolicySpec:
-    """The policy of one file, named after it; or of a trained policy's folder, named after that.
+    """Load the policy of a file, or of a trained policy's folder; it has the name of that.
 
     An agent's fallback is looked for in ``folders``, besides the file's own.
 
@@ -111,8 +111,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
     if "mapping" in fields:
-        if chosen.get("place") not in MAPPED:
-            raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
+        if chosen.get("place") not in MAPPING_PLACES:
+            raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPING_PLACES)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
     if "place_wait" in fields:
         if chosen.get("place") not in ("rack-wait", "contention"):
@@ -140,11 +140,13 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("sizes", "base") == "base":
             raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
-    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPED, "contention")
+    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPING_PLACES, "contention")
     if own_pass and chosen.get("backfill") == "conservative":
         whose = "an agent" if "agent" in fields else f"place: {chosen['place']}"
         where = fields["backfill"] if "backfill" in fields else fields["fallback"]
-        raise where.error(f"{', '.join(UNPLANNED[:-1])} or {UNPLANNED[-1]} with {whose}", '"conservative"')
+        raise where.error(
+            f"{', '.join(SIMPLE_BACKFILLS[:-1])} or {SIMPLE_BACKFILLS[-1]} with {whose}", '"conservative"'
+        )
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") in ("easy", "conservative"):
         # promises to those who wait rest on times that are not exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")
@@ -155,7 +157,7 @@ _AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "schedulers", "train")
 
 
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
-    """What a file says of its agent."""
+    """Read a file's agent."""
     found: dict[str, Any] = {"agent": fields["agent"].choice(tuple(AGENTS)), "folder": str(trained)}
     traits = AGENTS[found["agent"]]
     default = SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
@@ -182,7 +184,7 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
 
 
 def _mapping_of(section: Value) -> Mapping:
-    """How jobs are mapped to nodes and GPU types."""
+    """Read how jobs are mapped to nodes and GPU types."""
     numbers = {"floor": (0.0, 1.0), "user_share": (0.0, 1.0), "order_weight": (0.0, 1e6), "open_cost": (0.0, 1e6),
                "fragment_cost": (0.0, 1e6)}  # fmt: skip
     fields = section.fields("a mapping", ("window", "budget", *numbers, "speeds"))
@@ -201,7 +203,7 @@ def _mapping_of(section: Value) -> Mapping:
 
 
 def _resizing_of(section: Value) -> Resizing:
-    """The brakes on resizes."""
+    """Read the limits on resizes."""
     times = ("min_run", "start_timeout")
     fields = section.fields("a mapping with min_run, start_timeout, per_hour, gain", (*times, "per_hour", "gain"))
     found: dict[str, Any] = {
@@ -217,7 +219,7 @@ def _resizing_of(section: Value) -> Resizing:
 
 
 def _preempting_of(section: Value) -> PreemptionSettings:
-    """What an agent that stops running jobs leaves alone."""
+    """Read the limits on preemption."""
     fields = section.fields("a mapping with min_run, per_hour, restart", ("min_run", "per_hour", "restart"))
     found: dict[str, Any] = {
         f"{key}_s": fields[key].converted(_seconds_or_none, "a time, such as 10m; 0s: none")
@@ -234,7 +236,7 @@ def _seconds_or_none(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    """``200ms``, or a duration as elsewhere."""
+    """Parse ``200ms``, or a duration as elsewhere."""
     if text.endswith("ms"):
         if not (number := float(text.removesuffix("ms"))) > 0:
             raise ValueError(text)
@@ -243,7 +245,7 @@ def _seconds(text: str) -> float:
 
 
 def _plain(value: Value) -> Any:
-    """A number where it reads as one, else the text."""
+    """Return a number where the text is one, else the text."""
     text = value.text("a number or a word")
     for kind in (int, float):
         try:
@@ -254,13 +256,13 @@ def _plain(value: Value) -> Any:
 
 
 def _with_version(spec: PolicySpec) -> PolicySpec:
-    """With the digest of its meaning, and of its weights where there are any."""
+    """Add the digest of its content, and of its weights if any."""
     meaning: dict[str, Any] = {"order": spec.order, "place": spec.place, "backfill": spec.backfill}
     if spec.sizes != "base":
         meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
     if spec.place == "contention":
         meaning["place_wait_s"] = spec.place_wait_s
-    if spec.place in MAPPED:
+    if spec.place in MAPPING_PLACES:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:
         files = sorted(Path(spec.folder).glob(f"*{WEIGHTS}"))
@@ -278,7 +280,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
 
 
 def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
-    """The file (or trained policy's folder) of that name, of the first folder that has one; None: there is none."""
+    """Return the file (or trained policy's folder) of that name in the first folder that has one, if any."""
     for folder in folders:
         if (file := folder / f"{name}.yaml").is_file():
             return file

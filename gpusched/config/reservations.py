@@ -1,4 +1,4 @@
-"""Whether a reservation can be made as things are declared; and which nodes it takes where only GPUs are asked for."""
+"""Validation of reservations, and the choice of nodes for a number of GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_USERS = 1000
 
 
 def check_reservation(wanted: Reservation, inventory: Inventory, others: Iterable[Reservation], now: float) -> None:
-    """``others``: those that are not over; the one of its name is what is changed.
+    """Check a new or changed reservation; ``others``: those that have not ended.
 
     Raises:
         UsageError: It cannot be, and why.
@@ -79,20 +79,20 @@ def _check_users(wanted: Reservation, inventory: Inventory) -> None:
             raise UsageError(f"there is no group '{group[:80]}'", "groups are declared in inventory.yaml")
 
 
-def check_use(spec: JobSpec, user: str, there: Iterable[Reservation], inventory: Inventory) -> None:
-    """A job may be in the reservation that it asks for, of those that are ``there``.
+def check_use(spec: JobSpec, user: str, reservations: Iterable[Reservation], inventory: Inventory) -> None:
+    """Check that a job may use the reservation it names, given all ``reservations``.
 
     Raises:
         UsageError: It may not.
     """
     name = spec.reservation
-    found = next((one for one in there if one.name == name), None)
-    if why := unusable(spec.time_limit_s, name, user, found, inventory):
+    found = next((one for one in reservations if one.name == name), None)
+    if why := unusable_reason(spec.time_limit_s, name, user, found, inventory):
         raise UsageError(f"--reservation {name[:80]}: {why}")
 
 
-def unusable(limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> str:
-    """Why a job can never run in the reservation it asks for, as things are; "": it can."""
+def unusable_reason(limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> str:
+    """Return why a job can currently never run in its reservation; "": it can."""
     if found is None:
         return f"no current reservation {name[:80]}; see gpusched reservations"
     if not found.serves(user, inventory.groups):
@@ -108,7 +108,7 @@ def fewest_nodes(
     inventory: Inventory, partition: str | None, gpus: int, taken: Iterable[Reservation], late: Collection[str],
     unwell: Collection[str], begin: float, end: float,
 ) -> tuple[str, ...]:  # fmt: skip
-    """The fewest whole nodes with so many GPUs that nobody has reserved then, and of these such as give least more.
+    """Return the fewest unreserved whole nodes with that many GPUs; among these, with the smallest surplus.
 
     Rather nodes that are well, and then such on which nothing runs that would last longer than until ``begin``
     (``late``).
@@ -139,8 +139,8 @@ def fewest_nodes(
     return tuple(node.name for node in nodes if node.name in names)
 
 
-def named(name: str, reservations: Iterable[Reservation]) -> Reservation:
-    """The one of that name.
+def reservation_named(name: str, reservations: Iterable[Reservation]) -> Reservation:
+    """Return the reservation of that name.
 
     Raises:
         GpuschedError: There is none.
@@ -152,7 +152,7 @@ def named(name: str, reservations: Iterable[Reservation]) -> Reservation:
 
 
 def changed_by(command: ChangeReservation, before: Reservation, now: float) -> Reservation:
-    """A reservation as it is after a command.
+    """Return a reservation with a command's changes.
 
     Raises:
         GpuschedError: It has begun, and cannot begin at another time.

@@ -1,4 +1,4 @@
-"""``topology:`` of inventory.yaml -> Topology, checked; and files that hold nothing but such a mapping."""
+"""``topology:`` of inventory.yaml -> Topology, validated; and files with only such a mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPECTED = "a mapping: name of switch -> nodes, uplink, parent"
 
 
 def load_topology(path: Path | str) -> Topology:
-    """The topology of a YAML file whose root is such a mapping, or has it under ``topology``, as an inventory does.
+    """Load the topology of a YAML file whose root is such a mapping, or has it under ``topology``.
 
     Raises:
         FileError: The first thing wrong with it.
@@ -29,7 +29,7 @@ def read_topology(
     nodes: Collection[str] | None = None,
     noting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Topology:
-    """The topology of a mapping; none where there is no mapping.
+    """Read a topology from a mapping; empty where there is no mapping.
 
     A parent without an entry of its own is a switch with nothing above it, unless it looks like a mistyped one.
 
@@ -60,11 +60,11 @@ def read_topology(
     for switch in list(switches.values()):
         with noting():
             _check_parent(entries[switch.name].fields(_EXPECTED).get("parent"), switch.name, switches, entries)
-    return arranged(switches.values())
+    return sorted_topology(switches.values())
 
 
-def arranged(switches: Iterable[Switch]) -> Topology:
-    """The topology of switches in any order; parents that none of them is are added to it."""
+def sorted_topology(switches: Iterable[Switch]) -> Topology:
+    """Return the topology of switches given in any order; missing parents are added."""
     known = {switch.name: switch for switch in switches}
     for switch in list(known.values()):
         if switch.parent is not None:
@@ -73,7 +73,7 @@ def arranged(switches: Iterable[Switch]) -> Topology:
 
 
 def _above(name: str, switches: dict[str, Switch]) -> list[str]:
-    """The switch and those above it, upwards; ends with the first that is there already."""
+    """Return the switch and its ancestors, upwards; stop at a cycle."""
     path = [name]
     while (switch := switches.get(path[-1])) is not None and switch.parent is not None:
         path.append(switch.parent)
@@ -94,7 +94,7 @@ def _check_parent(value: Value | None, name: str, switches: dict[str, Switch], e
 
 
 def _is_switch(value: Value) -> bool:
-    """Whether this describes a switch, and not a mapping of them."""
+    """Return whether this mapping describes one switch, rather than several."""
     if value.is_text or not (found := value.fields(_EXPECTED)):
         return True
     return any(key in fields.SWITCH for key in found)

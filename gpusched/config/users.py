@@ -1,4 +1,4 @@
-"""Names of users by their ids."""
+"""User names by id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 @lru_cache
 def user_name(uid: int) -> str:
-    """The login name of a user id on this machine, or the number."""
+    """Return the login name of a user id on this machine, or the number."""
     import pwd
 
     try:

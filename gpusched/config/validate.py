@@ -1,4 +1,4 @@
-"""Whether a job may be asked for at all. Pure: clients call it before they queue, the controller before it believes."""
+"""Validation of job requests. Pure: clients check before they submit, the controller again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 
 
 def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
-    """Check a request against what is declared.
+    """Check a request against the inventory.
 
     Raises:
         UsageError: The first thing wrong with it, in one line.
@@ -74,7 +74,7 @@ def _check_notices(spec: JobSpec) -> None:
 
 
 def known_partition(inventory: Inventory, name: str) -> Partition:
-    """The partition called ``name``.
+    """Return the partition called ``name``.
 
     Raises:
         UsageError: There is none.
@@ -87,7 +87,7 @@ def known_partition(inventory: Inventory, name: str) -> Partition:
 
 
 def check_nodes(inventory: Inventory, partition: Partition | None, names: Iterable[str]) -> None:
-    """Every name is a node (of the partition).
+    """Check that every name is a node (of the partition).
 
     Raises:
         UsageError: One is not.
@@ -101,7 +101,7 @@ def check_nodes(inventory: Inventory, partition: Partition | None, names: Iterab
 
 
 def check_gpu_types(partition: Partition, names: Iterable[str]) -> None:
-    """Every name is the GPU type of a node of the partition.
+    """Check that every name is the GPU type of a node of the partition.
 
     Raises:
         UsageError: One is not.
@@ -114,7 +114,7 @@ def check_gpu_types(partition: Partition, names: Iterable[str]) -> None:
 
 
 def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
-    """No NUL, no lone surrogates, not too long: can be an argument or a variable of a process.
+    """Check that text can be a process argument or variable: no NUL, no lone surrogates, not too long.
 
     Raises:
         UsageError: It cannot.
@@ -153,12 +153,12 @@ def usable_nodes(partition: Partition, asked: AsksForNodes) -> list[Node]:
 
 
 def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: int) -> int:
-    """How many of the nodes are large enough for one part of a job."""
+    """Return how many of the nodes are large enough for one part of a job."""
     return sum(n.gpus >= gpus and n.cores >= cores and n.memory_mib >= memory_mib for n in nodes)
 
 
 def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
-    """A resizable job's request with so many GPUs, over the fewest nodes that can give it, empty; None: they cannot.
+    """Return a resizable job's request for that many GPUs on the fewest of these nodes, empty; None: impossible.
 
     Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
     """
@@ -170,7 +170,7 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
 
 
 def script_error(text: str) -> str | None:
-    """``LINE: what`` is wrong with the text of a job script, or None."""
+    """Return ``LINE: what`` is wrong with a job script's text, or None."""
     if not text.startswith("#!"):
         return '1: not a job script: its first line must begin with "#!", such as #!/bin/bash'
     size = len(text.encode(errors="surrogatepass"))
@@ -358,7 +358,7 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
 
 
 def max_time(partition: Partition) -> int | None:
-    """The longest time limit of the partition: as declared, else its longest flavor's."""
+    """Return the partition's longest time limit: as declared, else its longest flavor's."""
     if partition.max_time_s is not None:
         return partition.max_time_s
     return max((f.time_limit_s for f in partition.flavors), default=None)
@@ -495,7 +495,7 @@ def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None
 
 
 def within_rules(spec: JobSpec, inventory: Inventory) -> JobSpec:
-    """The request of a resizable job with the sizes that its partition now allows; with none it is not resized."""
+    """Return a resizable job's request restricted to its partition's current sizes; without any it is not resized."""
     elastic = spec.elastic
     partition = inventory.partition(spec.partition) if elastic is not None else None
     if elastic is None or partition is None or all(map(partition.resizable.allow, elastic.sizes)):

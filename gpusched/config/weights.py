@@ -1,4 +1,4 @@
-"""Trained weights: files in safetensors, read without torch and never by pickle.
+"""Trained weights: safetensors files, read without torch and never by pickle.
 
 A trained policy is a folder: ``policy.yaml``, and for each partition ``NAME.safetensors`` (weights, and what they are
 of) with its training card ``NAME.card.yaml``. Weights of the name ``default`` serve partitions without their own.
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.config.paths import write_whole
+from gpusched.config.paths import write_atomic
 from gpusched.config.policies import WEIGHTS
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import AGENTS
@@ -28,7 +28,7 @@ PREEMPTS = {"preempt": "yes"}  # what weights say of themselves that stop runnin
 
 
 class ModelError(GpuschedError):
-    """Weights that cannot be used; the policy's fallback decides."""
+    """Unusable weights; the policy's fallback decides."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class TrainedModel:
 
     @cached_property
     def preempts(self) -> bool:
-        """Whether they stop running jobs."""
+        """Return whether the agent preempts running jobs."""
         return PREEMPTS.items() <= self.about.items()
 
     @property
     def knows(self) -> str:
-        """See `knows_of`."""
-        return knows_of(self.about)
+        """See `run_time_source`."""
+        return run_time_source(self.about)
 
 
-def knows_of(about: Mapping[str, str]) -> str:
-    """Return what weights go by of run times: the time limits, unless they say otherwise."""
+def run_time_source(about: Mapping[str, str]) -> str:
+    """Return the run time information that weights use: time limits by default."""
     return about.get("knows", "limit")
 
 
 def weights_file(folder: Path, partition: str) -> Path:
-    """The file with a partition's weights: its own, else the folder's ``default``, else the only one there is."""
+    """Return a partition's weights file: its own, else the folder's ``default``, else the only one."""
     own = folder / f"{partition}{WEIGHTS}"
     if own.is_file():
         return own
@@ -76,7 +76,7 @@ def weights_file(folder: Path, partition: str) -> Path:
 
 
 def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
-    """A partition's weights.
+    """Load a partition's weights.
 
     Raises:
         ModelError: There are none, they cannot be read, are another agent's, or hold what is not a finite number.
@@ -90,12 +90,12 @@ def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
 
 
 def _drawn(agent: str) -> bool:
-    """Whether it learns from drawn clusters."""
+    """Return whether the agent trains on generated clusters."""
     return any(name == agent and traits.places for name, traits in AGENTS.items())
 
 
 def load_file(path: Path, agent: str) -> TrainedModel:
-    """The weights of one file.
+    """Load the weights of one file.
 
     Raises:
         ModelError: It is not there, cannot be read, is another agent's, or holds what is not a finite number.
@@ -124,22 +124,22 @@ def load_file(path: Path, agent: str) -> TrainedModel:
 
 
 def digest_of(content: bytes) -> str:
-    """By which weights are known: 12 hexadecimal digits of their file's."""
+    """Return the digest that identifies weights: 12 hexadecimal digits of their file's."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def save_model(
     path: Path, agent: str, arrays: dict[str, npt.NDArray[np.generic]], about: dict[str, str] | None = None
 ) -> None:
-    """Writes weights so that a crash leaves the old file or the new one."""
+    """Write weights atomically: a crash leaves the old file or the new one."""
     from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
+    write_atomic(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
 
 
 def _sorted_header(content: bytes) -> bytes:
-    """The same safetensors with its header's keys in order.
+    """Return the same safetensors with its header's keys sorted.
 
     The library writes them in an order of its own in every process; the same weights must have the same digest.
     Layout: the header's length (8 bytes, little endian), the header (JSON, padded with blanks to 8), the data.

@@ -1,4 +1,4 @@
-"""YAML files read with the line of every key, so that each error says file:line, key, found and expected.
+"""YAML files with the line of every key, so that errors name file:line, key, value found and expected.
 
 Scalars stay text until a reader asks for a type: ``12:00:00`` is not a base-60 number here, nor is a node called ``no``
 False. Anchors, aliases and ``<<`` merges work; tags, duplicate keys and second documents are refused.
@@ -47,7 +47,7 @@ class _YamlNode:
 
 
 class Value:
-    """A place in the file: what stands there, to be read as one type or another.
+    """A value in the file, to be read as one type or another.
 
     Attributes:
         file: The file's name, as errors show it.
@@ -64,24 +64,24 @@ class Value:
 
     @property
     def is_text(self) -> bool:
-        """A scalar that says something."""
+        """Return whether this is a non-empty scalar."""
         return self._node.kind == "scalar" and not self._node.is_null
 
     @property
     def is_list(self) -> bool:
-        """A list."""
+        """Return whether this is a list."""
         return self._node.kind == "list"
 
     def error(self, expected: str, found: str | None = None) -> FileError:
-        """The error that says so; ``found`` defaults to a description of what stands there."""
+        """Return an error on this value; ``found`` defaults to a description of it."""
         return FileError(self.file, self.line, self.key, self.found() if found is None else found, expected)
 
     def missing(self, name: str, expected: str) -> FileError:
-        """The error for a key that this mapping should have."""
+        """Return the error for a key that this mapping lacks."""
         return FileError(self.file, self.line, _join(self.key, name), "nothing", expected)
 
     def found(self) -> str:
-        """What stands here, for an error message."""
+        """Describe this value for an error message."""
         node = self._node
         if node.kind != "scalar":
             return f"a {node.kind}"
@@ -92,21 +92,21 @@ class Value:
     # Reading it
 
     def text(self, expected: str, pattern: re.Pattern[str] | None = None) -> str:
-        """A scalar as text, all of it matching ``pattern``."""
+        """Return a scalar as text that fully matches ``pattern``."""
         node = self._node
         if not self.is_text or not node.content or (pattern is not None and pattern.fullmatch(node.content) is None):
             raise self.error(expected)
         return str(node.content)
 
     def converted(self, convert: Callable[[str], T], expected: str) -> T:
-        """A scalar through a parser of units, which raises ValueError where it cannot."""
+        """Convert a scalar with ``convert``, which raises ValueError for invalid text."""
         try:
             return convert(self.text(expected))
         except (ValueError, OverflowError):
             raise self.error(expected) from None
 
     def whole(self, minimum: int, maximum: int, what: str = "a whole number") -> int:
-        """A whole number within bounds, both included."""
+        """Return a whole number within bounds, both included."""
         expected = f"{what} from {minimum} to {maximum}"
         number = self._number(expected, minimum, maximum)
         if number != int(number):
@@ -114,25 +114,25 @@ class Value:
         return int(number)
 
     def number(self, minimum: float, maximum: float, what: str = "a number") -> float:
-        """A number within bounds, both included."""
+        """Return a number within bounds, both included."""
         return self._number(f"{what} from {minimum:.10g} to {maximum:.10g}", minimum, maximum)
 
     def flag(self) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = _FLAGS.get(str(self._node.content).lower()) if self._node.plain else None
         if value is None:
             raise self.error("true or false")
         return value
 
     def choice(self, options: Collection[str]) -> str:
-        """One of a few words."""
+        """Return one of the options."""
         text = self._node.content if self.is_text else ""
         if text not in options:
             raise self.error("one of " + ", ".join(options) + suggestion(str(text), options))
         return str(text)
 
     def component(self, group: str, ours: Collection[str]) -> str:
-        """Return the name of a component: one of ``ours``, or another package's, for which is only looked then."""
+        """Return a component's name: one of ``ours``, or another package's; only then are those looked up."""
         if self.is_text and self._node.content in ours:
             return str(self._node.content)
         from gpusched.config.plugins import components
@@ -140,7 +140,7 @@ class Value:
         return self.choice(dict.fromkeys((*ours, *components(group))))
 
     def items(self, expected: str) -> list[Value]:
-        """The items of a list; nothing is an empty list."""
+        """Return the items of a list; empty for null."""
         if self._node.is_null:
             return []
         if self._node.kind != "list":
@@ -148,7 +148,7 @@ class Value:
         return [Value(self.file, f"{self.key}[{i}]", n.line, n) for i, n in enumerate(self._node.content)]
 
     def fields(self, expected: str, known: Collection[str] | None = None) -> dict[str, Value]:
-        """The values of a mapping by key (``known`` ones only), in the file's order; nothing is an empty mapping."""
+        """Return the values of a mapping by key, in the file's order, ``known`` keys only; empty for null."""
         if self._node.is_null:
             return {}
         if self._node.kind != "mapping":
@@ -169,7 +169,7 @@ class Value:
 
 
 def parse_file(path: Path | str, what: str = "a YAML file") -> Value:
-    """The root of a YAML file.
+    """Parse a YAML file and return its root.
 
     Raises:
         FileError: It cannot be read, is too large, or is not YAML.
@@ -193,7 +193,7 @@ def parse_file(path: Path | str, what: str = "a YAML file") -> Value:
 
 
 def parse_text(text: str, file: str) -> Value:
-    """The root of a YAML text; ``file`` is what errors call it.
+    """Parse YAML text and return its root; errors call it ``file``.
 
     Raises:
         FileError: It is not YAML, or more than plain mappings, lists and scalars.
@@ -229,7 +229,7 @@ def _root(text: str, file: str) -> _YamlNode:
 
 
 def parse_plain(path: Path) -> Any:
-    """What a YAML file that a program wrote says, as plain Python values with YAML's own types.
+    """Parse a YAML file that a program wrote into plain Python values with YAML's own types.
 
     Raises:
         FileError: It cannot be read, is too large or too deep, has aliases or tags, or is not YAML.
@@ -245,7 +245,7 @@ def parse_plain(path: Path) -> Any:
 
 
 def suggestion(word: str, options: Collection[str]) -> str:
-    """``: did you mean x?`` where an option is close, else ""."""
+    """Return ``: did you mean x?`` where an option is close, else ""."""
     import difflib  # only on the way to an error
 
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
@@ -253,7 +253,7 @@ def suggestion(word: str, options: Collection[str]) -> str:
 
 
 class _Composer:
-    """libyaml's events to nodes. Its own composer recurses in C without a bound, and resolves types we do not want."""
+    """A composer of libyaml's events. libyaml's own recurses in C without a limit, and resolves types."""
 
     def __init__(self, text: str, file: str) -> None:
         self._events: Iterator[Any] = _events(text)

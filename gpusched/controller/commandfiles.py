@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.config.accounts import accounted, priority_of
+from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
@@ -19,7 +19,7 @@ from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
-from gpusched.model.arrays import event_log_id, part_of, which
+from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
 from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, JobRecord, JobSpec, JobState
@@ -27,10 +27,10 @@ from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Settings
 from gpusched.model.units import count_of
 from gpusched.queue.arrivals import MAX_WAITING
-from gpusched.queue.damage import STORE_FAULTS, Damaged
-from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
-from gpusched.queue.lifecycle import move
-from gpusched.queue.quotas import Queued
+from gpusched.queue.damage import STORE_FAULTS, DatabaseDamaged
+from gpusched.queue.inbox import POSTPONE_S, Inbox, MalformedCommand, ReceivedCommand
+from gpusched.queue.lifecycle import transition_to
+from gpusched.queue.quotas import PendingJobLimits
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
@@ -75,7 +75,7 @@ class CommandApplier:
         self._programs_size: dict[int, int] = {}  # per user, read on first use
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
-        self._queued_by_class = Queued(store, inventory.quotas)
+        self._queued_by_class = PendingJobLimits(store, inventory.quotas)
 
     def apply_inbox(self, now: float) -> int:
         """Apply this cycle's command files, in order, in one transaction; return the number of files taken.
@@ -84,7 +84,7 @@ class CommandApplier:
         nothing. If the transaction fails, each file is applied in a transaction of its own: those that do not fit on
         the disk stay in the inbox and are retried later, and the others go ahead.
         """
-        names = self._inbox.turn()
+        names = self._inbox.next_batch()
         applied: list[tuple[str, bool]] = []
         if names:
             try:
@@ -98,21 +98,21 @@ class CommandApplier:
         for file_name, well_formed in applied:
             (self._inbox.remove if well_formed else self._inbox.refuse)(file_name)
         if applied:
-            self._store.forget_folded(now - REMEMBER_APPLIED_S)
+            self._store.forget_applied(now - REMEMBER_APPLIED_S)
         if not all(well_formed for _, well_formed in applied):
             self._inbox.tidy_refused()
         self._refuse_surplus(now)
         return len(applied)
 
-    def _items(self, names: list[str]) -> Iterator[Received | Malformed]:
+    def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Read the files; put off those that refer to a command not applied yet."""
         for item in self._inbox.read(names):
-            if isinstance(item, Received) and self._must_wait(item):
-                self._inbox.put_off(item.file_name, DEPENDENCY_DELAY_S)
+            if isinstance(item, ReceivedCommand) and self._must_wait(item):
+                self._inbox.postpone(item.file_name, DEPENDENCY_DELAY_S)
             else:
                 yield item
 
-    def _must_wait(self, item: Received) -> bool:
+    def _must_wait(self, item: ReceivedCommand) -> bool:
         """Return whether it refers to a submission, or follows a put-off command of its user, still in the inbox."""
         command = item.command
         job_ids: Iterable[str] = ()
@@ -120,19 +120,21 @@ class CommandApplier:
             job_ids = (dependency.job_id for dependency in command.spec.dependencies)
         elif isinstance(command, commands.JobCommand):
             job_ids = command.job_ids
-        earlier = [file for name in job_ids if self._inbox.seen(file := f"{name.partition('_')[0]}.submit")]
+        earlier = [file for name in job_ids if self._inbox.is_listed(file := f"{name.partition('_')[0]}.submit")]
         if not isinstance(command, commands.Submit):
-            earlier += self._inbox.put_off_of(item.uid)
+            earlier += self._inbox.postponed_of(item.uid)
         # Only older files count, so that two that name each other do not wait forever.
-        return any(file < item.file_name and not self._store.was_folded(_as_text(file)) for file in earlier)
+        return any(file < item.file_name and not self._store.was_applied(_as_text(file)) for file in earlier)
 
-    def _apply_once(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> tuple[str, bool]:
+    def _apply_once(
+        self, item: ReceivedCommand | MalformedCommand, now: float, malformed: Counter[int]
+    ) -> tuple[str, bool]:
         """Apply a file unless it was applied before; return its name, and whether it is well-formed."""
         name = _as_text(item.file_name)
-        well_formed = not isinstance(item, Malformed)
-        if not self._store.was_folded(name):
+        well_formed = not isinstance(item, MalformedCommand)
+        if not self._store.was_applied(name):
             well_formed = self._apply_file(item, now, malformed)
-        self._store.mark_folded(name, now)  # again while the file exists: the mark must outlive it
+        self._store.mark_applied(name, now)  # again while the file exists: the mark must outlive it
         return item.file_name, well_formed
 
     def _apply_singly(self, names: list[str], now: float) -> list[tuple[str, bool]]:
@@ -146,16 +148,16 @@ class CommandApplier:
                 applied.append(result)  # after the commit, since its file is removed
             except STORAGE_ERRORS as error:
                 self._forget_counts()
-                self._inbox.put_off(item.file_name)
+                self._inbox.postpone(item.file_name)
                 errors.append(error)
                 if len(errors) == MAX_FAILURES:  # put off the rest of this cycle as well
                     for name in names[names.index(item.file_name) :]:
-                        self._inbox.put_off(name)
+                        self._inbox.postpone(name)
                     break
         if errors:
             self._say(
                 f"{count_of(len(errors), 'command')} in the inbox cannot be recorded: {errors[0]}; retried every "
-                f"{PUT_OFF_S:g} s, see 'gpusched check'"
+                f"{POSTPONE_S:g} s, see 'gpusched check'"
             )
         return applied
 
@@ -182,9 +184,9 @@ class CommandApplier:
             if count > MAX_MALFORMED_EVENTS:
                 self._refuse(f"{count - MAX_MALFORMED_EVENTS} more files", user_name(uid), "not commands either", now)
 
-    def _apply_file(self, item: Received | Malformed, now: float, malformed: Counter[int]) -> bool:
+    def _apply_file(self, item: ReceivedCommand | MalformedCommand, now: float, malformed: Counter[int]) -> bool:
         """Apply one file; return False if it is to be set aside for inspection."""
-        if isinstance(item, Malformed):
+        if isinstance(item, MalformedCommand):
             malformed[item.uid] += 1
             if malformed[item.uid] <= MAX_MALFORMED_EVENTS:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
@@ -199,7 +201,7 @@ class CommandApplier:
             with self._store.savepoint():
                 try:
                     self._apply(command, caller, now)
-                except Damaged:
+                except DatabaseDamaged:
                     raise
                 except (CommandRefused, GpuschedError) as error:  # changes made before the error stay
                     self._refuse(item.file_name, caller.name, str(error), now)
@@ -300,7 +302,11 @@ class CommandApplier:
             self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
             self._programs_size[caller.uid] += program
         self._store.put_jobs([job])
-        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
+        data = {
+            "name": command.spec.name,
+            "partition": command.spec.partition,
+            "asked_at": command.time,
+        } | task_event_data(job)
         self._store.append([Event(time=now, kind="submitted", job_id=event_log_id(job), user=job.user, data=data)])
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
@@ -312,7 +318,7 @@ class CommandApplier:
     def _with_group(self, spec: JobSpec, user: str) -> JobSpec:
         """Return the spec with its group; refuse a group or class that the user may not use, or that can never run."""
         try:
-            return accounted(spec, user, self._inventory)
+            return with_group_and_class(spec, user, self._inventory)
         except UsageError as error:
             raise CommandRefused(error.line()) from None
 
@@ -320,7 +326,7 @@ class CommandApplier:
         self._waiting = None
         self._programs_size.clear()
         self._queued_by_jobs.clear()
-        self._queued_by_class = Queued(self._store, self._inventory.quotas)
+        self._queued_by_class = PendingJobLimits(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -403,7 +409,7 @@ class CommandApplier:
         )
         if command.array is None:
             return job
-        return part_of(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
+        return restricted_row(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
@@ -447,7 +453,7 @@ class CommandApplier:
         message = f"cancelled by {caller.name}"
         if job.state is JobState.PENDING:
             changes = {"reason": "Cancelled", "message": message, "end_time": now}
-            return move(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
+            return transition_to(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
 
     def _requeue(self, job: JobRecord, caller: Caller, now: float) -> tuple[JobRecord, Event] | None:
@@ -472,7 +478,7 @@ class CommandApplier:
                 "preemptions": None,
                 "resizes": None,
             }  # it starts from scratch
-            return move(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            return transition_to(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
     def _relayed(self, command: commands.RelayedCommand, caller: Caller, now: float) -> None:
@@ -511,7 +517,7 @@ class CommandApplier:
         data = {"by": caller.name, "outcome": outcome}
         if job.state is not JobState.COMPLETING:
             ending = Ending(outcome=outcome, kill_at=kill_at, **why)
-            return move(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
+            return transition_to(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
         assert job.ending is not None
         if at_once or outcome != job.ending.outcome:
             ending = Ending(outcome=outcome, kill_at=min(job.ending.kill_at, kill_at), **why)
@@ -549,7 +555,7 @@ class CommandApplier:
 
     @staticmethod
     def _event(kind: str, job: JobRecord, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
-        facts = {"by": caller.name} | (data or {}) | which(job)
+        facts = {"by": caller.name} | (data or {}) | task_event_data(job)
         return Event(time=now, kind=kind, job_id=event_log_id(job), user=job.user, data=facts)
 
     # -- commands on policies ------------------------------------------------------------------------------------

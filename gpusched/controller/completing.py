@@ -11,7 +11,7 @@ from gpusched.controller.resizing import record_saved, requeue_resized, resize_f
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.units import format_memory
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord
 
 
@@ -126,15 +126,19 @@ def _finish(step: ReconcileResult, ranks: list[RankStatus], ending: Ending, inpu
         fields = (
             requeue_fields(ending.message) | reset | {"preemptions": _with_run(job, ending.preemptions, ranks, end)}
         )
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)
+        step.job, event = transition_to(
+            job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields
+        )
     elif ending.outcome is JobState.PENDING:
         fields = requeue_fields(ending.message) | reset
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
+        step.job, event = transition_to(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < inputs.settings.max_retries:
         wait = retry_delay_s(job.retries)
         fields = requeue_fields(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")
         fields |= reset | {"retries": job.retries + 1, "eligible_time": now + wait}
-        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
+        step.job, event = transition_to(
+            job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields
+        )
     else:
         codes = [s.rank.exit_code for s in ranks if s.rank.exit_code]
         code = ending.exit_code if ending.exit_code is not None else next(iter(codes), None)
@@ -145,7 +149,7 @@ def _finish(step: ReconcileResult, ranks: list[RankStatus], ending: Ending, inpu
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
         fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
         data = {"exit_code": code, "end": end, "message": ending.message}
-        step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
+        step.job, event = transition_to(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
 
 

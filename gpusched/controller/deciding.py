@@ -185,7 +185,7 @@ class Decider:
         for name, spec in agents.items():
             answer, reason = self._result(name, spec, started[name], snapshot.now)
             if reason:
-                deciders[name] = spec.stand_in
+                deciders[name] = spec.effective_fallback
                 found[name] = self._fallback(name, spec, reason, snapshot.now)
             else:
                 found.pop(name, None)
@@ -265,7 +265,7 @@ class Decider:
         known = self._fallbacks.get(name)
         since = known.since if known is not None and known.policy == spec.name else now
         return Fallback(
-            partition=name, policy=spec.name, version=spec.version, fallback=spec.stand_in.name, why=why,
+            partition=name, policy=spec.name, version=spec.version, fallback=spec.effective_fallback.name, why=why,
             since=since,
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ class EstimateWriter:
 
     def run(self, policies: Iterable[PolicySpec]) -> None:
         """Estimate new jobs, if any of the policies uses estimates."""
-        if not any(policy.by_estimate for policy in policies):
+        if not any(policy.uses_run_time_estimates for policy in policies):
             return
         new = self._store.unestimated()
         if not new:

@@ -107,12 +107,12 @@ class InJobCommandHandler:
             options = ask.words[1 : ask.script_word or len(ask.words)]
             parsable = any(word.startswith("--pars") for word in options)  # options may be abbreviated
             return 0, f"{new}\n" if parsable else f"Submitted batch job {new}\n"
-        if self._store.was_folded(f"{new}.submit"):
+        if self._store.was_applied(f"{new}.submit"):
             reasons = [e.data["why"] for e in self._store.events(job_id=new) if e.kind == "refused_command"]
             raise UnsupportedOption(str(reasons[-1]) if reasons else "the job was not queued")
         if is_cancelled(job):
             raise UnsupportedOption(f"job {job.id} was cancelled")
-        if self._inbox.holds(new) or reads[job.uid] >= MAX_SCRIPTS_READ:
+        if self._inbox.has_submission(new) or reads[job.uid] >= MAX_SCRIPTS_READ:
             return None
         reads[job.uid] += 1
         try:
@@ -141,7 +141,7 @@ class InJobCommandHandler:
         self, action: Literal["cancel", "requeue"], words: Sequence[str], job: JobRecord, ask: AskReading, now: float
     ) -> tuple[int, str] | None:
         name = f"{job.id}-{job.attempt}-{ask.id}"
-        if self._store.was_folded(f"{name}.asked"):
+        if self._store.was_applied(f"{name}.asked"):
             return 0, ""
         names = tuple(job_id for word in words for job_id in word.split(",") if job_id)
         if not names or any(job_id.startswith("-") for job_id in names):

@@ -15,7 +15,7 @@ from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord, Store
 
 
@@ -54,7 +54,7 @@ class Launcher:
         fields = {"allocation": allocation, "attempt": job.attempt + 1, "start_time": None, "reason": "", "message": ""}
         fields |= {"master_port": port, "policy": policy.name, "policy_version": policy.version}
         data = {"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name}
-        job, event = move(job, JobState.STARTING, now, event="starting", data=data, **fields)
+        job, event = transition_to(job, JobState.STARTING, now, event="starting", data=data, **fields)
         ranks = [_rank_record(inventory, job, part, now) for part in allocation.parts]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)

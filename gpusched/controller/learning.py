@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpusched.model.interference import JobShape, Link, Neighbour, PaceOn, PaceSample, kind_of
+from gpusched.model.interference import AttemptSpeed, JobShape, Link, Neighbour, SpeedSample, job_class_of
 from gpusched.model.jobs import JobRecord
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory
@@ -43,7 +43,9 @@ def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> Non
         store.put_beliefs(changed)
         if log_pace is not None and job.allocation is not None:
             gpus = tuple(sorted((p.node, index) for p in job.allocation.parts for index in p.gpus))
-            store.add_pace(PaceOn(job_id=job.id, kind=sample.kind, shape=sample.shape, log_pace=log_pace, gpus=gpus))
+            store.add_pace(
+                AttemptSpeed(job_id=job.id, kind=sample.kind, shape=sample.shape, log_pace=log_pace, gpus=gpus)
+            )
 
 
 class _AttemptPace(NamedTuple):
@@ -70,7 +72,7 @@ class _LearningInputs(NamedTuple):
     runs: Sequence[RunRecord]
     names: dict[str, str]
 
-    def sample(self, job: JobRecord, attempt: _AttemptPace) -> PaceSample:
+    def sample(self, job: JobRecord, attempt: _AttemptPace) -> SpeedSample:
         """Return an attempt's pace with its shape and its neighbours."""
         parts = Counter({part.node: len(part.gpus) for part in (job.allocation.parts if job.allocation else ())})
         types = {node.gpu_type for name in parts if (node := self.inventory.node(name)) is not None}
@@ -78,8 +80,8 @@ class _LearningInputs(NamedTuple):
             gpu_type="+".join(sorted(types)), unit=attempt.pace[1], gpus=parts.total(), most=max(parts.values()),
             nodes=len(parts), racks=len({self.racks.get(node, "") for node in parts}),
         )  # fmt: skip
-        return PaceSample(
-            kind=kind_of(job.user, job.spec.name), shape=shape,
+        return SpeedSample(
+            kind=job_class_of(job.user, job.spec.name), shape=shape,
             pace=attempt.pace[0], seconds=attempt.until - attempt.since,
             neighbours=self._neighbours(job, set(parts), attempt.since, attempt.until),
         )  # fmt: skip
@@ -95,7 +97,7 @@ class _LearningInputs(NamedTuple):
                 found += [(share, link, run)] if link is not None else []
         found.sort(key=lambda item: (-item[0], item[2].job_id, item[2].attempt))
         return tuple(
-            Neighbour(kind_of(run.user, self._name(run.job_id)), link, share)
+            Neighbour(job_class_of(run.user, self._name(run.job_id)), link, share)
             for share, link, run in found[:_MAX_NEIGHBOURS]
         )
 

@@ -43,10 +43,10 @@ class RelayPeer:
             self._sock.settimeout(max(0.01, until - time.monotonic()))
             data = self._sock.recv(wire.CHUNK)
             if not data or time.monotonic() > until:
-                raise wire.Garbled("no request")
+                raise wire.ProtocolError("no request")
             for kind, payload in self._frames.feed(data):
                 if kind != wire.REQUEST:
-                    raise wire.Garbled("no request")
+                    raise wire.ProtocolError("no request")
                 self._sock.settimeout(None)
                 return _REQUESTS.decode(payload)
 
@@ -71,7 +71,7 @@ class RelayPeer:
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         """Run the loop of `start_listening`; return when it ends."""
         try:
-            with contextlib.suppress(OSError, wire.Garbled):
+            with contextlib.suppress(OSError, wire.ProtocolError):
                 self._receive(session, with_input, limit_s)
         finally:
             session.close()
@@ -105,12 +105,12 @@ class RelayPeer:
             while payload:
                 payload = payload[session.write(payload) :]
                 if payload and self._has_disconnected():
-                    raise wire.Garbled("gone")
+                    raise wire.ProtocolError("gone")
         elif kind == wire.INPUT_ENDED and with_input:
             session.end_input()
             return True
         else:
-            raise wire.Garbled("an unexpected frame")
+            raise wire.ProtocolError("an unexpected frame")
         return False
 
     def _has_disconnected(self) -> bool:

@@ -13,16 +13,16 @@ from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
-from gpusched.model.arrays import event_log_id, wanted
+from gpusched.model.arrays import event_log_id, split_task_ids
 from gpusched.model.events import Event
-from gpusched.model.indices import both
+from gpusched.model.indices import intersection
 from gpusched.model.jobs import ACTIVE, Ending, JobRecord, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.damage import STORE_FAULTS
-from gpusched.queue.lifecycle import move, set_aside
+from gpusched.queue.lifecycle import set_aside, transition_to
 from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
@@ -75,7 +75,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
     """Return array -> (index, reason) of its tasks that have a reason, ascending."""
     found: dict[str, list[tuple[int, Reason]]] = {}
     for job_id, reason in reasons.items():
-        array_id, spans = wanted(job_id)
+        array_id, spans = split_task_ids(job_id)
         if spans:
             found.setdefault(array_id, []).append((spans[0][0], reason))
     return {array_id: sorted(pairs, key=lambda pair: pair[0]) for array_id, pairs in found.items()}
@@ -83,7 +83,7 @@ def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason
 
 def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
     """Return the reason of the first of the row's tasks that the decision considered."""
-    return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
+    return next((reason for index, reason in reasons if intersection(row.tasks, ((index, index),))), None)
 
 
 class Planner:
@@ -223,7 +223,7 @@ class Planner:
         job = self._store.job(action.job_id)
         assert job is not None
         if isinstance(action, CancelJob):
-            changed, event = move(
+            changed, event = transition_to(
                 job, JobState.CANCELLED, now, event="ended",
                 reason=action.reason.code, message=action.reason.message, end_time=now,
             )  # fmt: skip
@@ -235,7 +235,9 @@ class Planner:
             why: dict[str, Any] = {"reason": "Preempted", "message": message}
             ending = Ending(outcome=JobState.PENDING, kill_at=now + grace_s, preemptions=preemptions, **why)
             data = {"policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count}
-            changed, event = move(job, JobState.COMPLETING, now, event="preempted", data=data, ending=ending, **why)
+            changed, event = transition_to(
+                job, JobState.COMPLETING, now, event="preempted", data=data, ending=ending, **why
+            )
         self._store.put_jobs([changed])
         self._store.append([event])
 

@@ -18,7 +18,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.slurm import SlurmMode
 from gpusched.promotion.freeze import freeze
-from gpusched.promotion.live import file_changes, in_charge, mode_of, overrides
+from gpusched.promotion.live import active_policy, file_changes, mode_of, overrides
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
@@ -44,7 +44,7 @@ def load_active_policies(
             for change in file_change_list:
                 record_change(store, change)
         changes = store.live_changes()
-    policies = {p.name: in_charge(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
+    policies = {p.name: active_policy(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
     digests = {p.name: changes[p.name].digest for p in inventory.partitions if overrides(p, changes[p.name])}
     return LivePolicies(policies, digests)
 

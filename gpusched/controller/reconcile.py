@@ -24,7 +24,7 @@ from gpusched.controller.ranks import (
 from gpusched.controller.resizing import check_resize
 from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.readings import NodeReading
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord
 
 
@@ -86,7 +86,9 @@ def _mark_running(step: ReconcileResult, ranks: list[RankStatus], inputs: Reconc
             starts.append(s.container.started_at - (observation.clock_skew_s or 0.0))
     start = min(max(starts), inputs.now)
     fields = {"start_time": start, "reason": "", "message": "", "unlaunched_on": ()}
-    step.job, event = move(step.job, JobState.RUNNING, inputs.now, event="running", data={"start": start}, **fields)
+    step.job, event = transition_to(
+        step.job, JobState.RUNNING, inputs.now, event="running", data={"start": start}, **fields
+    )
     step.began = step.job
     step.events.append(event)
 
@@ -180,5 +182,5 @@ def _begin_ending(
     excluded = tuple(dict.fromkeys((*step.job.excluded_nodes, *blame)))
     fields = {"ending": ending, "reason": reason, "message": message, "excluded_nodes": excluded}
     data = {"outcome": outcome, "message": message}
-    step.job, event = move(step.job, JobState.COMPLETING, inputs.now, event="ending", data=data, **fields)
+    step.job, event = transition_to(step.job, JobState.COMPLETING, inputs.now, event="ending", data=data, **fields)
     step.events.append(event)

@@ -76,7 +76,7 @@ def serve(sock: socket.socket, uid: int, context: RelayContext, say: Callable[[s
         peer.send(_answer(peer, peer.request(), uid, context))
     except OSError:
         return  # the client has disconnected
-    except (wire.Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (wire.ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _fail(peer, wire.Failure(f"not a request: {error}"[:500]))
     except GpuschedError as error:
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))

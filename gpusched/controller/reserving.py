@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.config.reservations import changed_by, check_reservation, named
+from gpusched.config.reservations import changed_by, check_reservation, reservation_named
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import CancelReservation, ChangeReservation, Reserve
 from gpusched.model.events import Event
@@ -33,13 +33,13 @@ class ReservationCommandHandler:
     def change(self, command: ChangeReservation, user: str, now: float) -> None:
         """Change the fields that the command names."""
         existing = self._store.reservations(now)
-        before = named(command.name, existing)
+        before = reservation_named(command.name, existing)
         changed = changed_by(command, before, now)
         self._put(changed, existing, "reservation_changed", user, now)
 
     def cancel(self, command: CancelReservation, user: str, now: float) -> None:
         """Delete a reservation; if it has begun, end it now."""
-        reservation = named(command.name, self._store.reservations(now))
+        reservation = reservation_named(command.name, self._store.reservations(now))
         if reservation.begin < now:
             self._store.put_reservation(msgspec.structs.replace(reservation, end=now), now)
         else:

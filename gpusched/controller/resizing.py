@@ -20,7 +20,7 @@ from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
 from gpusched.model.units import count_of
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import transition_to
 
 NOT_SAVED = "it did not save its work when asked"
 _STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started after so long
@@ -42,7 +42,7 @@ def _stop(
 ) -> tuple[JobRecord, Event]:
     ending = Ending(outcome=JobState.PENDING, reason="Resized", message=why, kill_at=kill_at, resize=to)
     data = {"gpus_from": job.spec.gpus, "gpus_to": to.gpus, "message": why}
-    return move(
+    return transition_to(
         job, JobState.COMPLETING, now, event="resizing", data=data,
         ending=ending, reason="Resized", message=why, resizes=resizes,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def requeue_resized(
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
     fields = requeue_fields(ending.message) | {"resizes": resizes}
-    step.job, event = move(job, JobState.PENDING, inputs.now, event="requeued", data=data, **fields)
+    step.job, event = transition_to(job, JobState.PENDING, inputs.now, event="requeued", data=data, **fields)
     step.events.append(event)
 
 

@@ -35,13 +35,13 @@ from gpusched.model.relay import SOCKET
 from gpusched.model.resources import Inventory
 from gpusched.model.units import count_of
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
-from gpusched.queue.damage import STORE_FAULTS, Damaged, UnreadableRow
+from gpusched.queue.damage import STORE_FAULTS, DatabaseDamaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.lastgood import Declared, declared_or_kept, keep
-from gpusched.queue.locks import PATIENCE_S as LOCK_PATIENCE_S
-from gpusched.queue.locks import holders
-from gpusched.queue.mending import set_aside_damaged
-from gpusched.queue.presence import COMPILING, announce, present
+from gpusched.queue.lastgood import Declared, declared_or_kept, store_declared
+from gpusched.queue.locks import LOCK_TIMEOUT_S as LOCK_PATIENCE_S
+from gpusched.queue.locks import lock_holders
+from gpusched.queue.presence import COMPILING, announce, controller_presence
+from gpusched.queue.repair import set_aside_damaged
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
 from gpusched.sched.warming import warm_up
 
@@ -229,7 +229,7 @@ class Service:
         self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
         self._replace_cycle()
 
-    def set_aside(self, error: Damaged) -> None:
+    def set_aside(self, error: DatabaseDamaged) -> None:
         """Set aside unreadable rows and go on without them.
 
         Raises:
@@ -303,7 +303,7 @@ class Service:
         """Store a valid inventory, to start from if the file is invalid then; report an invalid one."""
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
-        keep(self.store, declared)
+        store_declared(self.store, declared)
         if declared.trouble:
             self._say(f"kept the old inventory: {declared.trouble}")
 
@@ -392,7 +392,7 @@ class LockWait:
             return True
         if waited_s >= LOCK_REPORT_S:
             unknown = f"an unknown process (try: fuser {self._database}-shm)"
-            holder = ", ".join(holders(self._database)) or unknown
+            holder = ", ".join(lock_holders(self._database)) or unknown
             if holder != self._reported:
                 self._reported = holder
                 self._say(f"waiting for a lock on the store, held by {holder}")
@@ -454,7 +454,7 @@ def open_service(
     """Return the controller, after setting aside unreadable rows if necessary."""
     try:
         return Service(inventory_path, state, say, None, lock_wait, prepare)
-    except Damaged:
+    except DatabaseDamaged:
         with contextlib.closing(Store.create_or_open(state, lock_wait)) as store:
             rows = set_aside_damaged(store, time.time())
         if not rows:
@@ -477,7 +477,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
     stop = StopFlag()
-    with controller_lock(state) as check_lock, present(state):
+    with controller_lock(state) as check_lock, controller_presence(state):
         lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
         service = open_service(inventory_path, state, say, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
@@ -502,7 +502,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                     service.predict_starts()
                 except STORAGE_ERRORS as error:
                     service.recover(error)
-                except Damaged as error:
+                except DatabaseDamaged as error:
                     service.set_aside(error)
                 service.pause(stop)
         finally:
@@ -532,14 +532,14 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], pre
     Raises:
         GpuschedError: As for `run_forever`.
     """
-    with controller_lock(state), present(state):
+    with controller_lock(state), controller_presence(state):
         service = open_service(inventory_path, state, say, prepare=prepare)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):
                 try:
                     service.run(service.cycle.inventory.settings.probe_timeout_s + 1)
-                except Damaged as error:
+                except DatabaseDamaged as error:
                     service.set_aside(error)
                     continue
                 if not service.cluster.busy():

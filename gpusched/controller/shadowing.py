@@ -8,8 +8,8 @@ from gpusched.controller.deciding import AgentDecision, Weights, partition_snaps
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
-from gpusched.queue.promotions import Difference, Shadow
-from gpusched.queue.snapshots import beliefs_for, finished_lately, recent_usage
+from gpusched.queue.promotions import Shadow, ShadowDifference
+from gpusched.queue.snapshots import job_class_estimates, recent_usage, recently_finished
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 
@@ -42,8 +42,8 @@ class Shadowing:
         """Return the snapshot with what the shadow needs and no live policy requested."""
         policies = {shadow.partition: shadow.spec}
         usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
-        finished = snapshot.finished or finished_lately(self._store, policies)
-        beliefs = snapshot.beliefs or beliefs_for(self._store, policies, snapshot)
+        finished = snapshot.finished or recently_finished(self._store, policies)
+        beliefs = snapshot.beliefs or job_class_estimates(self._store, policies, snapshot)
         return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
     def _start(self, shadow: Shadow, snapshot: Snapshot) -> AgentDecision | str:
@@ -86,7 +86,7 @@ class Shadowing:
         )  # fmt: skip
         if not same:
             only_live, only_shadow = _differing(live, actions), _differing(actions, live)
-            found = Difference(partition=shadow.partition, time=snapshot.now, live=only_live, shadow=only_shadow)
+            found = ShadowDifference(partition=shadow.partition, time=snapshot.now, live=only_live, shadow=only_shadow)
             self._store.add_difference(found)
 
 

@@ -123,7 +123,7 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
         if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
             message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
             yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
-        if spec.by_estimate and not (state / PREDICTOR).is_file():
+        if spec.uses_run_time_estimates and not (state / PREDICTOR).is_file():
             message = f"{partition}: order: sjf-estimate has no predictor and uses users' last two run times"
             yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
         if spec.agent is not None:

@@ -22,7 +22,7 @@ from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.reading import DATABASE, file_to_read, open_to_read
 from gpusched.queue.schema import SCHEMA_VERSION
-from gpusched.queue.snapshots import held_gpus, lingering_gpus
+from gpusched.queue.snapshots import held_gpus, uncleaned_gpus
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader
 from gpusched.sched.interference.gpus import slow_gpus
 
@@ -59,7 +59,7 @@ def known_nodes(state: Path) -> QueuedNodeFacts:
             return QueuedNodeFacts()
         with closing(reader):
             active = reader.active()
-            held, lingering = held_gpus(active), lingering_gpus(active, reader.ranks())
+            held, lingering = held_gpus(active), uncleaned_gpus(active, reader.ranks())
             records = reader.node_records().values()
             return QueuedNodeFacts(
                 reader.meta("cluster_id") or "check",
@@ -186,7 +186,7 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         reader = Reader.open(state)
         assert reader is not None
         with closing(reader):
-            tick_s += reader.behind_s()
+            tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
             paces, untold = reader.paces(), reader.failed_notices()
     except (GpuschedError, *UNREADABLE) as error:

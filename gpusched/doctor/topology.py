@@ -10,7 +10,7 @@ import msgspec
 from gpusched.doctor.findings import Finding
 from gpusched.model.readings import Wiring
 from gpusched.model.resources import Inventory
-from gpusched.model.topology import discovered
+from gpusched.model.topology import discover_topology
 from gpusched.model.units import count_of, format_gbps
 from gpusched.views.common import compress_names
 
@@ -42,7 +42,7 @@ def _unnamed(inventory: Inventory, racks: Mapping[str, str]) -> Iterator[tuple[s
 def _neighbours(racks: Mapping[str, str], wirings: Mapping[str, Wiring]) -> Iterator[tuple[str, str]]:
     """Nodes that LLDP sees elsewhere than most of their rack, and racks that it sees on the same switch."""
     own = {node: msgspec.structs.replace(wiring, gpus=()) for node, wiring in wirings.items() if node in racks}
-    seen = discovered(own).racks()
+    seen = discover_topology(own).racks()
     usual: dict[str, str] = {}
     for rack in dict.fromkeys(racks[node] for node in seen):
         members = [node for node in seen if racks[node] == rack]

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.compiled.arrays import Floats, Ints, Records, filled
-from gpusched.model.interference import pattern_of
+from gpusched.model.interference import name_pattern
 
 if TYPE_CHECKING:
     from gpusched.traces.trace import Trace
@@ -133,7 +133,7 @@ def keys_of(trace: Trace) -> Ints:
     Digits in names count as the same: ``train-17`` and ``train-18`` are two runs of one thing.
     """
     names: dict[str, int] = {}
-    same = np.array([names.setdefault(pattern_of(name), len(names)) for name in trace.models] + [-1], np.int64)
+    same = np.array([names.setdefault(name_pattern(name), len(names)) for name in trace.models] + [-1], np.int64)
     name = same[trace.model]
     any_user = trace.user if (trace.user >= 0).any() else np.full(len(trace), -1, np.int64)
     parts: tuple[tuple[Ints, ...], ...] = (

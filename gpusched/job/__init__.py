@@ -1,4 +1,4 @@
-"""For programs that run as jobs: tell how far they are, and stop in time. This file needs nothing and may be copied.
+"""For programs that run as jobs: report progress, and stop in time. This file has no dependencies and may be copied.
 
 In: GPUSCHED_JOB_DIR. Out: progress.json and saved.json there. May import: the standard library. Begin with
 `__init__.progress`. Outside of gpusched, and in all processes but the first (RANK 0), nothing is written.
@@ -14,7 +14,7 @@ _asked = False
 
 
 class Again:
-    """What a callable's ``checkpoint`` method returns: what is called when its job starts again.
+    """The result of a callable's ``checkpoint`` method: the call to make when its job restarts.
 
     The method is called, with the arguments of the call, when the job is told to end (TERM, USR1 or USR2: before its
     limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
@@ -25,28 +25,28 @@ class Again:
 
 
 def progress(step: int, of: int | None = None, samples_per_s: float | None = None) -> None:
-    """Tell that so many steps are done, of so many in all."""
+    """Report that ``step`` steps are done, of ``of`` in all."""
     _write("progress", {"step": step, "of": of, "samples_per_s": samples_per_s})
 
 
 def saved(step: int, gpus: int | None = None) -> None:
-    """Tell that the work is kept up to this step: call it once the checkpoint is on disk under its final name."""
+    """Report that work up to this step is saved: call it once the checkpoint is on disk under its final name."""
     _write("saved", {"step": step, "gpus": gpus})
 
 
 def stop_when_asked(*signals: signal.Signals) -> None:
-    """From now on the signal that asks the job to end (TERM, or these) only makes `asked_to_stop` true."""
+    """Handle the signals that end the job (TERM, or these): from now on they only set `asked_to_stop`."""
     for one in signals or (signal.SIGTERM,):
         signal.signal(one, _note)
 
 
 def asked_to_stop() -> bool:
-    """Whether to save and exit now. One process may know before another: let them agree (all-reduce) at each step."""
+    """Return whether to save and exit now. Processes may learn it at different times: all-reduce it at each step."""
     return _asked
 
 
 def resize() -> dict[str, float] | None:
-    """``from`` and ``to`` how many GPUs, and by when (``deadline``, Unix seconds); None: it is not resized."""
+    """Return ``from`` and ``to`` (GPUs) and ``deadline`` (Unix seconds) of a resize; None: not being resized."""
     try:
         with open(os.path.join(os.environ["GPUSCHED_JOB_DIR"], "resize.json")) as file:
             found: dict[str, float] = json.load(file)

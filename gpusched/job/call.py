@@ -1,4 +1,4 @@
-"""Runs one Python function as a job: the text of this file travels with it, its payload behind it.
+"""Run one Python function as a job: the text of this file is sent with it, followed by its payload.
 
 The image needs nothing but Python. This file is read by whatever version that has, so that a wrong one can be told in
 words: nothing in it is newer than Python 3.6.
@@ -24,15 +24,15 @@ if MYPY:
 
 MIB = 1048576.0
 MAGIC = b"gpusched result 1\n"
-"""Begins a result: then a line of JSON (`outcome`, `error`, `size` and more), then the pickle."""
+"""Start of a result: then a line of JSON (`outcome`, `error`, `size` and more), then the pickle."""
 
 
 class NotRun(Exception):
-    """The function cannot be run here; the text says why and what to do."""
+    """The function cannot be run here; the message says why and what to do."""
 
 
 class Facts:
-    """What the client says of a call, from JSON.
+    """The client's description of a call, from JSON.
 
     Attributes:
         many: The one argument is a list of arguments to call it with.
@@ -65,7 +65,7 @@ class Facts:
 
 
 def run(facts_text: str, function: str, arguments: str) -> None:
-    """Call it, write down what came of it, and end this process: with 0, or 1 where it raised.
+    """Call the function, write its result, and exit this process: with 0, or 1 if it raised.
 
     ``function`` is a pickled callable, and ``arguments`` its positional and named ones; or nothing, and all three.
     """
@@ -87,7 +87,7 @@ def run(facts_text: str, function: str, arguments: str) -> None:
 
 
 def call_once(facts: Facts, function: str, arguments: str) -> int:
-    """Call it in this process and write down what came of it; return the exit code."""
+    """Call the function in this process and write its result; return the exit code."""
     own, code = os.getpid(), 0
     try:
         call = load(facts, unpack(function), unpack(arguments))
@@ -128,7 +128,7 @@ LEFT_S = 10  # so long the others have once a task has failed: they may wait for
 
 
 def start_tasks(facts: Facts) -> "dict[int, int]":
-    """Fork a process for each task; return their numbers here by process, and nothing in a task, which has its rank."""
+    """Fork a process per task; return process -> local rank in the parent, {} in a task, which has its rank set."""
     nodes, node = int(os.environ["WORLD_SIZE"]), int(os.environ["NODE_RANK"])
     found = {}  # type: dict[int, int]
     for local in range(facts.tasks):
@@ -150,7 +150,7 @@ def start_tasks(facts: Facts) -> "dict[int, int]":
 
 
 def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
-    """Wait for all, pass on what the job is told, and make one result of theirs; return the highest exit code."""
+    """Wait for all tasks, forward signals to them, and join their results; return the highest exit code."""
     left, codes, told = set(tasks), {}, []  # type: set[int], dict[int, int], list[int]
 
     def to_all(number: int) -> None:
@@ -182,7 +182,7 @@ def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
 
 
 def join_results(facts: Facts, codes: "dict[int, int]") -> None:
-    """Write one result for the node: the tasks' first lines as ``tasks`` of one, then their pickles."""
+    """Write one result for the node: the tasks' headers as ``tasks`` of one, then their pickles."""
     headers, paths = [], ["%s.%d" % (facts.result, local) for local in range(facts.tasks)]
     for local, path in enumerate(paths):
         try:
@@ -217,18 +217,18 @@ ANSWER_S = 90.0
 
 
 def has_checkpoint(function: "Any") -> bool:
-    """Whether it is an object that says itself what is called when its job starts again."""
+    """Return whether the callable provides the call for the job's restart."""
     return not isinstance(function, type) and callable(getattr(function, "checkpoint", None))
 
 
 def again_path(facts: Facts) -> str:
-    """Where the call is kept that the job's next start makes."""
+    """Return the path of the call for the job's next start."""
     folder = facts.folder or os.environ["GPUSCHED_JOB_DIR"]
     return os.path.join(folder, "gpusched-again.%s" % os.environ["GPUSCHED_JOB_ID"])
 
 
 def resumed(facts: Facts, call: "Any") -> "Any":
-    """The call that a checkpoint left, else the one that was sent."""
+    """Return the call saved by a checkpoint, else the one submitted."""
     if facts.many or not has_checkpoint(call[0]):
         return call
     try:
@@ -241,7 +241,7 @@ def resumed(facts: Facts, call: "Any") -> "Any":
 
 
 def checkpoint_when_told(facts: Facts, call: "Any") -> None:
-    """When the job is told to end, have the callable say what is called next, and have the job queued again.
+    """Save the callable's next call and requeue the job when it is told to end.
 
     Rank 0 does; the others wait until the job ends, as they may have a part in saving the work.
     """
@@ -275,7 +275,7 @@ def checkpoint_when_told(facts: Facts, call: "Any") -> None:
 
 
 def keep(facts: Facts, call: "tuple[Any, ...]") -> None:
-    """Keep a call for the job's next start."""
+    """Save a call for the job's next start."""
     path = again_path(facts)
     data = dumps(facts, tuple(call))
     with open(path + ".part", "wb") as file:
@@ -287,13 +287,13 @@ def keep(facts: Facts, call: "tuple[Any, ...]") -> None:
 
 
 def forget_checkpoint(facts: Facts, call: "Any") -> None:
-    """Remove what an earlier start left, once the call is over."""
+    """Remove an earlier start's saved call once this call has ended."""
     if not facts.many and has_checkpoint(call[0]) and os.environ["RANK"] == "0" and os.path.exists(again_path(facts)):
         os.unlink(again_path(facts))
 
 
 def queue_again() -> bool:
-    """Ask the controller, as `scontrol requeue` does inside a job script (nodes/batch/ask.sh); whether it was done."""
+    """Request a requeue as `scontrol requeue` does inside a job script (nodes/batch/ask.sh); return success."""
     folder, asked = os.environ["GPUSCHED_JOB_DIR"], "%d-%d" % (os.getpid(), time.time())
     words = ["scontrol", "requeue", os.environ["GPUSCHED_JOB_ID"]]
     path = os.path.join(folder, "ask.json")
@@ -318,12 +318,12 @@ def queue_again() -> bool:
 
 
 def unpack(text: str) -> bytes:
-    """What `gpusched.api.functions.packed` packed."""
+    """Decode what `gpusched.api.functions.packed` encoded."""
     return zlib.decompress(base64.b64decode(text))
 
 
 def load(facts: Facts, function: bytes, arguments: bytes) -> "Any":
-    """The callable, its positional and its named arguments.
+    """Load the callable, its positional and its keyword arguments.
 
     Raises:
         NotRun: They cannot be had in this Python.
@@ -356,7 +356,7 @@ def load(facts: Facts, function: bytes, arguments: bytes) -> "Any":
 
 
 def provide_cloudpickle(facts: Facts) -> None:
-    """Make the client's cloudpickle the one that is imported, unless the same is installed."""
+    """Make the client's cloudpickle importable, unless the same version is installed."""
     if not facts.cloudpickle:
         return
     try:
@@ -381,7 +381,7 @@ def provide_cloudpickle(facts: Facts) -> None:
 
 
 def lend_source(facts: Facts) -> None:
-    """Let tracebacks show lines of the function's file, which is not here."""
+    """Provide the function's source for tracebacks; its file is not here."""
     import linecache
 
     for name, text in facts.source.items():
@@ -391,12 +391,12 @@ def lend_source(facts: Facts) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The last line of a traceback."""
+    """Return the last line of a traceback."""
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def dumps(facts: Facts, value: "Any") -> bytes:
-    """The pickle of what goes back."""
+    """Pickle the value to return."""
     protocol = min(facts.protocol, pickle.HIGHEST_PROTOCOL)
     try:
         return pickle.dumps(value, protocol)
@@ -409,7 +409,7 @@ def dumps(facts: Facts, value: "Any") -> bytes:
 
 
 def returned(facts: Facts, value: "Any") -> "tuple[dict[str, Any], bytes]":
-    """The result of a call that returned.
+    """Return the result of a call that returned.
 
     Raises:
         NotRun: It cannot travel.
@@ -430,7 +430,7 @@ def returned(facts: Facts, value: "Any") -> "tuple[dict[str, Any], bytes]":
 
 
 def put_aside(facts: Facts, data: bytes) -> "dict[str, Any]":
-    """Write what is too large to travel where the client finds it; what the header says of it."""
+    """Write a value that is too large to send where the client finds it; return its header fields."""
     name = os.path.basename(facts.result) + ".data"
     if facts.folder:
         name = "gpusched-%s.%s" % (os.environ["GPUSCHED_JOB_ID"], name)
@@ -449,7 +449,7 @@ def put_aside(facts: Facts, data: bytes) -> "dict[str, Any]":
 
 
 def raised(facts: Facts, error: Exception) -> "tuple[dict[str, Any], bytes]":
-    """The result of a call that raised; its traceback goes to stderr, too."""
+    """Return the result of a call that raised; also print its traceback to stderr."""
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, trace))
     sys.stderr.write(text)
@@ -463,7 +463,7 @@ def raised(facts: Facts, error: Exception) -> "tuple[dict[str, Any], bytes]":
 
 
 def write(facts: Facts, header: "dict[str, Any]", data: bytes) -> None:
-    """Put the result into the job's folder, whole."""
+    """Write the result into the job's folder, atomically."""
     header = dict(header, size=len(data), python=list(sys.version_info[:3]), function=facts.function)
     with open(facts.result + ".part", "wb") as file:
         file.write(MAGIC + json.dumps(header).encode() + b"\n" + data)

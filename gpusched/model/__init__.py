@@ -1,4 +1,4 @@
-"""The words of gpusched: frozen, typed values without I/O.
+"""gpusched's data types: frozen, typed values without I/O.
 
 In: nothing. Out: types that all other folders speak in. May import: nothing of ours. Begin with `jobs`, `resources`,
 `snapshot`, `plan`, `events`.

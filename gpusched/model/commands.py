@@ -1,4 +1,4 @@
-"""What clients ask of the controller: one small file each, in the inbox.
+"""Commands of clients to the controller: one small file each, in the inbox.
 
 The user who asks is not written in the file: the kernel's owner of the file says who it was.
 """
@@ -66,7 +66,7 @@ class Requeue(Command, frozen=True, kw_only=True, tag="requeue"):
 
 
 class RelayedCommand(Command, frozen=True, kw_only=True, tag="asked"):
-    """What a job asked for from inside; the controller passes it on, in its own name, and nobody else may."""
+    """A request from inside a job; only the controller passes it on, in its own name."""
 
     job_id: str
     attempt: int
@@ -82,26 +82,26 @@ class SetPriority(Command, frozen=True, kw_only=True, tag="priority"):
 
 
 class Drain(Command, frozen=True, kw_only=True, tag="drain"):
-    """No new jobs on these nodes; the running ones end in their own time."""
+    """Take nodes out of service: no new jobs; running ones continue."""
 
     nodes: tuple[str, ...]
     reason: str
 
 
 class Resume(Command, frozen=True, kw_only=True, tag="resume"):
-    """Back into service."""
+    """Return nodes to service."""
 
     nodes: tuple[str, ...]
 
 
 class Reserve(Command, frozen=True, kw_only=True, tag="reserve"):
-    """Reserve nodes; whose command it is, and when it came, the controller writes in."""
+    """Reserve nodes; the controller fills in the user and the time."""
 
     reservation: Reservation
 
 
 class ChangeReservation(Command, frozen=True, kw_only=True, tag="change_reservation"):
-    """Change a reservation that is not over; None: stays as it is."""
+    """Change a reservation that has not ended; None keeps a value."""
 
     name: str
     nodes: tuple[str, ...] | None = None
@@ -113,13 +113,13 @@ class ChangeReservation(Command, frozen=True, kw_only=True, tag="change_reservat
 
 
 class CancelReservation(Command, frozen=True, kw_only=True, tag="cancel_reservation"):
-    """Give the nodes free; one that has begun ends now."""
+    """Release the nodes of a reservation; one that has begun ends now."""
 
     name: str
 
 
 class Promote(Command, frozen=True, kw_only=True, tag="promote"):
-    """Put a policy in charge of a partition.
+    """Make a policy the active one of a partition.
 
     Attributes:
         path: Its file or folder, absolute.
@@ -138,14 +138,14 @@ class Promote(Command, frozen=True, kw_only=True, tag="promote"):
 
 
 class Rollback(Command, frozen=True, kw_only=True, tag="rollback"):
-    """Put the policy back in charge of a partition that was before."""
+    """Make the previous policy of a partition active again."""
 
     partition: str
     reason: str
 
 
 class ShadowOn(Command, frozen=True, kw_only=True, tag="shadow"):
-    """Ask a policy beside the live one, without acting on it; ``path`` and ``version`` as in `Promote`."""
+    """Evaluate a policy beside the active one, without acting on it; ``path`` and ``version`` as in `Promote`."""
 
     partition: str
     path: str
@@ -153,7 +153,7 @@ class ShadowOn(Command, frozen=True, kw_only=True, tag="shadow"):
 
 
 class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
-    """Do not ask it any more."""
+    """Stop evaluating the shadow."""
 
     partition: str
 

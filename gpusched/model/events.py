@@ -1,4 +1,4 @@
-"""Facts about jobs and nodes: the only way state changes, kept for ever, in order."""
+"""Events of jobs and nodes: every state change is one, kept forever, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact. ``kind`` names it; ``data`` is plain JSON.
+    """One event. ``kind`` names it; ``data`` is plain JSON.
 
     Job kinds: submitted, held, released, priority, starting, sharing, launched, running, preempted, ending, ended,
     requeued, signalled, refused (a command on it, with the reason), work_failed, fenced, stuck (of an attempt, with the

@@ -1,4 +1,4 @@
-"""When a waiting job is expected to start, and what would bring that forward."""
+"""Forecasts: when a pending job is expected to start, and what would make it start sooner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Spread = Literal["server", "rack", "any"]
 
 
 class ExpectedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job starts, found by running the present queue forward; Unix seconds, None: it does not.
+    """A job's expected start, from simulating the current queue; Unix seconds, None: it does not start.
 
     Attributes:
         median, low, high: Of the runs with drawn run times: the middle one, and those that 10 % and 90 % do not exceed.
@@ -35,7 +35,7 @@ class ExpectedStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpreadStart(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job would start if it took nodes so near each other and no others; by the runs of `ExpectedStart`.
+    """A job's expected start if it used nodes this close together only; from the runs of `ExpectedStart`.
 
     Attributes:
         spread: All in one server, in one rack, or wherever there is room first.
@@ -58,7 +58,7 @@ class SpreadStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sooner(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that would start the job sooner, checked by the same run.
+    """One change that would start the job sooner, checked in the same runs.
 
     Attributes:
         what: ``with 4 GPUs``, ``in V100``, ``after job k3f9 ends``.

@@ -1,4 +1,4 @@
-"""What each declared GPU is good for now: one rule for the scheduler and the screens."""
+"""The state of each declared GPU: one rule for the scheduler and the screens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
 from gpusched.model.resources import Node
 
-UNSEEN_MEMORY_MIB = 2048
+HIDDEN_PROCESS_MEMORY_MIB = 2048
 """More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
 
 DRIVER_MEMORY_MIB = 1024
@@ -40,7 +40,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> tuple[GpuStatus, ...]:
-    """The state of every GPU that ``node`` declares, in the order of `Node.indices`.
+    """Return the state of every GPU that ``node`` declares, in the order of `Node.indices`.
 
     A GPU with volatile uncorrected (double-bit) ECC errors is UNUSABLE, as DCGM's health check calls it a failure: a
     page waits for its retirement and the next job may die of it. It stays so until the GPU is reset.
@@ -59,7 +59,7 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
 
 
 def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:
-    """Those that are of no job of ours. ``mps``: the GPU is shared by MPS, whose server is of all."""
+    """Return processes that belong to no job. ``mps``: the GPU is shared by MPS, whose server is excluded."""
     found = [p for p in gpu.processes if p.container is None]
     return [p for p in found if not (p.command or "").split(" ")[0].endswith(_MPS_SERVER)] if mps else found
 
@@ -77,12 +77,12 @@ def _status(index: int, gpu: Gpu | None, jobs: tuple[str, ...], lister: str, mps
     state, reason = _hardware(index, gpu, lister)
     if gpu is not None and state is GpuState.FREE:
         foreign = foreign_processes(gpu, mps)
-        state, reason = _allocated(gpu, jobs, foreign) if jobs else _unheld(gpu, foreign)
+        state, reason = _allocated(gpu, jobs, foreign) if jobs else _unallocated(gpu, foreign)
     return _held_by(index, state, reason, jobs)
 
 
 def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
-    """FREE when the GPU itself is well."""
+    """Return FREE if the hardware is healthy, else its state and why."""
     if gpu is None:
         return GpuState.LOST, f"not listed by {lister}"
     if gpu.error:
@@ -95,12 +95,12 @@ def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
     return GpuState.FREE, ""
 
 
-def _unheld(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:
+def _unallocated(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:
     if foreign:
         return GpuState.BUSY, _describe(foreign)
     if ours := [p for p in gpu.processes if p.container is not None]:
         return GpuState.BUSY, f"still being cleaned up: {_names(ours)}"
-    if (gpu.memory_used_mib or 0) > UNSEEN_MEMORY_MIB:
+    if (gpu.memory_used_mib or 0) > HIDDEN_PROCESS_MEMORY_MIB:
         return GpuState.BUSY, f"memory in use by a process NVML does not show ({gpu.memory_used_mib} MiB)"
     return GpuState.FREE, ""
 
@@ -123,7 +123,7 @@ def _names(processes: list[GpuProcess] | tuple[GpuProcess, ...]) -> str:
 
 
 def _describe(foreign: list[GpuProcess]) -> str:
-    """``foreign: pid 4711 (alice) python train.py and 2 more``."""
+    """Return ``foreign: pid 4711 (alice) python train.py and 2 more``."""
     first = foreign[0]
     user = f" ({first.user})" if first.user else ""
     command = first.command or ""

@@ -21,12 +21,12 @@ _SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 
 def mint(now: float) -> str:
-    """A new job id for a submission at ``now`` (Unix seconds)."""
+    """Return a new job id for a submission at ``now`` (Unix seconds)."""
     return _base32(_ticks(now), _TIME_CHARS) + _base32(int.from_bytes(os.urandom(4), "big"), _RANDOM_CHARS)
 
 
 def of_request(name: str, second: int) -> str:
-    """The id of the job that the request of this name queues, made in this second: always the same one."""
+    """Return the id of the job that a request of this name made in this second queues: always the same."""
     from hashlib import sha256  # commands start faster without it
 
     rest, ticks = divmod(int.from_bytes(sha256(name.encode()).digest(), "big"), 1000)
@@ -34,33 +34,33 @@ def of_request(name: str, second: int) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether ``text`` is a whole job id, without an array index."""
+    """Return whether ``text`` is a complete job id without an array index."""
     return re.fullmatch(rf"[{ALPHABET}]{{{ID_LENGTH}}}", text) is not None
 
 
 def is_prefix(text: str) -> bool:
-    """Whether ``text`` can name a job: an id, a prefix of one, or either with ``_7`` or ``_[3-9,12]``."""
+    """Return whether ``text`` can name a job: an id, a prefix of one, or either with ``_7`` or ``_[3-9,12]``."""
     return _TASK_ID.fullmatch(text) is not None
 
 
 def is_slurms(text: str) -> bool:
-    """Whether ``text`` is an id of Slurm's: ``1234``, ``1234_5``, ``1234+1``; ``1234~2`` is the second of its id."""
+    """Return whether ``text`` is a Slurm id: ``1234``, ``1234_5``, ``1234+1``; ``1234~2``: the second job of its id."""
     return _SLURMS.fullmatch(text) is not None
 
 
 def slurm_id(name: str) -> str:
-    """Slurm's own id of a job of the store: without what tells a second job of the same id from the first."""
+    """Return Slurm's own id of a stored job, without the suffix that tells reused ids apart."""
     return name.partition("~")[0]
 
 
 def split_task(job_id: str) -> tuple[str, int]:
-    """The array's id and the task's index of ``1234_5``; of a job that is no task its own id, and -1."""
+    """Split ``1234_5`` into array id and task index; the index is -1 for jobs that are not tasks."""
     base, _, index = job_id.partition("_")
     return base, int(index) if index.isdigit() else -1
 
 
 def id_key(job_id: str) -> tuple[int, str, int, int]:
-    """Orders ids as they were minted: Slurm's by number (36 before 100), and so the tasks of an array.
+    """Return a sort key by age: Slurm's ids and array indices compare as numbers (36 before 100).
 
     A row of several tasks, ``1234_[10-39]``, is where its first one is.
     """
@@ -74,7 +74,7 @@ def id_key(job_id: str) -> tuple[int, str, int, int]:
 
 
 def normalise(text: str) -> str:
-    """An id as typed by a person: lower case, with the letters Crockford reads as digits."""
+    """Normalise an id typed by a person: lower case, with the letters Crockford reads as digits."""
     return text.strip().lower().translate(str.maketrans("ilo", "110"))
 
 

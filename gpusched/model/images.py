@@ -1,4 +1,4 @@
-"""What an image may be called. podman opens more than registries: its transports read the node's files, as root."""
+"""Validation of image names. podman also opens transports that read the node's files, as root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REFERENCE = re.compile(rf"(?:docker://)?(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::{_
 
 
 def image_error(image: str, runtimes: Collection[str], transports: Collection[str]) -> str | None:
-    """Why nodes with these runtimes cannot be given this image, or None where they can.
+    """Return why nodes with these runtimes cannot run this image, or None where they can.
 
     apptainer opens what it is given with the rights of the job's user, so there paths and other schemes are good.
 

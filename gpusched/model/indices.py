@@ -1,4 +1,4 @@
-"""Array indices as spans: ascending, apart from each other, both ends included: ``((0, 4), (7, 7))`` is 0-4,7."""
+"""Array indices as spans: ascending, disjoint, both ends included: ``((0, 4), (7, 7))`` is 0-4,7."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 
 def spans_of(indices: Iterable[int]) -> Spans:
-    """The spans of these indices, in any order."""
+    """Return the spans of these indices, given in any order."""
     found: list[tuple[int, int]] = []
     for index in sorted(set(indices)):
         if found and index == found[-1][1] + 1:
@@ -23,7 +23,7 @@ def spans_of(indices: Iterable[int]) -> Spans:
 
 
 def parse(text: str) -> Spans:
-    """The inverse of `text_of`, in any order.
+    """Parse `text_of`'s format, in any order.
 
     Raises:
         ValueError: It names no indices.
@@ -34,11 +34,11 @@ def parse(text: str) -> Spans:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(text)
         found.append((int(match[1]), int(match[2] or match[1])))
-    return joined(found)
+    return union(found)
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    """The spans of all indices that are in any of these, in any order."""
+def union(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Return the union of these spans, given in any order."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:
@@ -49,27 +49,27 @@ def joined(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def text_of(spans: Spans) -> str:
-    """``0-4,7``."""
+    """Format spans as ``0-4,7``."""
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def count(spans: Spans) -> int:
-    """How many indices these are."""
+    """Return the number of indices."""
     return sum(last - first + 1 for first, last in spans)
 
 
-def each(spans: Spans) -> Iterator[int]:
-    """One after the other, ascending."""
+def expand_spans(spans: Spans) -> Iterator[int]:
+    """Yield the indices, ascending."""
     return (index for first, last in spans for index in range(first, last + 1))
 
 
-def lowest(spans: Spans, most: int) -> list[int]:
-    """The first ones, at most ``most``."""
-    return list(islice(each(spans), most))
+def lowest(spans: Spans, limit: int) -> list[int]:
+    """Return the lowest indices, at most ``limit``."""
+    return list(islice(expand_spans(spans), limit))
 
 
-def both(one: Spans, other: Spans) -> Spans:
-    """What is in both."""
+def intersection(one: Spans, other: Spans) -> Spans:
+    """Return the intersection."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
@@ -82,17 +82,17 @@ def both(one: Spans, other: Spans) -> Spans:
     return tuple(found)
 
 
-def without(spans: Spans, gone: Spans) -> Spans:
-    """What is in ``spans`` only."""
+def difference(spans: Spans, removed: Spans) -> Spans:
+    """Return the indices of ``spans`` that are not in ``removed``."""
     found, j = [], 0
     for first, last in spans:
-        while j < len(gone) and gone[j][1] < first:
+        while j < len(removed) and removed[j][1] < first:
             j += 1
         k = j
-        while k < len(gone) and gone[k][0] <= last:
-            if gone[k][0] > first:
-                found.append((first, gone[k][0] - 1))
-            first = gone[k][1] + 1
+        while k < len(removed) and removed[k][0] <= last:
+            if removed[k][0] > first:
+                found.append((first, removed[k][0] - 1))
+            first = removed[k][1] + 1
             k += 1
         if first <= last:
             found.append((first, last))

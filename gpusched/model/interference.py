@@ -1,4 +1,4 @@
-"""What is believed of kinds of jobs: their pace by placement, and what they cost each other; and of slow GPUs."""
+"""Estimates per job class: speed by placement and mutual slowdown of jobs; and slow GPUs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ GPUs (and then no more is said of the rest)."""
 _NUMBERS = re.compile(r"\d+")
 
 
-def pattern_of(name: str) -> str:
-    """A job's name with numbers that count as the same: ``train-17`` and ``train-18`` are two runs of one thing."""
+def name_pattern(name: str) -> str:
+    """Replace numbers in a job's name by ``#``: ``train-17`` and ``train-18`` are runs of the same program."""
     return _NUMBERS.sub("#", name)
 
 
-def kind_of(user: str, name: str) -> str:
-    """What jobs are like each other: those of one user by the same pattern of names."""
-    return f"{user}/{pattern_of(name)}"
+def job_class_of(user: str, name: str) -> str:
+    """Return the job class: one user's jobs with the same name pattern."""
+    return f"{user}/{name_pattern(name)}"
 
 
 class JobShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job ran.
+    """The resources and placement that a job ran with.
 
     Attributes:
         unit: What its pace counts, "samples" or "steps".
@@ -42,8 +42,8 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
 
 
-class Paces(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind's pace at one shape.
+class SpeedSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Speeds of a job class at one shape.
 
     Attributes:
         logs: (logarithm of the pace per second as it would have been alone, weight), the latest last; an attempt
@@ -58,7 +58,7 @@ class Paces(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContentionEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Logarithms of a kind's sensitivity and pressure over one link, and their variances and covariance."""
+    """Sensitivity and pressure of a job class over one link (logarithms), with variances and covariance."""
 
     link: Link
     sensitivity: float
@@ -68,7 +68,7 @@ class ContentionEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColocationSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """What was left of a kind's speed beside one job of another kind (logarithms, the latest last)."""
+    """Relative speeds of a job class beside one job of another class (logarithms, latest last)."""
 
     link: Link
     kind: str
@@ -77,24 +77,24 @@ class ColocationSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobClassEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is believed of one kind."""
+    """All estimates of one job class."""
 
     kind: str
-    shapes: tuple[Paces, ...] = ()
+    shapes: tuple[SpeedSamples, ...] = ()
     links: tuple[ContentionEstimate, ...] = ()
     beside: tuple[ColocationSamples, ...] = ()
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """A job of another kind (or the same) that shared a link, and for which part of the time (0 to 1)."""
+    """A job, of any class, that shared a link, and for what part of the time (0 to 1)."""
 
     kind: str
     link: Link
     share: float
 
 
-class PaceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt told of its pace: per second, over ``seconds``, and who was beside it."""
+class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's measured speed: per second, over ``seconds``, with its neighbours."""
 
     kind: str
     shape: JobShape
@@ -103,8 +103,8 @@ class PaceSample(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: tuple[Neighbour, ...] = ()
 
 
-class PaceOn(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt's pace as it would have been alone (logarithm), and on which GPUs it was: (node, index)."""
+class AttemptSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's speed corrected for neighbours (logarithm), and its GPUs: (node, index)."""
 
     job_id: str
     kind: str
@@ -114,7 +114,7 @@ class PaceOn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU on which steps take longer than on the like of it.
+    """A GPU on which steps take longer than on similar GPUs.
 
     Attributes:
         slower: By which part: 0.12: a step takes 1.12 times as long. low, high: Bounds that hold in 95 %.
@@ -132,14 +132,14 @@ class SlowGpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """As a person reads it."""
+        """Return it as text for people."""
         span = f"{self.low:.0%} to {self.high:.0%}"
         text = f"{self.slower:.0%} slower than similar GPUs ({span}, {count_of(self.jobs, 'job')})"
         return text + (f"; this one, or others that its jobs also used ({len(self.among)})" if self.among else "")
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer a step is expected to take than otherwise.
+    """Expected relative slowdown of a step.
 
     Attributes:
         slower: By which part (0.18: 1.18 times as long); negative: it is faster. low, high: Bounds that are to hold in
@@ -157,7 +157,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def line(self, than: str = "") -> str:
-        """As a person reads it: "about 18 % slower than in one (12 to 25 %, 40 measurements)"."""
+        """Return it as text: "about 18 % slower than in one (12 to 25 %, 40 measurements)"."""
         what = "about as fast as" if abs(self.slower) < 0.005 else (
             f"about {100 * abs(self.slower):.0f} % {'slower' if self.slower > 0 else 'faster'} than"
         )  # fmt: skip
@@ -169,7 +169,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer a job's steps are expected to be where it runs.
+    """Expected slowdown of a job at its placement.
 
     Attributes:
         slower: By which part, by all that is known: 0.18: 1.18 times as long as alone in one rack.
@@ -182,8 +182,8 @@ class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[Cost, ...] = ()
 
 
-class KindTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gpusched predict NAME`` says of a kind of job.
+class JobClassReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gpusched predict NAME`` shows of a job class.
 
     Attributes:
         paces: At each shape, the most measured first. links: Its sensitivity and pressure.
@@ -192,14 +192,14 @@ class KindTold(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    paces: tuple[PaceTold, ...]
-    links: tuple[SwayTold, ...]
+    paces: tuple[SpeedSummary, ...]
+    links: tuple[ContentionSummary, ...]
     lines: tuple[str, ...] = ()
     costs: tuple[Cost | None, ...] = ()
 
 
-class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind's pace a second at a shape, alone; ``low`` to ``high``: where four in five attempts lie."""
+class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed per second of a job class at one shape, alone; 80 % of attempts lie in ``low`` to ``high``."""
 
     shape: JobShape
     pace: float
@@ -208,8 +208,8 @@ class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
     measurements: int
 
 
-class SwayTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind's sensitivity and pressure over a link, each with bounds that hold in 80 %: (low, middle, high)."""
+class ContentionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Sensitivity and pressure of a job class over a link, with 80 % intervals: (low, middle, high)."""
 
     link: Link
     sensitivity: tuple[float, float, float]

@@ -1,4 +1,4 @@
-"""A job: what was asked for, and its life."""
+"""Jobs: the request and the record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusched.model.slurm import SlurmFacts
 
 
 class JobState(StrEnum):
-    """States in Slurm's words."""
+    """Job states, named as in Slurm."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"
@@ -34,7 +34,7 @@ HOUR_S = 3600.0
 
 
 class DependencyKind(StrEnum):
-    """When a dependency is met, as in sbatch --dependency."""
+    """Kinds of dependencies, as in sbatch --dependency."""
 
     AFTER = "after"  # the other has started
     AFTEROK = "afterok"
@@ -49,14 +49,14 @@ WITHOUT_ID = frozenset({DependencyKind.SINGLETON, DependencyKind.CHAIN})
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """On another job (an array id stands for all its tasks); ``job_id`` "" where the kind says which."""
+    """A dependency on another job (an array id stands for all its tasks); ``job_id`` "" where the kind implies it."""
 
     kind: DependencyKind
     job_id: str = ""
 
     @property
     def text(self) -> str:
-        """As ``--dependency`` has it."""
+        """Return it as given to ``--dependency``."""
         return f"{self.kind}:{self.job_id}" if self.job_id else str(self.kind)
 
 
@@ -69,7 +69,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class Elastic(msgspec.Struct, frozen=True, kw_only=True):
-    """That a job may be given other sizes: stopped, once it has saved its work, and started with more or fewer GPUs.
+    """Sizes of a resizable job: stopped, once it has saved its work, and started with more or fewer GPUs.
 
     Attributes:
         sizes: GPUs of the whole job that it may have, ascending.
@@ -92,7 +92,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The request, complete and checked; resources are per node, the gang is ``nodes`` equal parts.
+    """The complete, validated request; resources are per node, a gang has ``nodes`` equal parts.
 
     Attributes:
         gpus_per_node, cores_per_node, memory_mib_per_node: What each of the ``nodes`` nodes gives.
@@ -190,16 +190,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """Return the GPUs of the whole job."""
         return self.nodes * self.gpus_per_node
 
     @property
     def amounts(self) -> tuple[int, int]:
-        """Cores and MiB of the whole job."""
+        """Return cores and MiB of the whole job."""
         return self.nodes * self.cores_per_node, self.nodes * self.memory_mib_per_node
 
     def at_size(self, gpus: int, nodes: int, room: tuple[int, int] | None = None) -> JobSpec:
-        """A resizable job's request with so many GPUs over so many nodes; cores and memory rounded up.
+        """Return a resizable job's request for ``gpus`` GPUs on ``nodes`` nodes; cores and memory rounded up.
 
         Where these have a range, no more of them than the cores and MiB of each node in ``room``, but never less than
         the least that it may have.
@@ -216,12 +216,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least(self) -> JobSpec:
-        """The request at its present size with the least cores and memory that it may have."""
+        """Return the request at its current size with its minimum cores and memory."""
         ranged = self.elastic is not None and (self.elastic.cores or self.elastic.memory_mib)
         return self.at_size(self.gpus, self.nodes, (0, 0)) if ranged else self
 
     def as_allocated(self, allocation: Allocation) -> JobSpec:
-        """The request of a job that may be given several sizes, for what it has been given."""
+        """Return the request of a job with several possible sizes, at its allocated size."""
         part = allocation.parts[0]
         return msgspec.structs.replace(
             self, nodes=len(allocation.parts), gpus_per_node=len(part.gpus), cores_per_node=part.cores,
@@ -230,7 +230,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _amount(of: int, base_gpus: int, nodes: int, bounds: tuple[int, int] | None, room: int | None) -> int:
-    """Cores or MiB of one of so many nodes, at least 1."""
+    """Return cores or MiB per node, at least 1."""
     if bounds is None:
         return max(1, -(-of // (base_gpus * nodes)))
     least, most = -(-bounds[0] // nodes), bounds[1] // nodes
@@ -239,7 +239,7 @@ def _amount(of: int, base_gpus: int, nodes: int, bounds: tuple[int, int] | None,
 
 
 class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's share: which GPUs (NVML indices), how many cores and MiB of which node."""
+    """The allocation of one rank: GPUs (NVML indices), cores and MiB on one node."""
 
     rank: int
     node: str
@@ -249,35 +249,35 @@ class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Where a job is: one part per rank, all or nothing."""
+    """The allocation of a job: one part per rank, all or nothing."""
 
     job_id: str
     parts: tuple[NodeAllocation, ...]
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """Return the GPUs of the whole job."""
         return sum(len(part.gpus) for part in self.parts)
 
 
 class Stops(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a policy stopped a job for one purpose, and when: Unix seconds, of the hour before the latest only."""
+    """How often a policy stopped a job for one purpose; ``times``: Unix seconds, within an hour of the latest."""
 
     count: int = 0
     times: tuple[float, ...] = ()
 
     def too_soon(self, now: float, per_hour: int) -> bool:
-        """Whether it has been stopped ``per_hour`` times within the last hour (0: there is no bound)."""
+        """Return whether it was stopped ``per_hour`` times within the last hour (0: no limit)."""
         return 0 < per_hour <= len(self.times) and now < self.times[-per_hour] + HOUR_S
 
     def again(self, now: float, **changes: Any) -> Self:
-        """After another one, with what else changes by it."""
+        """Return it with one more stop and other changes."""
         times = (*(t for t in self.times if now < t + HOUR_S), now)
         return msgspec.structs.replace(self, count=self.count + 1, times=times, **changes)
 
 
 class Preemptions(Stops, frozen=True, kw_only=True):
-    """How often a policy stopped a job for another one, and what the job had run by then.
+    """Preemptions of a job, and its run time before them.
 
     Attributes:
         policy, policy_version: Which one did it last, and in favour of which job (``for_job``; "": not known).
@@ -292,20 +292,20 @@ class Preemptions(Stops, frozen=True, kw_only=True):
     kept_restarts: int = 0
 
     def had_s(self, restart_s: float) -> float:
-        """Seconds of saved work, where a restart costs ``restart_s``."""
+        """Return seconds of saved work, where a restart costs ``restart_s``."""
         return max(0.0, self.kept_s - restart_s * self.kept_restarts)
 
     def once_more(self, now: float, policy: str, version: str, for_job: str) -> Preemptions:
-        """After another one; what the attempt ran is added when it is over (`with_run`)."""
+        """Return it after one more preemption; the attempt's run time is added at its end (`with_run`)."""
         return self.again(now, policy=policy, policy_version=version, for_job=for_job)
 
     def with_run(self, ran_s: float, restarted: bool) -> Preemptions:
-        """With what a stopped attempt ran; ``restarted``: it was not the job's first one."""
+        """Add a stopped attempt's run time; ``restarted``: it was not the job's first attempt."""
         return msgspec.structs.replace(self, kept_s=self.kept_s + ran_s, kept_restarts=self.kept_restarts + restarted)
 
 
 class Resizes(Stops, frozen=True, kw_only=True):
-    """How often a policy asked a job to go on at another size, and what became of it.
+    """Resizes of a job, and their outcomes.
 
     Attributes:
         before: GPUs of the attempt before the present one, to go back to; None: it came up, or was not resized.
@@ -332,12 +332,12 @@ class Resizes(Stops, frozen=True, kw_only=True):
 
     @property
     def cost_s(self) -> float | None:
-        """Mean seconds that a resize took; None: none has come up yet."""
+        """Return the mean seconds of a resize; None: none was measured."""
         return self.costs_s / self.measured if self.measured else None
 
 
 class ResizeTo(msgspec.Struct, frozen=True, kw_only=True):
-    """The size that a job is being stopped for, and when it was asked.
+    """The size that a job is being stopped for, and when this was requested.
 
     Attributes:
         back: It goes back, as it did not come up at its present one.
@@ -353,7 +353,7 @@ class ResizeTo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job in COMPLETING is being ended, and how it will end once all its ranks are gone.
+    """Why a COMPLETING job is being ended, and its state once all its ranks are gone.
 
     Attributes:
         outcome: The state to come; PENDING means back to the queue.
@@ -373,7 +373,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store holds it.
+    """A job as stored.
 
     Attributes:
         id: ``<id>``, or ``<id>_<index>`` for a task of an array, or ``<id>_[3-9]`` for several.
@@ -426,26 +426,26 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many jobs it stands for."""
+        """Return how many jobs the record stands for."""
         return count(self.tasks) if self.tasks else 1
 
     @property
     def limit_s(self) -> float:
-        """Seconds that its present attempt may run: its limit bounds what it runs at all sizes together."""
+        """Return the seconds that its current attempt may run: the limit covers all resized attempts together."""
         return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
     @property
     def ran_s(self) -> float:
-        """Seconds of the attempt that it ended with; 0: it never ran, or has not ended."""
+        """Return the run time of its last attempt in seconds; 0: it never ran, or has not ended."""
         return self.end_time - self.start_time if self.end_time is not None and self.start_time is not None else 0.0
 
 
 def container_name(job_id: str, attempt: int, rank: int) -> str:
-    """The name that makes a double start impossible: ``gpusched-<job>-<attempt>-<rank>``."""
+    """Return the name that prevents double starts: ``gpusched-<job>-<attempt>-<rank>``."""
     return f"gpusched-{job_id}-{attempt}-{rank}"
 
 
 def parse_container_name(name: str) -> tuple[str, int, int] | None:
-    """The inverse of `container_name`: (job id, attempt, rank), or None for another's name."""
+    """Parse `container_name`: (job id, attempt, rank), or None for other names."""
     found = re.fullmatch(r"gpusched-([^-]*)-([0-9]+)-([0-9]+)", name)
     return (found[1], int(found[2]), int(found[3])) if found else None

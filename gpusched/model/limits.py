@@ -1,4 +1,4 @@
-"""Who belongs where, and how much each may have: groups, limits, classes of service."""
+"""Groups of users, their limits, and classes of service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEEK_S = 7 * 86400
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a user, a group or a class may have. None: there is no bound.
+    """Limits of a user, a group or a class. None: unlimited.
 
     Attributes:
         gpus: GPUs of its running jobs together.
@@ -57,19 +57,19 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return next(group for group in self.groups if group.name == name)
 
     def get(self, name: str) -> Group | None:
-        """The group called ``name``, or None."""
+        """Return the group called ``name``, or None."""
         return next((group for group in self.groups if group.name == name), None)
 
     def of(self, user: str) -> tuple[str, ...]:
-        """The groups that ``user`` is a member of, in the file's order."""
+        """Return the groups that ``user`` is a member of, in the file's order."""
         return tuple(group.name for group in self.groups if user in group.members)
 
     def for_job(self, user: str, asked: str) -> str:
-        """The group that a job counts for: the one it names, else the first that its user is a member of; "": none."""
+        """Return the group that a job counts for: the one it names, else its user's first one; "": none."""
         return asked if asked and self.get(asked) is not None else next(iter(self.of(user)), "")
 
     def above(self, name: str) -> tuple[str, ...]:
-        """The group itself and those above it, upwards; none where there is no such group."""
+        """Return the group and its ancestors, upwards; () where it does not exist."""
         known = {group.name: group for group in self.groups}
         path: list[str] = []
         while (group := known.get(name)) is not None and name not in path:
@@ -78,17 +78,17 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path)
 
     def within(self, user: str, groups: Sequence[str]) -> bool:
-        """Whether ``user`` is a member of one of these groups, or of one below it."""
+        """Return whether ``user`` is a member of one of these groups or their descendants."""
         return any(set(self.above(name)) & set(groups) for name in self.of(user))
 
 
 def leaf_of(user: str, group: str) -> str:
-    """A user as a member of a group, by one word; the user's name where there is no group."""
+    """Return ``group/user``; the user's name without a group."""
     return f"{group}/{user}" if group else user
 
 
 def split_leaf(leaf: str) -> tuple[str, str]:
-    """User and group of `leaf_of`."""
+    """Return user and group of a `leaf_of`."""
     group, slash, user = leaf.partition("/")
     return (user, group) if slash else (leaf, "")
 
@@ -114,7 +114,7 @@ class Qos(msgspec.Struct, frozen=True, kw_only=True):
     exempt: bool = False
 
     def may_use(self, user: str, groups: Groups) -> bool:
-        """Whether ``user`` may queue jobs in it."""
+        """Return whether ``user`` may submit jobs to the class."""
         if not self.users and not self.groups:
             return True
         return user in self.users or groups.within(user, self.groups)
@@ -124,7 +124,7 @@ Unit = Literal["gpus", "jobs", "gpu_s", "queued", "time_s"]
 
 
 class LimitRule(msgspec.Struct, frozen=True):
-    """One limit that a job counts for.
+    """One limit that applies to a job.
 
     Attributes:
         whose: For people: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
@@ -156,17 +156,17 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_hours(self) -> bool:
-        """Whether a limit bounds GPU hours."""
+        """Return whether any limit is on GPU hours."""
         found = [self.each, *self.users.values(), *(group.limits for group in self._all)]
         found += [limits for qos in self.qos for limits in (qos.limits, qos.per_user)]
         return any(limits.gpu_hours is not None for limits in found)
 
     def of_class(self, name: str) -> Qos | None:
-        """The class called ``name``, or None."""
+        """Return the class called ``name``, or None."""
         return next((qos for qos in self.qos if qos.name == name), None)
 
     def rules(self, user: str, group: str, qos: str) -> tuple[LimitRule, ...]:
-        """What bounds a job of ``user`` that counts for ``group`` in the class ``qos`` ("": none), classes first."""
+        """Return the limits of a job of ``user`` in ``group`` and class ``qos`` ("": none), class limits first."""
         found: list[LimitRule] = []
         known = self.of_class(qos)
         if known is not None:
@@ -200,15 +200,15 @@ def _rules(key: tuple[str, str, str], whose: str, limits: Limits, reasons: Seque
     return found
 
 
-def takes(unit: Unit, gpus: int, limit_s: float) -> int:
-    """What a job of so many GPUs and that time limit takes of a bound while it runs: 1 job, GPUs, or GPU seconds."""
+def limit_units(unit: Unit, gpus: int, limit_s: float) -> int:
+    """Return what a running job takes of a limit: 1 job, its GPUs, or GPU seconds of its time limit."""
     if unit == "gpu_s":
         return int(gpus * min(limit_s, WEEK_S))
     return gpus if unit == "gpus" else 1
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A limit of running jobs as it stands.
+    """A limit of running jobs with its current usage.
 
     Attributes:
         used: What running jobs take; of GPU seconds also those used in the last seven days.
@@ -221,5 +221,5 @@ class Bound(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """What is left; below 0 where the limit was lowered."""
+        """Return the unused part; below 0 where the limit was lowered."""
         return self.rule.most - self.used

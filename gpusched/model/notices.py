@@ -1,4 +1,4 @@
-"""Notices: what somebody is told of, who is, and how."""
+"""Notices: events that users subscribe to, receivers, and delivery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class NoticeKind(StrEnum):
-    """What is told."""
+    """Kinds of notices."""
 
     BEGIN = "begin"
     END = "end"
@@ -22,7 +22,7 @@ class NoticeKind(StrEnum):
     IDLE = "idle"
 
 
-BY_DEFAULT = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
+DEFAULT_NOTICE_KINDS = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
 """Of a job with ``--mail`` that does not say; every end is told by ``end``."""
 NEAR_LIMIT = 0.9
 """The part of its limit after which a job is near it, as of Slurm's TIME_LIMIT_90."""
@@ -30,12 +30,12 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9
 
 
 def is_address(text: str) -> bool:
-    """Whether mail can be sent there: ``name@host``, or a user of the controller's machine."""
+    """Return whether mail can be sent to it: ``name@host``, or a user of the controller's machine."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def kinds_of(words: Iterable[str]) -> tuple[NoticeKind, ...]:
-    """The kinds that words name, in the order of `NoticeKind`; ``all`` is all of them.
+    """Return the named kinds in the order of `NoticeKind`; ``all`` is all of them.
 
     Raises:
         ValueError: Another word; it is the message.
@@ -47,7 +47,7 @@ def kinds_of(words: Iterable[str]) -> tuple[NoticeKind, ...]:
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """A place to which the operator has notices sent, by one of the ways below.
+    """A receiver of notices that the operator configured, by one of the methods below.
 
     Attributes:
         webhook: URL that gets the notice as JSON by POST. command: Gets it on stdin, run as the controller's user.
@@ -64,7 +64,7 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def way(self) -> tuple[str, dict[str, str] | tuple[str, ...]]:
-        """Return the notifier's name and what it is given besides the notice: a webhook its URL, a command its argv."""
+        """Return the notifier's name and its options: a webhook's URL, a command's argv."""
         if self.webhook:
             return "webhook", {"url": self.webhook}
         return ("command", self.command) if self.command else (self.notifier, self.options)

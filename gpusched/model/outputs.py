@@ -1,4 +1,4 @@
-"""Where a job's output goes: paths of ``--output`` and ``--error`` with Slurm's patterns filled in. Pure."""
+"""Paths of ``--output`` and ``--error`` with Slurm's patterns filled in. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PATTERN = re.compile("%([jAaxunNt%])")
 
 
 def expand_output(job: JobRecord, rank: int, node: str) -> str | None:
-    """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added.
+    """Expand Slurm's patterns in the ``-o`` path; several ranks without %n or %N get ``.RANK`` appended.
 
     A script runs on the first node only, so its output is one file.
     """
@@ -18,7 +18,7 @@ def expand_output(job: JobRecord, rank: int, node: str) -> str | None:
 
 
 def expand_error(job: JobRecord, rank: int, node: str) -> str | None:
-    """The same for ``--error``; None: stderr goes where stdout does."""
+    """Expand ``--error``; None: stderr goes where stdout does."""
     path = _expand(job.spec.error, job, rank, node)
     return path if path != expand_output(job, rank, node) else None
 
@@ -51,7 +51,7 @@ def _patterns(job: JobRecord, rank: int, node: str) -> dict[str, str]:
 
 
 def shown_path(path: str | None, job: JobRecord) -> str | None:
-    """Return the path as far as it is known: what differs between its ranks, or its tasks, stays a pattern."""
+    """Return the path as far as known; parts that differ between ranks or tasks stay patterns."""
     if path is None:
         return None
     parts = job.allocation.parts if job.allocation is not None else ()

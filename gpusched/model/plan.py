@@ -1,4 +1,4 @@
-"""What a decision is: actions, and for every job not started the typed reason why."""
+"""Decisions: actions, and a typed reason for each job that stays pending."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusched.model.jobs import Allocation
 
 
 class ReasonCode(StrEnum):
-    """Why a job waits, in Slurm's words where Slurm has one; earlier ones dominate later ones."""
+    """Why a job is pending, in Slurm's words where it has one; earlier codes take precedence."""
 
     JOB_HELD_ADMIN = "JobHeldAdmin"
     JOB_HELD_USER = "JobHeldUser"
@@ -59,21 +59,21 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preempt(msgspec.Struct, frozen=True, tag=True):
-    """Take a running job off its nodes and put it back in the queue; ``for_job``: the one it makes room for, or ""."""
+    """Stop a running job and requeue it; ``for_job``: the job that gets its resources, or ""."""
 
     job_id: str
     for_job: str = ""
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag=True):
-    """End a job for good. No policy that comes along does; a job with a dependency that cannot be met stays queued."""
+    """End a job for good. No included policy does; a job whose dependency cannot be met stays queued."""
 
     job_id: str
     reason: Reason
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
-    """Stop a running resizable job, once it has saved its work, to go on with so many GPUs; ``why``: for people."""
+    """Stop a running resizable job, once it has saved its work, to restart with ``gpus``; ``why``: for people."""
 
     job_id: str
     gpus: int
@@ -84,7 +84,7 @@ Action = Start | Preempt | CancelJob | Resize
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a snapshot: actions in order, and a reason for every job left waiting.
+    """The decision on a snapshot: actions in order, and a reason for every job that stays pending.
 
     ``troubles``: partition -> why its agent's fallback decided, in one line. ``remarks``: partition -> of its mapping:
     how many jobs, how near the best (place: milp).
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """An action that ``check`` struck out, and why."""
+    """An action that ``check`` rejected, and why."""
 
     action: Action
     why: str

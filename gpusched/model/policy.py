@@ -1,4 +1,4 @@
-"""A policy as its file describes it."""
+"""Policies as their files describe them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ORDERS = ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare", "smallest", "lpt-li
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy", "conservative"]
 Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
-MAPPED: tuple[Place, ...] = ("fastest", "milp")
-UNPLANNED: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
+MAPPING_PLACES: tuple[Place, ...] = ("fastest", "milp")
+SIMPLE_BACKFILLS: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
 
 
 class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """What others must know of an agent without loading it.
+    """Properties of an agent that are needed without loading it.
 
     Attributes:
         remembers: It is told how jobs that ended lately ran.
@@ -33,7 +33,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def orders(self) -> bool:
-        """Whether it goes through the queue in an order of its own, not by the stages of its policy."""
+        """Return whether it orders the queue itself, instead of its policy's stages."""
         return not (self.sizes or self.places)
 
 
@@ -69,7 +69,7 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent that stops running jobs has to leave alone; the file's ``preempt`` section. Live and in replays.
+    """Limits on preemption by an agent; the file's ``preempt`` section. Live and in replays.
 
     Attributes:
         min_run_s: A job is not stopped before its present attempt has run so long.
@@ -87,7 +87,7 @@ Sizing = Literal["base", "greedy-gain", "drf", "optimus", "proportional", "sia"]
 
 
 class Resizing(msgspec.Struct, frozen=True, kw_only=True):
-    """Brakes on resizes; the file's ``resize`` section.
+    """Limits on resizes; the file's ``resize`` section.
 
     Attributes:
         min_run_s: A job is not resized before its present attempt has run so long (nor before its own cool-down).
@@ -103,7 +103,7 @@ class Resizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """policies/<name>.yaml, checked: the stages of a staged policy, or an agent and what stands behind it.
+    """A validated policies/<name>.yaml: the stages of a staged policy, or an agent and its fallback.
 
     Attributes:
         order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first),
@@ -152,20 +152,20 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def traits(self) -> AgentTraits:
-        """What others must know of its agent; of a staged policy there is nothing to know."""
+        """Return its agent's properties; defaults for a staged policy."""
         return AGENTS[self.agent] if self.agent is not None else AgentTraits()
 
     @property
-    def stand_in(self) -> PolicySpec:
-        """Return what decides where its agent is out: its fallback, or FIFO."""
+    def effective_fallback(self) -> PolicySpec:
+        """Return the policy that decides when the agent cannot: its fallback, or FIFO."""
         return self.fallback or PolicySpec(name="fifo")
 
     @property
-    def by_beliefs(self) -> bool:
-        """Whether it, or the fallback of its agent, goes by what was learned of jobs and their neighbours."""
+    def uses_job_class_estimates(self) -> bool:
+        """Return whether it, or its agent's fallback, uses job class estimates."""
         return any(spec is not None and spec.place == "contention" for spec in (self, self.fallback))
 
     @property
-    def by_estimate(self) -> bool:
-        """Whether it, or the fallback of its agent, goes by estimated run times."""
+    def uses_run_time_estimates(self) -> bool:
+        """Return whether it, or its agent's fallback, uses estimated run times."""
         return any(spec is not None and spec.order == "sjf-estimate" for spec in (self, self.fallback))

@@ -1,4 +1,4 @@
-"""How far a job is, by what it writes itself, and how fast it goes."""
+"""Progress that jobs report themselves, and their speed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
     def with_step(self, step: float, of: float | None, samples_per_s: float | None, at: float) -> JobProgress:
-        """After another look at progress.json; one that says the same as before changes nothing."""
+        """Update from progress.json; unchanged content changes nothing."""
         said = msgspec.structs.replace(self, of=of, samples_per_s=samples_per_s)
         if step == self.step:
             return said
@@ -59,13 +59,13 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(said, step=step, at=at)
 
     def shifted(self, by_s: float) -> JobProgress:
-        """As it would be had the clock always been set as it is now."""
+        """Return it with all times shifted, after the clock was set."""
         times = {n: getattr(self, n) for n in ("at", "first_at", "since", "mid_at", "saved_at")}
         return msgspec.structs.replace(self, **{n: t + by_s for n, t in times.items() if t is not None})
 
     @property
     def steps_per_s(self) -> float | None:
-        """Its pace of late; None until it has made a step since it was first seen."""
+        """Return its recent speed; None until the first step after it was first read."""
         if self.step is None or self.at is None or self.since is None or self.since_step is None:
             return None
         passed = self.at - self.since
@@ -73,24 +73,24 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fraction(self) -> float | None:
-        """How much of it is done, 0 to 1; None: not known."""
+        """Return the completed part, 0 to 1; None: unknown."""
         return None if self.step is None or not self.of else min(1.0, self.step / self.of)
 
     def end(self) -> float | None:
-        """When it will have made its last step at its pace of late; None: not known."""
+        """Return the expected end at its recent speed (Unix seconds); None: unknown."""
         pace = self.steps_per_s
         if pace is None or self.of is None or self.step is None or self.at is None:
             return None
         return self.at + max(0.0, self.of - self.step) / pace
 
     def left_s(self, now: float) -> float | None:
-        """Seconds from ``now`` to its `end`; None: not known."""
+        """Return seconds from ``now`` to its `end`; None: unknown."""
         end = self.end()
         return None if end is None else max(0.0, end - now)
 
 
 def speeds_of(attempts: Iterable[JobProgress]) -> dict[int, float]:
-    """GPUs -> steps a second, over all that the attempts with so many of them told."""
+    """Return GPUs -> steps per second, over all attempts with that many GPUs."""
     steps: dict[int, tuple[float, float]] = {}
     for one in attempts:
         if one.step is not None and one.first_step is not None and one.at is not None and one.first_at is not None:
@@ -100,6 +100,6 @@ def speeds_of(attempts: Iterable[JobProgress]) -> dict[int, float]:
 
 
 def steps_left(attempts: Sequence[JobProgress]) -> float | None:
-    """How many steps a job has to go from what it told last; None: not known."""
+    """Return a job's remaining steps by its last report; None: unknown."""
     last = attempts[-1] if attempts else None
     return None if last is None or last.of is None or last.step is None else max(0.0, last.of - last.step)

@@ -1,4 +1,4 @@
-"""What one probe of one node saw. Unknown is None, never 0."""
+"""The result of one probe of one node. Unknown is None, never 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FailureKind = Literal[
 
 
 class GpuState(StrEnum):
-    """State of one GPU as the scheduler sees it."""
+    """State of a GPU for the scheduler."""
 
     FREE = "FREE"
     ALLOCATED = "ALLOCATED"  # held by one of our jobs
@@ -24,7 +24,7 @@ class GpuState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """State of a node, in Slurm's words."""
+    """State of a node, named as in Slurm."""
 
     IDLE = "IDLE"
     MIXED = "MIXED"
@@ -46,7 +46,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU in one reading. ``error`` is set where NVML could not say (then the figures are None).
+    """One GPU in one reading. ``error``: why NVML could not read it (then the figures are None).
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
@@ -70,7 +70,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuWiring(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one GPU sits.
+    """The position of one GPU in its server.
 
     Attributes:
         pci_path: From the root to the GPU, as sysfs names its bridges: ``pci0000:16``, ``0000:16:02.0``, ...
@@ -87,7 +87,7 @@ class GpuWiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
-    """One port of a network card, where the kernel has it.
+    """One port of a network card, as known to the kernel.
 
     Attributes:
         name: ``mlx5_0`` (``mlx5_0/2`` is its second port), or ``eth0`` where there is no RDMA device.
@@ -109,24 +109,24 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """What hardly changes while a machine is up: where GPUs and NICs sit, and what they are connected to."""
+    """Hardware facts that rarely change: positions and connections of GPUs and NICs."""
 
     gpus: tuple[GpuWiring, ...] = ()
     nics: tuple[Nic, ...] = ()
 
     def fabric_nics(self) -> tuple[Nic, ...]:
-        """Those that carry what jobs on several nodes say to each other: RDMA ones, else the fastest."""
+        """Return the NICs for traffic between nodes: RDMA ones, else the fastest."""
         up = [nic for nic in self.nics if nic.up and nic.rate_gbps]
         fastest = max((nic.rate_gbps or 0.0 for nic in up), default=0.0)
         return tuple(n for n in up if n.kind != "ethernet") or tuple(n for n in up if n.rate_gbps == fastest)
 
     def domains(self) -> tuple[str, ...]:
-        """The NVLink domains of its GPUs, each once."""
+        """Return the distinct NVLink domains of its GPUs."""
         return tuple(sorted({gpu.domain for gpu in self.gpus if gpu.domain}))
 
 
 class ProgressReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's progress.json says, and how long ago it was written. ``of``: steps in all; None: not said."""
+    """The content of a job's progress.json, and its age. ``of``: total steps; None: not given."""
 
     step: float
     of: float | None = None
@@ -135,7 +135,7 @@ class ProgressReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's saved.json says: up to which step its work is kept, and how long ago it was written."""
+    """The content of a job's saved.json: the last saved step, and its age."""
 
     step: float
     gpus: float | None = None
@@ -143,7 +143,7 @@ class SavedReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks the controller: a command of Slurm's that ran inside it (`gpusched.nodes.batch`).
+    """A job's request to the controller: a Slurm command that ran inside it (`gpusched.nodes.batch`).
 
     Attributes:
         cwd: The folder that it ran in, as the job has it.
@@ -162,7 +162,7 @@ class AskReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One of gpusched's attempts as found on a node (a container, or a process-runtime folder).
+    """One of gpusched's attempts on a node (a container, or a process-runtime folder).
 
     Attributes:
         name: ``gpusched-<job>-<attempt>-<rank>``.
@@ -197,7 +197,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one probe of one node brought back.
+    """The complete result of one probe of one node.
 
     Attributes:
         time: Unix seconds by the controller's clock when the answer came.
@@ -231,7 +231,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that did not answer. ``kind`` is for programs, ``reason`` for people, ``hint`` says what to do."""
+    """A failed probe. ``kind`` is for programs, ``reason`` and ``hint`` for people."""
 
     node: str
     time: float

@@ -1,4 +1,4 @@
-"""What a client and the controller say to each other over the socket in the state folder. Pure.
+"""The protocol between clients and the controller on the socket in the state folder. Pure.
 
 A connection is one request. Frames go both ways: a byte that says what it is, the length of what follows, and that.
 """
@@ -42,7 +42,7 @@ class Terminal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log"):
-    """Output that is still on its node, see `Runtime.log`."""
+    """A request for output that is still on its node, see `Runtime.log`."""
 
     job: str
     attempt: Small
@@ -52,7 +52,7 @@ class NodeLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class KeptLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kept"):
-    """Output that was collected; ``result``: what a Python function left."""
+    """A request for collected output; ``result``: of a Python function."""
 
     job: str
     attempt: Small
@@ -61,7 +61,7 @@ class KeptLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="exec"):
-    """A command beside a running job; ``stdin``: `INPUT` will come."""
+    """A request to run a command beside a running job; ``stdin``: `INPUT` will come."""
 
     job: str
     rank: Small
@@ -71,7 +71,7 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="attach"):
-    """Stdin, stdout and stderr of a job that people work in, or its terminal."""
+    """A request to attach to a session's stdin, stdout and stderr, or its terminal."""
 
     job: str
     attempt: Small
@@ -80,7 +80,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="forward"):
-    """A connection to a port of such a job."""
+    """A request to connect to a port of a session."""
 
     job: str
     attempt: Small
@@ -92,66 +92,66 @@ Request = NodeLog | KeptLog | Exec | Attach | Forward
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why nothing (more) comes; ``transient``: asking again makes sense."""
+    """Why the request failed or was cut off; ``transient``: a retry makes sense."""
 
     message: str
     hint: str = ""
     transient: bool = False
 
 
-class Garbled(Exception):
-    """The other side does not speak this."""
+class ProtocolError(Exception):
+    """Invalid data from the peer."""
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return _HEADER.pack(kind, len(payload)) + payload
 
 
 def size_frame(rows: int, columns: int) -> bytes:
-    """The frame of a terminal's new size."""
+    """Encode a terminal's new size."""
     return frame(RESIZED, _SIZE.pack(min(rows, 65535), min(columns, 65535)))
 
 
 def size(payload: bytes) -> tuple[int, int]:
-    """Rows and columns of a `RESIZED` frame.
+    """Decode rows and columns of a `RESIZED` frame.
 
     Raises:
-        Garbled: It is none.
+        ProtocolError: It is none.
     """
     if len(payload) != _SIZE.size:
-        raise Garbled("a size")
+        raise ProtocolError("a size")
     rows, columns = _SIZE.unpack(payload)
     return max(1, rows), max(1, columns)
 
 
 def exit_frame(code: int) -> bytes:
-    """The frame of an exit code."""
+    """Encode an exit code."""
     return frame(EXITED, _EXIT.pack(code))
 
 
 def exit_code(payload: bytes) -> int:
-    """The exit code of an `EXITED` frame."""
+    """Decode the exit code of an `EXITED` frame."""
     return int(_EXIT.unpack(payload)[0])
 
 
 class Frames:
-    """Takes bytes as they come and gives frames."""
+    """An incremental decoder of frames."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The frames that are complete now.
+        """Add received bytes, and yield the frames that are now complete.
 
         Raises:
-            Garbled: One that is longer than any that is sent.
+            ProtocolError: One that is longer than any that is sent.
         """
         self._held += data
         while len(self._held) >= _HEADER.size:
             kind, length = _HEADER.unpack_from(self._held)
             if length > MAX_PAYLOAD:
-                raise Garbled(f"a frame of {length} bytes")
+                raise ProtocolError(f"a frame of {length} bytes")
             end = _HEADER.size + length
             if len(self._held) < end:
                 return

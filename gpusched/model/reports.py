@@ -1,4 +1,4 @@
-"""What the screens about nodes and power show: typed rows between the services that compute them and the views."""
+"""Typed rows of the node, power and quota screens, between the services that compute them and the views."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation that is not over.
+    """A reservation that has not ended.
 
     Attributes:
         gpus: Of its nodes. begin, end: Unix seconds.
@@ -103,12 +103,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether the figures are made up."""
+        """Return whether the figures are simulated."""
         return self.source == "simulated"
 
 
 class WiredNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one node hangs, and what is inside of it.
+    """A node's place in the topology, and its internal wiring.
 
     Attributes:
         switch: The one it hangs on; None: none names it.
@@ -132,7 +132,7 @@ class WiredNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes hang together, and who says so; those above come before those below."""
+    """The cluster's topology and its source; parents precede children."""
 
     source: Literal["declared", "discovered", "none"]
     switches: tuple[Switch, ...]
@@ -193,7 +193,7 @@ class PowerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldIdle(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds GPUs and does not use them.
+    """A job that holds idle GPUs.
 
     Attributes:
         gpus: GPUs it holds; ``idle_gpus`` of them (on average) at nearly no utilization.
@@ -211,7 +211,7 @@ class HeldIdle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report over [since, until] (Unix seconds).
+    """The power report over [since, until] (Unix seconds).
 
     ``unheld_kwh``: measured energy of GPUs while nobody held them (part of partition and node rows, of no user's).
     ``simulated``: nodes whose figures are made up.
@@ -230,7 +230,7 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, and what is taken of it.
+    """One limit and its usage.
 
     Attributes:
         whose: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
@@ -249,12 +249,12 @@ class QuotaRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> float | None:
-        """What is left; never below 0."""
+        """Return what is left; never below 0."""
         return None if self.used is None else max(0.0, self.most - self.used)
 
 
 class QosRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A class of service that one may use; ``preemptible``: None: as each job says."""
+    """A class of service that the user may use; ``preemptible`` None: as each job says."""
 
     name: str
     priority: int
@@ -263,7 +263,7 @@ class QosRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A user in a group, as fair share sees it.
+    """A user's standing in a group under fair share.
 
     ``gpu_hours``: used lately, decayed. ``place``: 1 goes first; users who are equal share it.
     """
@@ -276,7 +276,7 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gpusched quota`` shows; ``users``: of whom."""
+    """The content of ``gpusched quota``; ``users``: the users it covers."""
 
     users: tuple[str, ...]
     rows: tuple[QuotaRow, ...] = ()

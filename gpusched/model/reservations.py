@@ -1,4 +1,4 @@
-"""Reservations: nodes that are kept for some, or for nobody, from one time to another."""
+"""Reservations: nodes kept for some users, or for maintenance, for a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTART_S = 600.0  # what it may take at the most until a job that was stopped t
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that others than its users get only as long as they end, by their limits, before it begins.
+    """Nodes that other users' jobs may use only if they end, by their limits, before it begins.
 
     Attributes:
         name: One word. nodes: Names; two reservations of a node do not overlap.
@@ -38,27 +38,27 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     made: float = 0.0
 
     def serves(self, user: str, groups: Groups) -> bool:
-        """Whether a user may run jobs in it."""
+        """Return whether a user may run jobs in it."""
         return user in self.users or groups.within(user, self.groups)
 
     def meets(self, begin: float, end: float) -> bool:
-        """Whether it has any time in common with what lasts from ``begin`` to ``end``."""
+        """Return whether it overlaps the time from ``begin`` to ``end``."""
         return self.begin < end and begin < self.end
 
     @property
     def what(self) -> str:
-        """``maintenance weekly``, ``reservation class``."""
+        """Return ``maintenance weekly`` or ``reservation class``."""
         return f"{'maintenance' if self.maintenance else 'reservation'} {self.name}"
 
     def when(self, now: float) -> str:
-        """``in 2:00:00, for 4:00:00``; once it has begun ``for another 1:00:00``."""
+        """Return ``in 2:00:00, for 4:00:00``; once it has begun ``for another 1:00:00``."""
         if self.begin <= now:
             return f"for another {format_duration(max(0.0, self.end - now))}"
         return f"in {format_duration(self.begin - now)}, for {format_duration(self.end - self.begin)}"
 
 
 def overlapping(wanted: Reservation, others: Iterable[Reservation]) -> tuple[Reservation, str] | None:
-    """The first of the others, by begin, that has a node of it at the same time, and that node."""
+    """Return the first other reservation, by begin, that overlaps in time and nodes, and a shared node."""
     for other in sorted(others, key=lambda one: (one.begin, one.name)):
         if other.name != wanted.name and other.meets(wanted.begin, wanted.end):
             for node in wanted.nodes:
@@ -68,7 +68,7 @@ def overlapping(wanted: Reservation, others: Iterable[Reservation]) -> tuple[Res
 
 
 def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[Reservation, ...]]:
-    """Node -> those of it that are not over, by begin."""
+    """Return node -> its reservations that have not ended, by begin."""
     found: dict[str, list[Reservation]] = {}
     for one in sorted(reservations, key=lambda one: (one.begin, one.name)):
         if one.end > now:
@@ -77,10 +77,10 @@ def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[
     return {node: tuple(ones) for node, ones in found.items()}
 
 
-def named_too_late(
+def named_nodes_unreserved_at(
     nodes: Iterable[str], here: Mapping[str, Sequence[Reservation]], limit_s: float, now: float
 ) -> tuple[float, str] | None:
-    """When nodes that a job names are not reserved for as long as it may run, and why not now; None: now.
+    """Return when the nodes that a job names are unreserved for its whole limit, and why not now; None: now.
 
     ``here``: node -> those of it that are not over.
     """
@@ -95,8 +95,8 @@ def named_too_late(
     return (at, why) if why else None
 
 
-def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
-    """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
+def restart_conflict(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
+    """Return why a running job could not restart in time if it were preempted; "": it could.
 
     ``end``: by its limit. ``on``: of each of its nodes, those that are not over. ``own``: the one that it runs in.
     """

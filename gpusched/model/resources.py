@@ -1,4 +1,4 @@
-"""What the operator declares: partitions, nodes, flavors."""
+"""Resources that the operator declares: partitions, nodes, flavors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RuntimeName(StrEnum):
 
 
 class Flavor(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle that a job asks for by name (GIST paper, Table 2).
+    """A named request of GPUs, cores, memory and time (GIST paper, Table 2).
 
     ``gpus``, ``cores`` and ``memory_mib`` are totals over the whole job, as in the paper: a flavor larger than one node
     of its partition becomes a gang of whole equal parts.
@@ -36,7 +36,7 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """That two jobs may have the same GPUs of a node, where both ask for it.
+    """How two jobs may share a node's GPUs, where both ask for it.
 
     Attributes:
         mode: Who shares them out: CUDA's Multi-Process Service, or the driver, which lets them run in turns.
@@ -82,12 +82,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     sharing: SharingSettings | None = None
 
     def indices(self) -> tuple[int, ...]:
-        """NVML indices of the GPUs this node hands out, ascending."""
+        """Return the NVML indices of the GPUs this node offers, ascending."""
         return self.gpu_indices if self.gpu_indices is not None else tuple(range(self.gpus))
 
 
 class ResizeRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition says of resizable jobs.
+    """A partition's rules for resizable jobs.
 
     Attributes:
         least, most: GPUs between which they are resized; None: there is no bound.
@@ -102,19 +102,19 @@ class ResizeRules(msgspec.Struct, frozen=True, kw_only=True):
     default: bool = False
 
     def allow(self, gpus: int) -> bool:
-        """Whether a resizable job may have so many GPUs."""
+        """Return whether a resizable job may have this many GPUs."""
         return self.least <= gpus and (self.most is None or gpus <= self.most)
 
 
 class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
-    """``max_spread`` and ``placement_wait_s`` of jobs that do not say, as in `gpusched.model.jobs.JobSpec`."""
+    """Defaults of ``max_spread`` and ``placement_wait_s``, as in `gpusched.model.jobs.JobSpec`."""
 
     max_spread: Literal["", "rack", "any"] = ""
     wait_s: int | None = None
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of like nodes with its flavors and its own policy.
+    """A set of similar nodes with its flavors and policy.
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
     ``preemptible``, ``placement``, ``slurm_env``: of jobs that do not say. ``resizable``: of those that can be resized.
@@ -135,17 +135,17 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     default: bool = False
 
     def flavor(self, name: str) -> Flavor | None:
-        """The flavor called ``name``, or None."""
+        """Return the flavor called ``name``, or None."""
         return next((f for f in self.flavors if f.name == name), None)
 
     @property
     def largest_flavor(self) -> Flavor | None:
-        """The flavor with the most GPUs (then cores, then memory): the bound of free-form requests."""
+        """Return the flavor with the most GPUs (then cores, then memory): the upper bound of other requests."""
         return max(self.flavors, key=lambda f: (f.gpus, f.cores, f.memory_mib), default=None)
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much output is kept in the state folder."""
+    """Limits on collected output in the state folder."""
 
     max_mib_per_job: int = 64
     max_total_mib: int = 10240
@@ -210,7 +210,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """inventory.yaml, checked. ``engine``: who starts jobs: gpusched over SSH, or Slurm."""
+    """A validated inventory.yaml. ``engine``: what starts jobs: gpusched over SSH, or Slurm."""
 
     path: str
     partitions: tuple[Partition, ...]
@@ -222,23 +222,23 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> Groups:
-        """Groups of users."""
+        """Return the groups of users."""
         return self.quotas.groups
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, in the file's order."""
+        """Return all nodes, in the file's order."""
         return tuple(n for p in self.partitions for n in p.nodes)
 
     @property
     def default_partition(self) -> str | None:
-        """The name of the partition for jobs that name none; None: they must, where there are several."""
+        """Return the default partition's name; None: jobs must name one where there are several."""
         return next((p.name for p in self.partitions if p.default), None)
 
     def partition(self, name: str) -> Partition | None:
-        """The partition called ``name``, or None."""
+        """Return the partition called ``name``, or None."""
         return next((p for p in self.partitions if p.name == name), None)
 
     def node(self, name: str) -> Node | None:
-        """The node called ``name``, or None."""
+        """Return the node called ``name``, or None."""
         return next((n for n in self.nodes if n.name == name), None)

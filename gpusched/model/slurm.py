@@ -1,4 +1,4 @@
-"""What Slurm says of jobs, nodes and partitions, and what gpusched may do there."""
+"""Slurm's jobs, nodes and partitions as read, and gpusched's modes there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEASE = "gpusched"
 
 
 class SlurmMode(StrEnum):
-    """What gpusched does for a partition of Slurm: reads; orders jobs by SiteFactor; decides who starts, and where."""
+    """gpusched's role in a Slurm partition: read only; order jobs by SiteFactor; decide starts and placements."""
 
     OBSERVE = "observe"
     ADVISE = "advise"
@@ -21,13 +21,13 @@ class SlurmMode(StrEnum):
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """That Slurm does not answer: since when (Unix seconds), and what it was that got no answer."""
+    """A failure to reach Slurm: since when (Unix seconds), and why."""
 
     since: float
     why: str
 
     def line(self, now: float) -> str:
-        """For people."""
+        """Return it as a sentence for people."""
         return f"Slurm has not responded since {local_clock(self.since, now)}; no decisions are made: {self.why}"
 
 
@@ -39,7 +39,7 @@ TROUBLE = "slurm_trouble"
 
 
 class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a mirrored job has beyond what any job has.
+    """Fields that only a mirrored Slurm job has.
 
     Attributes:
         state, reason: In Slurm's words, as last read.
@@ -77,7 +77,7 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, or a task of an array, as squeue has it. Times in Unix seconds.
+    """A job, or a task of an array, as in squeue. Times in Unix seconds.
 
     Attributes:
         id: As scontrol takes it: ``1234``, or ``1234_5`` for a task, whether Slurm has split it off already or not.
@@ -127,7 +127,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as scontrol has it.
+    """A node as in scontrol.
 
     ``states``: Slurm's words, the base state first (``IDLE``, ``DRAIN``...). ``gpus``: type -> how many, as configured.
     """
@@ -146,7 +146,7 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as scontrol has it. ``max_time_s``, ``default_time_s``: None: unlimited, or none."""
+    """A partition as in scontrol. ``max_time_s``, ``default_time_s``: None: unlimited, or none."""
 
     name: str
     nodes: tuple[str, ...]
@@ -159,7 +159,7 @@ class SlurmPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmReservation(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation as scontrol has it. Times in Unix seconds."""
+    """A reservation as in scontrol. Times in Unix seconds."""
 
     name: str
     nodes: tuple[str, ...]
@@ -176,26 +176,35 @@ _BY_SLURM = (*_BY_RESERVATION, "JobHoldMaxRequeue", "BurstBuffer")
 
 
 def is_held_by_slurm(job: SlurmJob) -> bool:
-    """Whether Slurm itself took a waiting job's priority, for which it gives another reason than for people's holds."""
+    """Return whether Slurm itself, not a user or admin, holds a pending job."""
     return job.priority == 0 and job.reason.startswith(_BY_SLURM)
 
 
 def is_held_in_reservation(job: SlurmJob) -> bool:
-    """Whether Slurm did so as a job's nodes are not to be had in its reservation; it never lets go of it by itself."""
+    """Return whether Slurm holds a job because its reservation lacks the nodes; Slurm never releases it itself."""
     return is_held_by_slurm(job) and job.reason.startswith(_BY_RESERVATION)
 
 
-_NO_BAR = ("None", "Priority", "Resources", "ReqNodeNotAvail", "Reservation", "Nodes_required", "NodeDown", "Prolog")
+_NOT_BLOCKING = (
+    "None",
+    "Priority",
+    "Resources",
+    "ReqNodeNotAvail",
+    "Reservation",
+    "Nodes_required",
+    "NodeDown",
+    "Prolog",
+)
 _OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields say these
 
 
-def bar(reason: str) -> str:
-    """Slurm's reason where by it the job may not start whatever is free, else ""."""
-    return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
+def blocking_reason(reason: str) -> str:
+    """Return Slurm's reason if it blocks the job regardless of free resources, else ""."""
+    return "" if not reason or reason.startswith((*_NOT_BLOCKING, *_OWN_STAGE)) else reason
 
 
-def barred(job: SlurmFacts) -> str:
-    """Why a waiting job may not start whatever is free, as far as Slurm sees to it; "": it may."""
+def slurm_block_reason(job: SlurmFacts) -> str:
+    """Return why Slurm blocks a pending job regardless of free resources; "": it does not."""
     if job.reservation not in ("", LEASE):
         return f"Reservation {job.reservation}"
-    return bar(job.reason)
+    return blocking_reason(job.reason)

@@ -1,4 +1,4 @@
-"""The frozen view a decision is made from; it carries ``now``."""
+"""The frozen snapshot for a decision, with its time ``now``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusched.model.topology import Topology
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as a decision sees it.
+    """One node in a snapshot.
 
     Attributes:
         gpus: NVML indices that can be handed out at all when the node is well (declared).
@@ -43,7 +43,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds resources.
+    """An active job in a snapshot.
 
     Attributes:
         start_time: Of its present attempt; of one that has not begun to run, its submission.
@@ -83,8 +83,8 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     tied: str = ""
 
 
-def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
-    """Two jobs of one node with each GPU that both have at the one that ends last: it comes free when both are gone."""
+def without_double_counting(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
+    """Count each GPU that two jobs share at the one that ends last, after which it is free."""
     first = (one.expected_end, one.id) < (other.expected_end, other.id)
     early, late = (one, other) if first else (other, one)
     kept = set(late.allocation.parts[0].gpus)
@@ -95,7 +95,7 @@ def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, Runnin
 
 
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that ended by itself: what it asked for in all, and the seconds that it ran last. Times in Unix seconds.
+    """A job that ended by itself: its total request, and its last run time in seconds. Times in Unix seconds.
 
     ``attempt`` and ``preemptions``: as in `RunningView`.
     """
@@ -114,7 +114,7 @@ class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiting job.
+    """A pending job in a snapshot.
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
@@ -156,17 +156,17 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limit_s(self) -> float:
-        """How long it may run, seconds: its limit bounds what it runs at all sizes together."""
+        """Return its remaining time limit in seconds: the limit covers all resized attempts together."""
         return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
     @property
     def expected_s(self) -> float:
-        """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
+        """Return its expected run time in seconds: the estimate, at most its limit; without one, the limit."""
         return self.limit_s if self.estimate_s is None else min(self.estimate_s, self.limit_s)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a policy may know, and nothing it could fetch.
+    """All information that a policy may use.
 
     Attributes:
         policies: Partition name -> its policy.

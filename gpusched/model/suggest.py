@@ -1,4 +1,4 @@
-"""What a mistyped name may have meant."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for a near miss, else the known names, else nothing."""
+    """Return ``; did you mean 'x'?`` for a near miss, else the known names, else ""."""
     from difflib import get_close_matches  # costs start-up time; only errors come here
 
     names = list(dict.fromkeys(known))

@@ -1,4 +1,4 @@
-"""How nodes hang together: switches, what hangs on each, and how fast its way up is."""
+"""Network topology: switches, the nodes below each, and uplink rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """The switches of a cluster, those above before those below. Without any, every node is as near as every other."""
+    """The switches of a cluster, parents before children. Without any, all nodes are equally close."""
 
     switches: tuple[Switch, ...] = ()
 
@@ -36,11 +36,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.switches)
 
     def racks(self) -> dict[str, str]:
-        """Node -> the switch it hangs on; nodes that none names are left out."""
+        """Return node -> its switch, for nodes below a switch."""
         return {node: switch.name for switch in self.switches for node in switch.nodes}
 
     def above(self, name: str) -> tuple[str, ...]:
-        """The switch itself and those above it, upwards."""
+        """Return the switch and its ancestors, upwards."""
         parents = {switch.name: switch.parent for switch in self.switches}
         path: list[str] = []
         at: str | None = name
@@ -50,8 +50,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path)
 
 
-def discovered(wirings: Mapping[str, Wiring]) -> Topology:
-    """The racks that nodes' neighbours tell of; nodes that know of none are on none.
+def discover_topology(wirings: Mapping[str, Wiring]) -> Topology:
+    """Derive racks from the nodes' neighbours; nodes without known neighbours are in none.
 
     Nodes that LLDP sees on one switch are in one rack, and where two switches serve the same nodes both are. Nodes
     without such a neighbour are in one rack where their GPUs are in one NVLink domain. How fast a rack's way up is,
@@ -81,14 +81,14 @@ def discovered(wirings: Mapping[str, Wiring]) -> Topology:
 
 
 def _neighbours(wiring: Wiring) -> set[str]:
-    """The switches its fastest ports with a known neighbour lead to; else its NVLink domain."""
+    """Return the switches of its fastest ports with a known neighbour; else its NVLink domain."""
     known = [nic for nic in wiring.nics if nic.switch is not None]
     fastest = max((nic.rate_gbps or 0.0 for nic in known), default=0.0)
     return {nic.switch for nic in known if (nic.rate_gbps or 0.0) == fastest and nic.switch} or set(wiring.domains())
 
 
 def islands(links: Mapping[int, Mapping[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """The sets of GPUs that NVLink connects, by their closeness (`gpusched.model.readings.Gpu.links`)."""
+    """Return the sets of GPUs connected by NVLink, from their closeness (`gpusched.model.readings.Gpu.links`)."""
     found: list[set[int]] = []
     for gpu, near in links.items():
         one = {gpu, *(other for other, closeness in near.items() if closeness >= NVLINK)}

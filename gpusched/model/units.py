@@ -1,4 +1,4 @@
-"""Durations, memory sizes and times as users write them and as screens show them."""
+"""Parsing and formatting of durations, memory sizes and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MEMORY_SUFFIX = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
 def parse_duration(text: str) -> int:
-    """Seconds of a time limit in Slurm's forms or with a unit.
+    """Parse a time limit, in Slurm's forms or with a unit, into seconds.
 
     Accepts ``90`` (minutes), ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``, and ``30s``, ``15m``,
     ``2h``, ``7d``, ``1w`` or sums of them such as ``1d12h``.
@@ -48,7 +48,7 @@ def _duration_or_none(text: str) -> int | None:
 
 
 def parse_memory_mib(text: str) -> int:
-    """MiB of a memory size: ``512M``, ``64G``, ``1.5T``; a bare number is MiB.
+    """Parse a memory size into MiB: ``512M``, ``64G``, ``1.5T``; a bare number is MiB.
 
     As in Slurm, G means 1024 M; ``GB`` and ``GiB`` are taken for the same.
 
@@ -63,7 +63,7 @@ def parse_memory_mib(text: str) -> int:
 
 
 def format_duration(seconds: float | None) -> str:
-    """``D-HH:MM:SS`` or ``H:MM:SS``; unknown is ``-``."""
+    """Format seconds as ``D-HH:MM:SS`` or ``H:MM:SS``; unknown is ``-``."""
     if seconds is None:
         return "-"
     days, rest = divmod(round(min(max(0, seconds), MAX_TIMESTAMP)), 86400)  # a sum may be without bound
@@ -72,12 +72,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_gbps(rate: float | None) -> str:
-    """Gbit/s as ``400G``, from 1000 on ``1.6T``; unknown is ``-``."""
+    """Format Gbit/s as ``400G``, from 1000 on ``1.6T``; unknown is ``-``."""
     return "-" if rate is None else f"{rate / 1000:g}T" if rate >= 1000 else f"{rate:g}G"
 
 
 def format_memory(mib: int | None) -> str:
-    """MiB as ``512M``, ``64G``, from 4 TiB on ``6.2T``; unknown is ``-``."""
+    """Format MiB as ``512M``, ``64G``, from 4 TiB on ``6.2T``; unknown is ``-``."""
     if mib is None:
         return "-"
     mib = min(mib, _MAX_MEMORY_MIB)
@@ -87,42 +87,42 @@ def format_memory(mib: int | None) -> str:
 
 
 def local_time(timestamp: float | None) -> str:
-    """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone, for people; unknown is ``-``."""
+    """Format Unix seconds as ``2026-11-20 18:00:03`` in the local time zone; unknown is ``-``."""
     return "-" if timestamp is None else datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
-    """``1 GPU``, ``2 GPUs``, ``4,949 jobs``; ``plural``: where it is not the noun with an s."""
+    """Format ``1 GPU``, ``2 GPUs``, ``4,949 jobs``; ``plural`` where it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def amounts_of(gpus: int, cores: int, memory_mib: int) -> str:
-    """``8 GPUs, 1 core, 64G``."""
+    """Format ``8 GPUs, 1 core, 64G``."""
     return f"{count_of(gpus, 'GPU')}, {count_of(cores, 'core')}, {format_memory(memory_mib)}"
 
 
 def local_clock(timestamp: float, now: float) -> str:
-    """``14:20`` in local time, on another day than ``now`` ``23 Nov 14:20``."""
+    """Format ``14:20`` in local time; on another day than ``now`` ``23 Nov 14:20``."""
     at, today = (datetime.fromtimestamp(in_calendar(time)) for time in (timestamp, now))
     return f"{at:%H:%M}" if at.date() == today.date() else f"{at.day} {at:%b %H:%M}"
 
 
 def local_time_zone(timestamp: float | None) -> str:
-    """As `local_time` with its zone, ``2026-11-20 18:00:03 +0100``: where the reader may be elsewhere."""
+    """Format as `local_time` with the time zone: ``2026-11-20 18:00:03 +0100``."""
     if timestamp is None:
         return "-"
     return datetime.fromtimestamp(in_calendar(timestamp)).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def iso_utc(timestamp: float | None) -> str | None:
-    """Unix seconds as UTC ISO-8601 with a ``Z``; None stays None. What no calendar holds is shown as 1970 or 3000."""
+    """Format Unix seconds as UTC ISO-8601 with a ``Z``; None stays None. Times are clamped to 1970 to 3000."""
     if timestamp is None:
         return None
     return datetime.fromtimestamp(in_calendar(timestamp), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def in_calendar(timestamp: float) -> float:
-    """The nearest time that can be shown: between the years 1970 and 3000."""
+    """Clamp Unix seconds to the years 1970 to 3000."""
     return min(max(timestamp, 0.0), MAX_TIMESTAMP)
 
 
@@ -136,7 +136,7 @@ _DATES = (  # Slurm's, besides ISO's: MMDDYY, MM/DD/YY, MM.DD.YY, the year left 
 
 
 def parse_time(text: str, now: float) -> float:
-    """Unix seconds of ``now+2h``, ``16:00``, ``2026-11-20T18:00`` (local time) or ``...Z``, and Slurm's other forms.
+    """Parse ``now+2h``, ``16:00``, ``2026-11-20T18:00`` (local time) or ``...Z``, and Slurm's other forms.
 
     A time of day without a date is the next one: today, or tomorrow if it has passed. ``today`` and ``tomorrow`` are
     the same time of the day as now, ``teatime`` is 16:00.
@@ -157,7 +157,7 @@ def parse_time(text: str, now: float) -> float:
 
 
 def _named_time(text: str, now: datetime) -> datetime | None:
-    """Return the time of one of Slurm's forms that are not ISO's; None: it is none of them."""
+    """Parse Slurm's non-ISO time forms; None: it is none of them."""
     if text in ("today", "tomorrow"):
         return now + timedelta(days=text == "tomorrow")
     if text in _NAMED_TIMES:

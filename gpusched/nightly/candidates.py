@@ -66,7 +66,7 @@ def retrain(
             if not kept:
                 shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
-    if any(spec.by_estimate for spec in (*live.values(), *shadows.values())):
+    if any(spec.uses_run_time_estimates for spec in (*live.values(), *shadows.values())):
         lines.append(_refit(folder / USUAL_NAME, since, until))
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)

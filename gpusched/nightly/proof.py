@@ -144,7 +144,7 @@ def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
     try:
         return of_spec(spec, None, partition)
     except ModelError:
-        return replace(of_spec(spec.stand_in), name=spec.name)
+        return replace(of_spec(spec.effective_fallback), name=spec.name)
 
 
 def _line(verdict: ProofVerdict) -> str:

@@ -151,7 +151,7 @@ def nightly(
         policies = _policies(inventory, live[partition.name], partition.name)
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
-        predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
+        predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
         runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
         outcomes = list(carry_out(runs, workers=workers))

@@ -1,4 +1,4 @@
-"""Copies of policies in the state folder, addressed by content: later training changes no promoted or shadow policy."""
+"""Content-addressed copies of policies in the state folder, unaffected by later training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy in charge of each partition: the one inventory.yaml names, or one that was promoted over it since."""
+"""The active policy of each partition: the one that inventory.yaml names, or one promoted over it since."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 def live_policies(inventory: Inventory, reader: Reader | None) -> dict[str, PolicySpec]:
-    """Partition -> the policy in charge; ``reader``: the store, None where there is none yet.
+    """Return partition -> active policy; ``reader``: the store, None where none exists yet.
 
     Raises:
         FileError: A policy that inventory.yaml names does not exist, or its file is wrong, and none is kept.
     """
     declared = policies_or_kept(inventory, reader)
     changes = reader.live_changes() if reader else {}
-    return {p.name: in_charge(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
+    return {p.name: active_policy(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
 
 
 def overrides(partition: Partition, last: PolicyChange | None) -> bool:
-    """Whether the partition's last change still goes before inventory.yaml.
+    """Return whether the partition's last change still takes precedence over inventory.yaml.
 
     The last word counts: once inventory.yaml names another policy than it did at the promotion, the file decides.
     """
     return last is not None and last.override and last.declared == partition.policy
 
 
-def in_charge(partition: Partition, last: PolicyChange | None, declared: PolicySpec) -> PolicySpec:
-    """The partition's policy: its last change's, or the ``declared`` one."""
+def active_policy(partition: Partition, last: PolicyChange | None, declared: PolicySpec) -> PolicySpec:
+    """Return the partition's policy: its last change's, or the ``declared`` one."""
     return last.spec if last is not None and overrides(partition, last) else declared
 
 
 def mode_of(partition: Partition, last: PolicyChange | None) -> SlurmMode:
-    """What gpusched does for a partition of Slurm: by its last change, as long as that goes before inventory.yaml.
+    """Return gpusched's mode in a Slurm partition: its last change's, while that overrides inventory.yaml.
 
     A policy that inventory.yaml names has proved nothing, so it only observes.
     """
@@ -49,7 +49,7 @@ def mode_of(partition: Partition, last: PolicyChange | None) -> SlurmMode:
 
 
 def live_modes(inventory: Inventory, reader: PolicyReads | None) -> dict[str, SlurmMode]:
-    """Partition -> what gpusched does there; empty where the engine is not Slurm."""
+    """Return partition -> gpusched's mode there; empty unless the engine is Slurm."""
     if inventory.engine != "slurm":
         return {}
     changes = reader.live_changes() if reader else {}
@@ -59,7 +59,7 @@ def live_modes(inventory: Inventory, reader: PolicyReads | None) -> dict[str, Sl
 def file_changes(
     inventory: Inventory, declared: Mapping[str, PolicySpec], changes: Mapping[str, PolicyChange], now: float
 ) -> list[PolicyChange]:
-    """What inventory.yaml and the policies' files have changed since the last changes that are known.
+    """Return changes made in inventory.yaml and policy files since the last recorded changes.
 
     ``declared``: partition -> the policy that inventory.yaml names. ``changes``: partition -> its last known change.
     """
@@ -85,7 +85,7 @@ def file_changes(
 
 
 def _before(last: PolicyChange | None, act: str) -> int | None:
-    """What a rollback of a change of files restores: nobody kept an earlier state of the same files."""
+    """Return the change that a rollback restores; None for file changes, whose earlier content was not kept."""
     if last is None:
         return None
     return last.back_to if act == "files" else last.seq

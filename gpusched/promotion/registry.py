@@ -1,4 +1,4 @@
-"""All policies there are: a site's own, those that come along, copies that were promoted, candidates of the night."""
+"""All policies: a site's own, included ones, promoted copies, nightly candidates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Origin = Literal["site", "built-in", "frozen", "candidate"]
 
 
 class RegisteredPolicy(NamedTuple):
-    """A policy, its file or folder, and whose it is."""
+    """A policy, its file or folder, and its origin."""
 
     spec: PolicySpec
     path: Path
@@ -31,7 +31,7 @@ class RegisteredPolicy(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a training card says.
+    """The content of a training card.
 
     Attributes:
         trained_at: Time, as on the card.
@@ -48,7 +48,7 @@ class Training(NamedTuple):
 
 
 class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that is not in charge, against the one that is.
+    """A policy compared with the active one.
 
     Attributes:
         partition: Its name. state: ``shadow`` or ``candidate``.
@@ -74,7 +74,7 @@ class _Page(msgspec.Struct):
 
 
 def known_policies(inventory_path: Path | str, state: Path) -> list[RegisteredPolicy]:
-    """Every policy that can be read; what hides behind another of its name is left out."""
+    """Return every readable policy, except those hidden by another of the same name."""
     found: list[RegisteredPolicy] = []
     names: set[str] = set()
     folders = policy_folders(inventory_path)
@@ -95,7 +95,7 @@ def known_policies(inventory_path: Path | str, state: Path) -> list[RegisteredPo
 
 
 def find_policy(text: str, inventory_path: Path | str, state: Path) -> RegisteredPolicy:
-    """The policy called ``text``: a name, NAME@VERSION (its first digits do), a file or a folder.
+    """Return the policy called ``text``: a name, NAME@VERSION (or its first digits), a file or a folder.
 
     Raises:
         UsageError: There is none.
@@ -121,7 +121,7 @@ def find_policy(text: str, inventory_path: Path | str, state: Path) -> Registere
 
 
 def training_of(spec: PolicySpec, partition: str) -> Training | None:
-    """The training card of an agent's weights for a partition; None where there is none that can be read."""
+    """Return the training card of an agent's weights for a partition; None without a readable one."""
     if spec.agent is None:
         return None
     file = weights_file(Path(spec.folder), partition)
@@ -136,12 +136,12 @@ def training_of(spec: PolicySpec, partition: str) -> Training | None:
 
 
 def trained_for(spec: PolicySpec) -> list[str]:
-    """Names of the partitions that an agent has weights for; ``default`` serves any."""
+    """Return the partitions that an agent has weights for; ``default`` serves any."""
     return sorted(f.name.removesuffix(WEIGHTS) for f in Path(spec.folder).glob(f"*{WEIGHTS}"))
 
 
 def last_verdicts(state: Path) -> dict[tuple[str, str, str], str]:
-    """(partition, policy, version) -> the sentence, of the latest report that can be read."""
+    """Return (partition, policy, version) -> verdict, from the latest readable report."""
     for file in sorted((state / REPORTS).glob("????-??-??.json"), reverse=True):
         try:
             found = msgspec.json.decode(file.read_bytes(), type=_Page)

@@ -1,20 +1,20 @@
-"""How many tasks of an array a decision has to look at."""
+"""Limit how many tasks of an array one decision considers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpusched.model.indices import each
+from gpusched.model.indices import expand_spans
 from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 
-SPARE = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
-MOST_AHEAD = 1000  # parts of an array that are run forward, but at least as many as can run at once
+SPARE_TASKS = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
+MAX_SIMULATED_PARTS = 1000  # parts of an array that a forecast simulates, but at least as many as can run at once
 
 
 class ArrayTaskLimit:
-    """What is free by what is declared and held: never less than a job could have.
+    """Free resources by partition, computed from declarations and allocations: never less than a job could get.
 
     Args:
         inventory: What is declared.
@@ -41,56 +41,56 @@ class ArrayTaskLimit:
         for job in active:
             for part in job.allocation.parts if job.allocation else ():
                 policy = policies.get(name := of_node.get(part.node, ""))
-                if policy is not None and not _takes_back(policy):
+                if policy is not None and not _may_reclaim(policy):
                     for i, amount in enumerate((len(part.gpus), part.cores, part.memory_mib)):
                         self._free[name][i] -= amount
 
     def of_array(self, job: JobRecord) -> int | None:
-        """How many more tasks of its array may run; None: there is no bound."""
+        """Return how many more tasks of its array may run; None: no limit."""
         limit = self._limits.get(job.array_id) if job.array_id else None
         return None if limit is None else max(0, limit - self._running.get(job.array_id or "", 0))
 
     def for_tasks(self, row: JobRecord, now: float) -> int:
-        """How many tasks of a row to look at: as many as could start at once, and some to plan ahead with; at least 1.
+        """Return how many tasks of a row to consider, at least 1: those that could start now, and some to plan ahead.
 
-        Who behind them waits for the same as the last of them, which did not start either.
+        The tasks behind them wait for the same as the last of them, which did not start either.
         """
         if row.held_by or (row.eligible_time is not None and row.eligible_time > now):
             return 1
-        most = _at_once(row.spec, self._free) + SPARE
+        limit = _max_concurrent(row.spec, self._free) + SPARE_TASKS
         room = self.of_array(row)
-        return most if room is None else max(1, min(most, room + 1))
+        return limit if room is None else max(1, min(limit, room + 1))
 
     def ahead(self, row: JobRecord) -> list[tuple[int, int]]:
-        """The tasks of a row to run forward, and how many that come next each stands for besides itself.
+        """Return (index, further tasks it stands for) of the tasks that a forecast simulates, ascending.
 
-        Of a long array so many tasks one after the other as one that lasts as long as they; the last ones, whose ends
-        decide on when the next job begins, by themselves. Index and number, ascending.
+        In a long array, one simulated task stands for several consecutive ones; the last tasks, whose ends decide when
+        the next job starts, are simulated individually.
         """
         limit = self._limits.get(row.array_id or "", row.count)
-        places = max(1, min(_at_once(row.spec, self._total), limit, row.count))
-        tail, parts = 2 * places, places * max(1, MOST_AHEAD // places)
-        together = (row.count - tail) // parts
-        if together < 2:
-            return [(index, 0) for index in each(row.tasks)]
-        indices = list(each(row.tasks))
-        apart = indices[parts * together :]
-        return [(indices[i * together], together - 1) for i in range(parts)] + [(index, 0) for index in apart]
+        concurrent = max(1, min(_max_concurrent(row.spec, self._total), limit, row.count))
+        tail, parts = 2 * concurrent, concurrent * max(1, MAX_SIMULATED_PARTS // concurrent)
+        per_part = (row.count - tail) // parts
+        if per_part < 2:
+            return [(index, 0) for index in expand_spans(row.tasks)]
+        indices = list(expand_spans(row.tasks))
+        individual = indices[parts * per_part :]
+        return [(indices[i * per_part], per_part - 1) for i in range(parts)] + [(index, 0) for index in individual]
 
 
-def _at_once(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
-    """How many such jobs its partition's GPUs, cores and MiB are enough for, wherever these are."""
+def _max_concurrent(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
+    """Return how many such jobs its partition's GPUs, cores and MiB suffice for, regardless of nodes."""
     has = amounts.get(spec.partition, (0, 0, 0))
     if spec.elastic is not None:
         needs = (spec.elastic.sizes[0], 1, 1)
-    elif spec.share:  # two may have the same GPU
+    elif spec.share:  # two jobs may share a GPU
         needs = (0, *spec.amounts)
     else:
         needs = (spec.gpus, *spec.amounts)
-    return min((max(0, one) // need for one, need in zip(has, needs, strict=True) if need), default=0)
+    return min((max(0, amount) // need for amount, need in zip(has, needs, strict=True) if need), default=0)
 
 
-def _takes_back(policy: PolicySpec) -> bool:
-    """Whether it may free what jobs hold."""
+def _may_reclaim(policy: PolicySpec) -> bool:
+    """Return whether the policy may free resources that jobs hold."""
     both = (policy, *([policy.fallback] if policy.fallback is not None else []))
-    return policy.agent is not None or any(one.sizes != "base" for one in both)
+    return policy.agent is not None or any(spec.sizes != "base" for spec in both)

@@ -1,4 +1,4 @@
-"""What lies in the inbox, by its owners: found in bounded steps and taken by turns, so that nobody crowds others out.
+"""Files waiting in the inbox, by owner: listed in bounded steps and taken round-robin, so that no user starves others.
 
 A user who puts 100,000 files in waits for them; whoever puts in one is served in the next cycle. Files beyond
 `MAX_WAITING` of one user are refused by their number, without being read.
@@ -16,33 +16,33 @@ from itertools import islice
 from pathlib import Path
 
 MAX_WAITING = 100_000  # files of one user; as many jobs may wait in the queue (settings.max_queued_jobs_per_user)
-MAX_REFUSED_AT_ONCE = 10_000  # of these, in one cycle
+MAX_REFUSED_AT_ONCE = 10_000  # surplus files refused in one cycle
 FILES_OF_USER, BYTES_OF_USER = 1000, 16 << 20  # that one cycle takes
 FILES_OF_ALL, BYTES_OF_ALL = 4000, 64 << 20
 WALK_S = 1.0  # CPU time in which one cycle reads the folder (some 200,000 files); it goes on in the next one
 LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
-NOBODY = -1  # the owner of what may be somebody else's: a hard link needs no right to the file
+UNKNOWN_OWNER = -1  # of a file with several names: a hard link needs no right to the file
 _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; removing it makes another
 
 
 class InboxFiles:
-    """The files of a folder by owner. Whether a file is there, and whose it is, is checked again when it is read."""
+    """The files of a folder by owner. Existence and ownership are checked again when a file is read."""
 
-    def __init__(self, folder: Path, is_put_off: Callable[[str], bool]) -> None:
-        self._folder, self._is_put_off = folder, is_put_off
+    def __init__(self, folder: Path, is_postponed: Callable[[str], bool]) -> None:
+        self._folder, self._is_postponed = folder, is_postponed
         self._of_user: dict[int, dict[str, int]] = {}  # owner -> name -> bytes
         self._owner: dict[str, int] = {}
         self._walk: os._ScandirIterator[str] | None = None
-        self._unseen: set[str] = set()  # of those known, by this walk
+        self._unlisted: set[str] = set()  # known files that this walk has not listed yet
 
     def close(self) -> None:
-        """Leave the folder."""
+        """Stop listing the folder."""
         if self._walk is not None:
             self._walk.close()
             self._walk = None
 
     def forget(self, name: str) -> None:
-        """It is taken, or gone."""
+        """Drop a file that was taken or no longer exists."""
         owner = self._owner.pop(name, None)
         if owner is not None:
             self._of_user[owner].pop(name, None)
@@ -50,22 +50,22 @@ class InboxFiles:
                 del self._of_user[owner]
 
     def owner(self, name: str) -> int | None:
-        """Whose it is; None: it is not there, or was not seen yet."""
+        """Return the owner's user id; None: the file does not exist or was not listed yet."""
         return self._owner.get(name)
 
     def has_any(self) -> bool:
-        """Whether something may be taken now."""
-        if self._knows_any():
+        """Return whether any file can be taken now."""
+        if self._any_takable():
             return True
-        self._look()
-        return self._knows_any()
+        self._continue_walk()
+        return self._any_takable()
 
-    def _knows_any(self) -> bool:
-        return any(not self._is_put_off(name) for names in self._of_user.values() for name in names)
+    def _any_takable(self) -> bool:
+        return any(not self._is_postponed(name) for names in self._of_user.values() for name in names)
 
-    def turn(self) -> list[str]:
+    def next_batch(self) -> list[str]:
         """Return the names that this cycle takes, oldest first: one of each owner in turn, within the bounds."""
-        self._look()
+        self._continue_walk()
         heads = {owner: self._oldest(owner) for owner in self._of_user}
         sizes, size, taken = dict.fromkeys(heads, 0), 0, list[str]()
         while heads:
@@ -84,47 +84,47 @@ class InboxFiles:
         return sorted(taken)
 
     def _oldest(self, owner: int) -> Iterator[str]:
-        names = (name for name in self._of_user[owner] if not self._is_put_off(name))
+        names = (name for name in self._of_user[owner] if not self._is_postponed(name))
         return iter(heapq.nsmallest(FILES_OF_USER, names))
 
     def surplus(self) -> dict[int, list[str]]:
-        """Return, by owner, names of files that are too many: the latest, at most `MAX_REFUSED_AT_ONCE`."""
+        """Return the surplus files by owner: the latest ones, at most `MAX_REFUSED_AT_ONCE`."""
         found, room = {}, MAX_REFUSED_AT_ONCE
         for owner, names in self._of_user.items():
             if (count := min(len(names) - MAX_WAITING, room)) <= 0:
                 continue
-            found[owner] = heapq.nlargest(count, (name for name in names if not self._is_put_off(name)))
+            found[owner] = heapq.nlargest(count, (name for name in names if not self._is_postponed(name)))
             room -= count
         return found
 
-    def _look(self) -> None:
-        """Go on with the walk through the folder, or begin another."""
+    def _continue_walk(self) -> None:
+        """Continue listing the folder, or start again."""
         until = time.thread_time() + WALK_S
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if self._walk is None:
-                self._walk, self._unseen = os.scandir(self._folder), set(self._owner)
-            while some := list(islice(self._walk, 500)):
-                for entry in some:
-                    self._note(entry)
+                self._walk, self._unlisted = os.scandir(self._folder), set(self._owner)
+            while chunk := list(islice(self._walk, 500)):
+                for entry in chunk:
+                    self._record(entry)
                 if time.thread_time() > until:
                     return
             self.close()
-            for name in self._unseen:
+            for name in self._unlisted:
                 self.forget(name)
 
-    def _note(self, entry: os.DirEntry[str]) -> None:
-        self._unseen.discard(entry.name)
+    def _record(self, entry: os.DirEntry[str]) -> None:
+        self._unlisted.discard(entry.name)
         if entry.name in self._owner or entry.name.startswith(_NFS):
             return
         try:
             status = entry.stat(follow_symlinks=False)
-        except OSError:  # taken back meanwhile
+        except OSError:  # removed meanwhile
             return
         owner = status.st_uid
         if status.st_nlink != 1 and not stat.S_ISDIR(status.st_mode):
             if time.time() - status.st_ctime < LINKING_S:
-                return  # a client links its draft into place; perhaps
-            owner = NOBODY
+                return  # possibly a client that is linking its draft into place
+            owner = UNKNOWN_OWNER
         names = self._of_user.setdefault(owner, {})
         if len(names) < 2 * MAX_WAITING:  # the rest is found again once these are gone
             names[entry.name] = status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -1,4 +1,4 @@
-"""The controller's clock: durations that no step of the wall clock can bend, dates that follow it.
+"""The controller's clock: durations are unaffected when the wall clock is set; dates follow it.
 
 Unix seconds at an anchor, plus what the boot clock (CLOCK_BOOTTIME) has counted since. When somebody sets the wall
 clock, the anchor is moved together with every stored time from which something is still counted (`shift_times`): dates
@@ -35,18 +35,18 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """Which boot of this machine this is."""
+    """Return the id of this machine's current boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def boot_seconds() -> float:
-    """Seconds since this machine was booted; suspensions count."""
+    """Return seconds since boot; time suspended counts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def now_by(anchor: str | None) -> float:
-    """Unix seconds by the clock of the controller that left this `ANCHOR`; by the wall clock where it is no use."""
+    """Return Unix seconds by the clock of the controller that stored this `ANCHOR`; without a valid one, wall time."""
     kept = _decoded(anchor)
     return kept.offset + boot_seconds() if kept is not None and kept.boot_id == boot_id() else time.time()
 
@@ -59,7 +59,7 @@ def _decoded(anchor: str | None) -> Anchor | None:
 
 
 class Clock:
-    """Call it for Unix seconds.
+    """Unix seconds now, returned when called.
 
     Args:
         wall: Unix seconds that may be set at any time.
@@ -81,11 +81,11 @@ class Clock:
         self.offset = wall() - boot()
 
     def __call__(self) -> float:
-        """Unix seconds now."""
+        """Return Unix seconds now."""
         return self.offset + self.boot()
 
     def resume(self, anchor: str | None, heartbeat: float) -> None:
-        """Go on where the controller before was.
+        """Continue from the previous controller's clock.
 
         After a reboot nothing tells how long it took; but it is not earlier than ``heartbeat``, its last sign of life.
         """
@@ -96,21 +96,21 @@ class Clock:
             self.offset = max(self.offset, heartbeat - self.boot())
 
     def stepped(self) -> float:
-        """By how many seconds the wall clock was set since the last `follow`; 0.0: by none that counts."""
+        """Return by how many seconds the wall clock was set since the last `follow`; 0.0 below `STEP_S`."""
         step = self._wall() - self()
         return step if abs(step) >= STEP_S else 0.0
 
     def follow(self, step: float) -> None:
-        """Go with the wall clock; stored times must have been shifted (`shift_times`)."""
+        """Follow the wall clock; stored times must have been shifted (`shift_times`)."""
         self.offset += step
 
     def anchor(self, step: float = 0.0) -> str:
-        """What `resume` needs, as it will be after a step."""
+        """Return the anchor for `resume`, as it will be after a step."""
         return msgspec.json.encode(Anchor(self._boot_id, self.offset + step)).decode()
 
 
 def follow_wall_clock(store: Store, clock: Clock) -> float:
-    """Where somebody has set this machine's clock: go with it, and let no duration change by it.
+    """Adjust stored times after the machine's clock was set, so that no duration changes.
 
     Returns:
         By how many seconds it was set; 0.0: it was not.
@@ -125,7 +125,7 @@ def follow_wall_clock(store: Store, clock: Clock) -> float:
 
 
 def shift_times(store: Store, step: float, now: float) -> None:
-    """Move every stored time from which something is still counted by so many seconds; within the caller's transaction.
+    """Shift every stored time that still counts by ``step`` seconds, within the caller's transaction.
 
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
@@ -138,7 +138,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
 
 
 def _job(job: JobRecord, step: float) -> JobRecord:
-    """Begin times that a user gave are dates and stay."""
+    """Shift a job's times; begin times that a user gave are dates and stay."""
     date = job.eligible_time is not None and job.eligible_time == job.spec.begin_time
     names = ("submit_time", "start_time", "end_time", *(() if date else ("eligible_time",)))
     changed = _with_moved(job, step, *names)

@@ -1,4 +1,4 @@
-"""Connections to the store that end with their last reference."""
+"""SQLite connections that close with their last reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class ClosingConnection(sqlite3.Connection):
-    """A connection that ends with its last reference, as all did before Python 3.13 began to warn of it.
+    """A connection that closes with its last reference, as all did before Python 3.13 began to warn about it.
 
     A command reads with one until it ends, and so does each thread of `gpusched.Cluster`.
     """

@@ -1,4 +1,4 @@
-"""A damaged database: what reading it raises, and which rows cannot be read. The store's errors are mapped here."""
+"""A damaged database: its error, and the search for unreadable rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import msgspec
 
 from gpusched.errors import GpuschedError
 
-LOOK_S = 20.0  # a command looks no longer for the row
+SEARCH_S = 20.0  # a command searches at most this long for the damaged row
 _NO_TEXT = "Could not decode to UTF-8"
 
 
 class UnreadableRow(NamedTuple):
-    """One that cannot be read: its table, its key, and why."""
+    """A row that cannot be read: its table, its key, and why."""
 
     table: str
     key: dict[str, Any]
@@ -26,13 +26,13 @@ class UnreadableRow(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The same as a sentence."""
+        """Return it as a sentence."""
         key = ", ".join(v.hex() if isinstance(v, bytes) else str(v) for v in self.key.values())
         return f"row {key[:80]} of {self.table} cannot be read ({self.why[:200]})"
 
 
 class TableCheck(NamedTuple):
-    """A table; its key; what is read of it (as SQL); and what raises where that is not as it should be."""
+    """A table, its key, the columns that are read of it (SQL), and a function that raises on unreadable values."""
 
     table: str
     key: tuple[str, ...]
@@ -40,17 +40,17 @@ class TableCheck(NamedTuple):
     read: Callable[..., object]
 
 
-KINDS: list[TableCheck] = []
+TABLE_CHECKS: list[TableCheck] = []
 """Of all tables, each declared where it is read."""
 
 
 def json_of(kind: Any) -> Callable[[bytes], object]:
-    """Return what reads a column that holds JSON."""
+    """Return a reader of a JSON column."""
     return msgspec.json.Decoder(kind).decode
 
 
-class Damaged(GpuschedError):
-    """The database holds what cannot be read; ``row`` is None where a page is damaged, or the row is not known."""
+class DatabaseDamaged(GpuschedError):
+    """Unreadable data in the database; ``row`` is None where a page is damaged, or the row is unknown."""
 
     def __init__(self, row: UnreadableRow | None, why: str = "") -> None:
         hint = "a controller sets such rows aside; see 'gpusched check'" if row else "see 'gpusched check'"
@@ -59,11 +59,11 @@ class Damaged(GpuschedError):
 
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # where the schema is damaged, SQLite's own message is no text
-STORE_FAULTS = (sqlite3.DatabaseError, OSError, Damaged)  # what no job, policy or notice is to blame for
+STORE_FAULTS = (sqlite3.DatabaseError, OSError, DatabaseDamaged)  # not caused by any job, policy or notice
 
 
 def guard(cls: type) -> None:
-    """Have the public methods of a store's part raise `Damaged` for what they cannot read."""
+    """Make the public methods of a store class raise `DatabaseDamaged` for data they cannot read."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, _guarded(method))
@@ -79,24 +79,24 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         except sqlite3.Error as error:
             if type(error) is not sqlite3.DatabaseError and _NO_TEXT not in str(error):
                 raise  # a full disk, a lock, a wrong query
-            raise Damaged(next(unreadable(self._db), None), str(error)) from error
+            raise DatabaseDamaged(next(unreadable(self._db), None), str(error)) from error
         except Exception as error:
             row = next(unreadable(self._db), None)
             if row is None and not isinstance(error, UnicodeDecodeError):
                 raise
-            raise Damaged(row, str(error)) from error
+            raise DatabaseDamaged(row, str(error)) from error
 
     return guarded
 
 
-def unreadable(db: sqlite3.Connection, look_s: float = LOOK_S) -> Iterator[UnreadableRow]:
-    """Find the rows that cannot be read, for so long; nothing where a page is damaged."""
-    until, kept = time.monotonic() + look_s, db.text_factory
-    db.text_factory = _text  # text that is none must not end the search
+def unreadable(db: sqlite3.Connection, limit_s: float = SEARCH_S) -> Iterator[UnreadableRow]:
+    """Yield the rows that cannot be read, searching at most ``limit_s`` seconds; nothing where a page is damaged."""
+    until, kept = time.monotonic() + limit_s, db.text_factory
+    db.text_factory = _text  # invalid UTF-8 must not end the search
     try:
-        there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        for kind in KINDS:
-            if kind.table not in there:
+        existing = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        for kind in TABLE_CHECKS:
+            if kind.table not in existing:
                 continue  # the store of an earlier version
             for values in db.execute(f"SELECT {', '.join((*kind.key, *kind.columns))} FROM {kind.table}"):
                 if time.monotonic() > until:

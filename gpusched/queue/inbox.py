@@ -1,4 +1,4 @@
-"""The inbox: how clients ask, without a lock and without the controller being up (Maildir's way).
+"""The inbox: clients submit commands without a lock and without a running controller (as in Maildir).
 
 A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The
 kernel's owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only
@@ -27,14 +27,14 @@ MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
 MAX_REFUSED_OF_USER, MAX_REFUSED_BYTES_OF_USER = 100, 8 * 1024 * 1024
 KEEP_DRAFTS_S = 86400.0
-PUT_OFF_S = 15.0
-MAX_TIDIED = 5000  # files that one call clears away: a folder may hold a million
+POSTPONE_S = 15.0
+MAX_REMOVED_PER_CALL = 5000  # files that one call clears away: a folder may hold a million
 TIDY_S = 0.5  # how long one call looks through the drafts
 _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A command file as the controller finds it.
+class ReceivedCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command file as the controller reads it.
 
     Attributes:
         uid: The file's owner.
@@ -47,7 +47,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     command: AnyCommand
 
 
-class Malformed(msgspec.Struct, frozen=True, kw_only=True):
+class MalformedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A file in the inbox that is no command; ``why`` is one line."""
 
     file_name: str
@@ -61,15 +61,15 @@ class Inbox:
     def __init__(self, state: Path) -> None:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
-        self._put_off: dict[str, float] = {}
-        self._arrivals = InboxFiles(self.new, self._is_put_off)
+        self._postponed: dict[str, float] = {}
+        self._arrivals = InboxFiles(self.new, self._is_postponed)
 
     def close(self) -> None:
-        """Leave the folder, where the controller has not read all of it."""
+        """Stop listing the folder."""
         self._arrivals.close()
 
     def create(self, *, shared: bool = False) -> None:
-        """Make the folders; ``shared`` lets other users of the machine drop commands."""
+        """Create the folders; ``shared`` lets other users of the machine write commands."""
         for folder in (self.tmp, self.new, self.refused):
             folder.mkdir(parents=True, exist_ok=True)
         if shared:
@@ -79,13 +79,13 @@ class Inbox:
             self.refused.chmod(0o700)
 
     def make_private(self) -> None:
-        """Take the folders back that other users could write to."""
+        """Withdraw other users' write access to the folders."""
         for folder in (self.new, self.tmp):
             if folder.stat().st_mode & stat.S_IWOTH:
                 folder.chmod(0o700)
 
     def deliver(self, command: AnyCommand, name: str | None = None) -> None:
-        """Put one command in; when this returns it is on disk. ``name``: begins its file's; else one is made.
+        """Write one command; on return it is on disk. ``name`` begins its file name; by default one is made.
 
         Raises:
             FileExistsError: A `Submit` with this job id, or this name, is already waiting (mint another id).
@@ -144,39 +144,39 @@ class Inbox:
         finally:
             os.close(folder)
 
-    def waiting(self) -> Iterator[Received | Malformed]:
-        """What lies in the inbox, oldest first. Files that cannot be read yet as commands come as `Malformed`."""
+    def waiting(self) -> Iterator[ReceivedCommand | MalformedCommand]:
+        """Yield the commands in the inbox, oldest first. Unreadable files come as `MalformedCommand`."""
         try:
             names = sorted(os.listdir(self.new))
         except (FileNotFoundError, PermissionError):
             return
-        yield from self.read(name for name in names if not name.startswith(".") and not self._is_put_off(name))
+        yield from self.read(name for name in names if not name.startswith(".") and not self._is_postponed(name))
 
-    def read(self, names: Iterable[str]) -> Iterator[Received | Malformed]:
-        """Return these files; what is gone, or being put there, is left out."""
+    def read(self, names: Iterable[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
+        """Read these files; those that are gone, or still being written, are skipped."""
         for name in names:
             try:
                 yield self._read(name)
-            except (FileNotFoundError, _NotYet):
+            except (FileNotFoundError, _StillLinking):
                 self._arrivals.forget(name)
 
-    def _is_put_off(self, name: str) -> bool:
-        return name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0)
+    def _is_postponed(self, name: str) -> bool:
+        return name in self._stuck or time.monotonic() < self._postponed.get(name, 0.0)
 
     def has_any(self) -> bool:
-        """Whether the controller may take something now."""
+        """Return whether the controller can take any file now."""
         return self._arrivals.has_any()
 
-    def turn(self) -> list[str]:
-        """Return names of what the controller takes in this cycle, oldest first; see `InboxFiles.turn`."""
-        return self._arrivals.turn()
+    def next_batch(self) -> list[str]:
+        """Return the names that the controller takes in this cycle, oldest first; see `InboxFiles.next_batch`."""
+        return self._arrivals.next_batch()
 
     def surplus(self) -> dict[int, list[str]]:
-        """Return names of files that are too many, by owner; see `InboxFiles.surplus`."""
+        """Return surplus files by owner; see `InboxFiles.surplus`."""
         return self._arrivals.surplus()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove files without a look at them; a folder is set aside."""
+        """Remove files without reading them; a folder is set aside."""
         for name in names:
             try:
                 (self.new / name).unlink()
@@ -186,70 +186,70 @@ class Inbox:
                 self.refuse(name)
             self._forget(name)
 
-    def submission(self, job_id: str) -> Received | None:
-        """The submission with this id, if it waits; needs no permission to list the folder."""
+    def submission(self, job_id: str) -> ReceivedCommand | None:
+        """Return the waiting submission with this id, if any; needs no permission to list the folder."""
         try:
             found = self._read(f"{job_id}.submit")
-        except (FileNotFoundError, _NotYet):
+        except (FileNotFoundError, _StillLinking):
             return None
-        return found if isinstance(found, Received) else None
+        return found if isinstance(found, ReceivedCommand) else None
 
-    def holds(self, job_id: str) -> bool:
-        """Whether a submission with this id waits, whoever's; needs no permission to list the folder."""
+    def has_submission(self, job_id: str) -> bool:
+        """Return whether any user's submission with this id waits; needs no permission to list the folder."""
         return os.path.lexists(self.new / f"{job_id}.submit")
 
-    def _read(self, name: str) -> Received | Malformed:
+    def _read(self, name: str) -> ReceivedCommand | MalformedCommand:
         uid = -1
         try:
             descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
-                if why := _no_command(status):
-                    return Malformed(file_name=name, uid=uid, why=why)
+                if why := _file_error(status):
+                    return MalformedCommand(file_name=name, uid=uid, why=why)
                 with open(descriptor, "rb", closefd=False) as file:
                     content = file.read(MAX_COMMAND_BYTES)
             finally:
                 os.close(descriptor)
             command = _DECODER.decode(content)
-            return Received(file_name=name, uid=uid, command=command, written=status.st_ctime)
-        except (FileNotFoundError, _NotYet):
+            return ReceivedCommand(file_name=name, uid=uid, command=command, written=status.st_ctime)
+        except (FileNotFoundError, _StillLinking):
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
+            return MalformedCommand(file_name=name, uid=uid, why=f"not a command: {error}")
         except OSError as error:
             if uid < 0:  # a link, say, which is not followed
                 with contextlib.suppress(OSError):
                     uid = os.lstat(self.new / name).st_uid
-            return Malformed(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
+            return MalformedCommand(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
 
     def remove(self, file_name: str) -> None:
-        """Take a folded command out; taking it out twice is fine. Where that fails it is tried again later."""
+        """Remove an applied command; idempotent. A failed removal is retried later."""
         try:
             (self.new / file_name).unlink(missing_ok=True)
         except OSError:
-            self.put_off(file_name)
+            self.postpone(file_name)
             return
         self._forget(file_name)
 
     def _forget(self, file_name: str) -> None:
-        self._put_off.pop(file_name, None)
+        self._postponed.pop(file_name, None)
         self._arrivals.forget(file_name)
 
-    def put_off(self, file_name: str, for_s: float = PUT_OFF_S) -> None:
-        """Let a command wait for a while that cannot be recorded now, so that it holds up no other."""
-        self._put_off[file_name] = time.monotonic() + for_s
+    def postpone(self, file_name: str, for_s: float = POSTPONE_S) -> None:
+        """Postpone a command that cannot be recorded now, so that it does not block others."""
+        self._postponed[file_name] = time.monotonic() + for_s
 
-    def seen(self, file_name: str) -> bool:
-        """Whether the controller knows of this file, and has not taken it."""
+    def is_listed(self, file_name: str) -> bool:
+        """Return whether the controller has listed this file and not taken it."""
         return self._arrivals.owner(file_name) is not None
 
-    def put_off_of(self, uid: int) -> list[str]:
-        """Names of this user's files that wait, as they could not be recorded."""
-        return [name for name in self._put_off if self._arrivals.owner(name) == uid and self._is_put_off(name)]
+    def postponed_of(self, uid: int) -> list[str]:
+        """Return names of this user's postponed files."""
+        return [name for name in self._postponed if self._arrivals.owner(name) == uid and self._is_postponed(name)]
 
     def refuse(self, file_name: str) -> None:
-        """Set a malformed file aside, where a person can look at it; what cannot be moved is passed over."""
+        """Move a malformed file to ``refused`` for inspection; skip it where it cannot be moved."""
         try:
             os.replace(self.new / file_name, self.refused / file_name)
         except FileNotFoundError:
@@ -260,8 +260,8 @@ class Inbox:
         self._forget(file_name)
 
     def tidy_refused(self) -> None:
-        """Keep of the files that were set aside the latest, within bounds: of one user, and of all."""
-        before, room = time.time() - KEEP_REFUSED_S, MAX_TIDIED
+        """Keep only the latest refused files, within the bounds per user and overall."""
+        before, room = time.time() - KEEP_REFUSED_S, MAX_REMOVED_PER_CALL
         kept, size = 0, 0
         files, sizes = Counter[int](), Counter[int]()
         for path, status in _newest_first(self.refused):
@@ -276,10 +276,10 @@ class Inbox:
                 room -= _remove(path, room)
 
     def tidy(self) -> None:
-        """The same, and remove drafts whose clients died."""
+        """Tidy refused files, and remove drafts whose clients died."""
         self.tidy_refused()
         before, until = time.time() - KEEP_DRAFTS_S, time.monotonic() + TIDY_S
-        room = MAX_TIDIED
+        room = MAX_REMOVED_PER_CALL
         with contextlib.suppress(OSError), os.scandir(self.tmp) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
@@ -289,19 +289,19 @@ class Inbox:
                     return
 
 
-class _NotYet(Exception):
-    """A command that is just being linked into place."""
+class _StillLinking(Exception):
+    """The command is being linked into place."""
 
 
-def _no_command(status: os.stat_result) -> str:
-    """Why this is no file that a client wrote for us, or ""."""
+def _file_error(status: os.stat_result) -> str:
+    """Return why a file is not a client's command, or ""."""
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     if status.st_nlink != 1:
         # A client links its draft into place and then removes the draft. A file that keeps another name may be a link
-        # to somebody else's: who asked is told by the file's owner.
+        # to somebody else's: the file's owner is the proof of who sent it.
         if time.time() - status.st_ctime < LINKING_S:
-            raise _NotYet
+            raise _StillLinking
         return "a file with another name (hard link)"
     return f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}" if status.st_size > MAX_COMMAND_BYTES else ""
 
@@ -316,7 +316,7 @@ def _newest_first(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _remove(path: Path, room: int) -> int:
-    """Remove a file, or a folder with up to ``room`` files and folders in it; what cannot be removed stays.
+    """Remove a file, or a folder with up to ``room`` entries; skip those that cannot be removed.
 
     No link is followed, whatever its owner changes meanwhile. Folders within are moved up, as they may lie a thousand
     deep.
@@ -326,29 +326,29 @@ def _remove(path: Path, room: int) -> int:
     """
     left, count = [path], 0
     while left and count < room:
-        one = left.pop()
+        current = left.pop()
         count += 1
         try:
-            one.unlink()
+            current.unlink()
         except OSError:
             with contextlib.suppress(OSError):
-                for name, folder, is_folder in _entries(one, room - count):
+                for name, folder, is_folder in _entries(current, room - count):
                     if is_folder:
                         left.append(path.with_name(os.urandom(8).hex()))
                         os.rename(name, left[-1], src_dir_fd=folder)
                     else:
                         os.unlink(name, dir_fd=folder)
                         count += 1
-                one.rmdir()
+                current.rmdir()
     return count
 
 
-def _entries(path: Path, most: int) -> Iterator[tuple[str, int, bool]]:
-    """Name, the folder's descriptor, and whether it is a folder itself, of so many things in a folder."""
+def _entries(path: Path, limit: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield up to ``limit`` entries of a folder: name, the folder's descriptor, whether it is a folder."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with os.scandir(folder) as entries:
-            for entry in islice(entries, most):
+            for entry in islice(entries, limit):
                 yield entry.name, folder, entry.is_dir(follow_symlinks=False)
     finally:
         os.close(folder)

@@ -1,4 +1,4 @@
-"""The last inventory and policies that were in order: what a controller goes on with beside files that are not."""
+"""The last valid inventory and policies, which a controller keeps using while the files are invalid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = "last_good"
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What is in force.
+    """The inventory and policies in force.
 
     Attributes:
         trouble: Why it is not what the files say now, or "".
@@ -37,7 +37,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def inventory_path(state: Path) -> Path:
-    """The inventory file in force, or the one that was, where it is gone and its text is kept.
+    """Return the inventory file in force; where it is gone but a copy is kept, its former path.
 
     Raises:
         UsageError: There is none.
@@ -52,7 +52,7 @@ def inventory_path(state: Path) -> Path:
 
 
 def inventory_or_kept(path: Path | None, state: Path) -> Inventory:
-    """The inventory that a command works with: where its file is not in order, the last good one, with a warning.
+    """Return the inventory for a command; where its file is invalid, the last valid one, with a warning.
 
     Raises:
         GpuschedError: It is not, and nothing is kept of this file.
@@ -68,7 +68,7 @@ def inventory_or_kept(path: Path | None, state: Path) -> Inventory:
 
 
 def policies_or_kept(inventory: Inventory, reader: Reader | None) -> dict[str, PolicySpec]:
-    """The policy that each partition names: where its file is not in order, the last good one, with a warning.
+    """Return each partition's policy; where its file is invalid, the last valid one, with a warning.
 
     Raises:
         GpuschedError: It is not, and nothing is kept of what the partitions name.
@@ -92,7 +92,7 @@ def _warn(error: GpuschedError, kept: Declared) -> None:
 
 
 def declared_or_kept(path: Path, state: Path) -> Declared:
-    """What the files declare; where they are not in order, what they did when they last were.
+    """Return what the files declare; where they are invalid, the last valid declarations.
 
     Raises:
         GpuschedError: They are not, and nothing is kept of this file.
@@ -130,8 +130,8 @@ def _read_kept(reader: Reader, path: Path) -> Declared | None:
     return None
 
 
-def keep(store: Store, declared: Declared) -> None:
-    """Remember what is in order, or note for everybody what is not."""
+def store_declared(store: Store, declared: Declared) -> None:
+    """Store valid declarations, or record why they are invalid."""
     from gpusched.queue.store import INVENTORY_TROUBLE
 
     if not declared.trouble:

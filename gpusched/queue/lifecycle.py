@@ -1,4 +1,4 @@
-"""The transition table: which changes of state a job of ours may make. Everything else is a bug and says so.
+"""The table of allowed state transitions of gpusched's own jobs. Any other transition is a bug and raises.
 
 Slurm's jobs are not bound by it: they are what Slurm says, and may have made many changes since it was last asked.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import event_log_id, which
+from gpusched.model.arrays import event_log_id, task_event_data
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState
 
@@ -33,7 +33,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
 
 
 class IllegalTransition(RuntimeError):
-    """A job was about to make a change that the table does not hold; carries the job's events."""
+    """A state transition that is not in the table."""
 
     def __init__(self, job: JobRecord, to: JobState) -> None:
         super().__init__(
@@ -42,10 +42,10 @@ class IllegalTransition(RuntimeError):
         )
 
 
-def move(
+def transition_to(
     job: JobRecord, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[JobRecord, Event]:
-    """The job in its new state, and the fact that says so.
+    """Return the job in its new state, and the event that records the transition.
 
     ``event`` is the event's kind (see `model.events.Event`), ``data`` is more for it than states, reason and attempt;
     ``changes`` are fields of the job that change with the state.
@@ -56,17 +56,21 @@ def move(
     if (job.state, to) not in TRANSITIONS:
         raise IllegalTransition(job, to)
     moved = msgspec.structs.replace(job, state=to, **changes)
-    facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {}) | which(job)
+    facts = (
+        {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt}
+        | (data or {})
+        | task_event_data(job)
+    )
     return moved, Event(time=now, kind=event, job_id=event_log_id(job), user=job.user, data=facts)
 
 
 def set_aside(job: JobRecord, error: Exception, now: float) -> tuple[JobRecord, Event]:
-    """The job as FAILED, with the error as its event: gpusched cannot deal with it, and must go on with the others.
+    """Return the job as FAILED, with the error as its event, so that scheduling continues for the others.
 
     What may still run of it is a leftover from now on.
     """
     message = f"set aside after an internal error: {type(error).__name__}: {error}"[:500]
-    return move(
+    return transition_to(
         job, JobState.FAILED, now, event="ended", data={"message": message}, end_time=now, ending=None,
         reason="InternalError", message=message,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The writer's patience with locks on its files: it waits in slices, and can say who holds them.
+"""Waiting for locks on the writer's files: in slices, and with the processes that hold them.
 
 SQLite's own waiting blocks the thread for its whole length: no signal is handled, and nobody is told.
 """
@@ -17,33 +17,33 @@ from gpusched.queue.connection import ClosingConnection
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0
+LOCK_TIMEOUT_S = 30.0
 _SLICE_S = 0.2
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL}
 _WAL_WRITER_BYTES = range(120, 123)  # of -shm: writing, checkpointing, recovering; see SQLite's wal.c
 _SHARED_BYTE = 0x40000002  # of the database: the first that readers lock; those before it keep the writer out
 
-Waiting = Callable[[float], bool]
+LockWait = Callable[[float], bool]
 """Called again and again while a lock is waited for, with the seconds so far, and with -1.0 when it is there; returns
 whether to go on waiting."""
 
 
-def for_a_while(waited_s: float) -> bool:
-    """Wait as long as a program does that nobody watches."""
-    return waited_s < PATIENCE_S
+def wait_until_timeout(waited_s: float) -> bool:
+    """Wait up to `LOCK_TIMEOUT_S`, for programs without a terminal."""
+    return waited_s < LOCK_TIMEOUT_S
 
 
-class PatientConnection(ClosingConnection):
+class LockWaitingConnection(ClosingConnection):
     """A writer's connection. ``waiting`` decides how long it waits for a lock."""
 
-    waiting: Waiting = staticmethod(for_a_while)
+    waiting: LockWait = staticmethod(wait_until_timeout)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks."""
+        """Execute a statement, waiting for locks."""
         return self._patiently(lambda: sqlite3.Connection.execute(self, *args))
 
     def executemany(self, sql: str, rows: Iterable[Any]) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks; all of the rows or none."""
+        """Execute a statement for all rows or none, waiting for locks."""
         if self.in_transaction:  # which has the lock
             return super().executemany(sql, rows)
         self.execute("BEGIN IMMEDIATE")
@@ -56,7 +56,7 @@ class PatientConnection(ClosingConnection):
         return cursor
 
     def executescript(self, script: str) -> sqlite3.Cursor:
-        """As in the class below, waiting for locks; begun again from its first statement."""
+        """Execute a script, waiting for locks; restart it from its first statement after a wait."""
 
         def run() -> sqlite3.Cursor:
             try:
@@ -82,15 +82,15 @@ class PatientConnection(ClosingConnection):
                 waited = True
 
 
-def connect_to_write(path: Path, waiting: Waiting | None) -> PatientConnection:
-    """A connection that waits for locks as ``waiting`` says."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=_SLICE_S, factory=PatientConnection)
-    db.waiting = waiting or for_a_while
+def connect_to_write(path: Path, waiting: LockWait | None) -> LockWaitingConnection:
+    """Return a connection that waits for locks as ``waiting`` decides."""
+    db = sqlite3.connect(path, isolation_level=None, timeout=_SLICE_S, factory=LockWaitingConnection)
+    db.waiting = waiting or wait_until_timeout
     return db
 
 
-def holders(database: Path) -> list[str]:
-    """Who keeps a database's writer waiting: "process 12 (name, user 1000) on FILE" for each that can be told."""
+def lock_holders(database: Path) -> list[str]:
+    """Return the processes that block a database's writer: "process 12 (name, user 1000) on FILE"."""
     found = []
     for suffix in ("-shm", ""):
         path = database.with_name(database.name + suffix)
@@ -101,12 +101,12 @@ def holders(database: Path) -> list[str]:
         for pid, writes, begin in locks:
             blocks = begin < _WAL_WRITER_BYTES.stop if suffix else begin < _SHARED_BYTE
             if pid != os.getpid() and (writes or blocks):
-                found.append(f"{_who(pid)} on {path}")
+                found.append(f"{_describe_process(pid)} on {path}")
     return list(dict.fromkeys(found))
 
 
 def _locks_on(path: Path) -> Iterator[tuple[int, bool, int]]:
-    """(process, whether for writing, first byte) of the locks of the kind that SQLite takes.
+    """Yield (process, whether for writing, first byte) of the kind of locks that SQLite takes.
 
     Read from /proc/locks: to ask by fcntl, the file would have to be opened, and closing it would drop our own locks.
     """
@@ -118,7 +118,7 @@ def _locks_on(path: Path) -> Iterator[tuple[int, bool, int]]:
             yield int(words[4]), words[3] == "WRITE", int(words[6])
 
 
-def _who(pid: int) -> str:
+def _describe_process(pid: int) -> str:
     if pid <= 0:
         return "an unknown process"
     try:

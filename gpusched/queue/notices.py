@@ -1,4 +1,4 @@
-"""What the store keeps of notices: those that are still to be sent, and that those which arrived were."""
+"""Stored notices: those still to be sent, and those delivered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.notices import Notice
-from gpusched.queue.damage import KINDS, TableCheck
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck
 from gpusched.queue.rows import JobReads
 
 EVENT_DATA = msgspec.json.Decoder(dict[str, Any])
@@ -18,27 +18,27 @@ _NOTICE = msgspec.json.Decoder(Notice)
 
 
 class NoticeReads(JobReads):
-    """The part of a store's reader that is about notices. A store from before there was such a table has none."""
+    """Queries for notices. A store from before this table has none."""
 
     _db: sqlite3.Connection
 
     def due_notices(self, now: float, limit: int) -> list[Notice]:
-        """Those that are to be sent by now, the longest due first."""
+        """Return notices due by now, longest due first."""
         return self._notices("WHERE due <= ? ORDER BY due LIMIT ?", (now, limit))
 
     def failed_notices(self, limit: int = 1000) -> list[Notice]:
-        """Those that have been sent in vain so far, the latest first."""
+        """Return notices whose last attempt failed, latest first."""
         return self._notices("WHERE failed = 1 ORDER BY made DESC LIMIT ?", (limit,))
 
     def _notices(self, rest: str, values: tuple[object, ...]) -> list[Notice]:
         return [_NOTICE.decode(row[0]) for row in self._rows(f"SELECT data FROM notices {rest}", values)]
 
     def last_event(self) -> int:
-        """Number of the latest event; 0 where there is none."""
+        """Return the number of the latest event; 0 without any."""
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def events_after(self, seq: int, kinds: Iterable[str], limit: int) -> list[tuple[int, Event]]:
-        """Events of these kinds that came after one, with their numbers, in order."""
+        """Return later events of these kinds with their numbers, in order."""
         chosen = list(kinds)
         rows = self._db.execute(
             "SELECT seq, time, kind, job_id, node, user, data FROM events "
@@ -52,18 +52,18 @@ class NoticeReads(JobReads):
 
 
 class NoticeWrites(NoticeReads):
-    """The part of the store's writer that is about notices."""
+    """Writes of notices."""
 
     def add_notices(self, notices: Iterable[Notice]) -> None:
-        """Those that are new; of a key that was there before nothing changes."""
+        """Insert new notices; existing keys stay unchanged."""
         self._db.executemany("INSERT OR IGNORE INTO notices VALUES (?, ?, ?, ?, ?)", map(_row, notices))
 
     def put_notices(self, notices: Iterable[Notice]) -> None:
-        """As they are now."""
+        """Insert or replace notices."""
         self._db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?, ?)", map(_row, notices))
 
     def forget_notices(self, before: float) -> None:
-        """Those made before, whatever became of them."""
+        """Delete notices created before ``before``, delivered or not."""
         self._db.execute("DELETE FROM notices WHERE made < ?", (before,))
 
 
@@ -71,4 +71,4 @@ def _row(notice: Notice) -> tuple[object, ...]:
     return notice.key, notice.made, notice.due, bool(notice.error), msgspec.json.encode(notice)
 
 
-KINDS.append(TableCheck("notices", ("key",), ("data",), _NOTICE.decode))
+TABLE_CHECKS.append(TableCheck("notices", ("key",), ("data",), _NOTICE.decode))

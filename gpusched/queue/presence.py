@@ -1,4 +1,4 @@
-"""Who the controller is, and what it is at before its first cycle: a small file that anyone may read.
+"""The controller's process and start-up phase, in a small world-readable file.
 
 The lock is what keeps a second one out, and only its holder may open it. This file is for those who ask, and it is
 believed only while the process that wrote it lives.
@@ -33,13 +33,13 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     doing: str = ""
 
     def line(self, otherwise: str) -> str:
-        """What it is at, as a sentence; ``otherwise`` where it is past its start."""
+        """Return its phase as a sentence; ``otherwise`` once it has started."""
         return f"the controller (pid {self.pid}) {self.doing or otherwise}"
 
 
 @contextlib.contextmanager
-def present(state: Path) -> Iterator[None]:
-    """This process is the controller meanwhile (it holds the lock)."""
+def controller_presence(state: Path) -> Iterator[None]:
+    """Announce this process as the controller while the context lasts (it holds the lock)."""
     announce(state, STARTING)
     try:
         yield
@@ -51,7 +51,7 @@ def present(state: Path) -> Iterator[None]:
 
 
 def announce(state: Path, doing: str = "") -> None:
-    """Say what this process, the controller, is at. A full disk must not keep it from its work."""
+    """Write this controller's start-up phase. A full disk must not stop the controller."""
     own = Presence(pid=os.getpid(), started=_started(os.getpid()) or "", boot_id=boot_id(), doing=doing)
     part = state / f"{FILE}.part"
     with contextlib.suppress(OSError):
@@ -61,16 +61,16 @@ def announce(state: Path, doing: str = "") -> None:
 
 
 def controller_of(state: Path) -> Presence | None:
-    """The controller that runs on a state folder now; None: there is none, or it cannot be told."""
+    """Return the controller that runs on a state folder; None: none, or unknown."""
     try:
         found = msgspec.json.decode((state / FILE).read_bytes(), type=Presence)
         here = found.boot_id == boot_id()
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if here and _lives(found) else None
+    return found if here and _is_alive(found) else None
 
 
-def _lives(found: Presence) -> bool:
+def _is_alive(found: Presence) -> bool:
     started = _started(found.pid)
     if started is not None:
         return started == found.started

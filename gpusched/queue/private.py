@@ -1,4 +1,4 @@
-"""The writer's database belongs to its owner alone: whoever can open a file can lock it, and stop its writer."""
+"""Restrict the writer's database to its owner: a user who can open a file can lock it, and block its writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def make_private(path: Path) -> None:
-    """Let nobody but its owner and root open a database's files: whoever can open them can lock them.
+    """Restrict a database's files to the owner and root.
 
     Earlier versions let all users open them. Some may have them open still, so the database moves to a new file.
     """
@@ -37,7 +37,7 @@ def make_private(path: Path) -> None:
 
 
 def _copy_whole(path: Path, part: Path) -> None:
-    """Copy a database that nobody writes, with its WAL, into one synced file. No lock is asked for."""
+    """Copy an idle database with its WAL into one synced file, without taking a lock."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         file, copy = path.with_name(path.name + suffix), part.with_name(part.name + suffix)
         copy.unlink(missing_ok=True)

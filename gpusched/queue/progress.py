@@ -1,4 +1,4 @@
-"""What the store keeps of jobs' own progress: a row for each attempt that wrote progress.json or saved.json."""
+"""Stored progress of jobs: one row per attempt that wrote progress.json or saved.json."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import msgspec
 
 from gpusched.model.jobs import ENDED
 from gpusched.model.progress import JobProgress
-from gpusched.queue.damage import KINDS, TableCheck, json_of
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 
 class ProgressReads(JobReads):
-    """The part of a store's reader that is about progress. A store from before there was such a table has none."""
+    """Queries for progress. A store from before this table has none."""
 
     _db: sqlite3.Connection
 
     def progress_of_unended(self) -> dict[str, tuple[JobProgress, ...]]:
-        """Job -> progress of its attempts that tell of any, the latest last; of jobs that have not ended."""
+        """Return job -> progress of its attempts, latest last, for jobs that have not ended."""
         return _by_job(self._progress("WHERE open = 1 ORDER BY attempt", ()))
 
     def progress_of_all(self) -> dict[str, tuple[JobProgress, ...]]:
-        """Job -> progress of its attempts that tell of any, the latest last; of all jobs there ever were."""
+        """Return job -> progress of its attempts, latest last, for all jobs ever."""
         return _by_job(self._progress("ORDER BY attempt", ()))
 
     def progress_of_job(self, job_id: str) -> list[JobProgress]:
-        """Of all its attempts, the latest one last."""
+        """Return the progress of all attempts of a job, latest last."""
         return self._progress("WHERE job_id = ? ORDER BY attempt", (job_id,))
 
     def _progress(self, rest: str, values: Sequence[object]) -> list[JobProgress]:
@@ -43,7 +43,7 @@ def _by_job(found: Iterable[JobProgress]) -> dict[str, tuple[JobProgress, ...]]:
 
 
 class ProgressWrites(ProgressReads):
-    """The part of the store's writer that is about progress."""
+    """Writes of progress."""
 
     def put_progress(self, found: Iterable[JobProgress]) -> None:
         """Insert or replace the rows of these attempts."""
@@ -53,13 +53,13 @@ class ProgressWrites(ProgressReads):
         )
 
     def close_progress(self) -> None:
-        """Of jobs that have ended since."""
+        """Close the rows of jobs that have ended."""
         ended = f"SELECT id FROM jobs WHERE id = progress.job_id AND state IN ({','.join('?' * len(ENDED))})"
         self._db.execute(f"UPDATE progress SET open = 0 WHERE open = 1 AND EXISTS ({ended})", tuple(ENDED))
 
     def shift_progress(self, by_s: float) -> None:
-        """Move the times of jobs that have not ended: the clock was set."""
+        """Shift the times of jobs that have not ended, after the clock was set."""
         self.put_progress([one.shifted(by_s) for all_ in self.progress_of_unended().values() for one in all_])
 
 
-KINDS.append(TableCheck("progress", ("job_id", "attempt"), ("data",), json_of(JobProgress)))
+TABLE_CHECKS.append(TableCheck("progress", ("job_id", "attempt"), ("data",), json_of(JobProgress)))

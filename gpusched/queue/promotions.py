@@ -1,4 +1,4 @@
-"""What the store keeps of policies: who put which in charge, what a shadow would have done, which agents are out."""
+"""Stored policies: changes of the active policy, shadows and their decisions, agents in fallback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slurm import SlurmMode
-from gpusched.queue.damage import KINDS, TableCheck, json_of
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
@@ -19,7 +19,7 @@ _FALLBACKS = "fallbacks"
 
 
 class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a partition's live policy.
+    """One change of a partition's active policy.
 
     Attributes:
         seq: Its number; 0 before it is stored.
@@ -56,7 +56,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that is asked beside a partition's live one, and how often they agreed.
+    """A policy evaluated beside a partition's active one, with agreement counts.
 
     Attributes:
         since: When it began, Unix seconds. until: When it was taken out; None while it is asked.
@@ -81,8 +81,8 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision in which a shadow differed: job -> nodes, only what the other did not start likewise."""
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision in which a shadow differed: job -> nodes, only starts that the other did not make."""
 
     partition: str
     time: float
@@ -91,7 +91,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that is out, and the heuristic that decides for it."""
+    """An agent that cannot decide, and the heuristic that decides instead."""
 
     partition: str
     policy: str
@@ -102,55 +102,55 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The same as a sentence."""
+        """Return it as a sentence."""
         return f"{self.partition}: {self.policy} cannot decide ({self.why}); falling back to {self.fallback}"
 
 
 class PolicyReads(JobReads):
-    """The part of a store's reader that is about policies. A store from before there were such tables has none."""
+    """Queries for policies. A store from before these tables has none."""
 
     def policy_changes(self, partition: str | None = None, limit: int = 1000) -> list[PolicyChange]:
-        """The latest changes, oldest first."""
+        """Return the latest changes, oldest first."""
         where, values = ("1", ()) if partition is None else ("partition = ?", (partition,))
         query = f"SELECT seq, data FROM policy_changes WHERE {where} ORDER BY seq DESC LIMIT ?"
         return [_change(*row) for row in self._rows(query, (*values, limit))][::-1]
 
     def policy_change(self, seq: int) -> PolicyChange | None:
-        """The change with this number."""
+        """Return the change with this number."""
         found = self._rows("SELECT seq, data FROM policy_changes WHERE seq = ?", (seq,))
         return _change(*found[0]) if found else None
 
     def live_changes(self) -> dict[str, PolicyChange]:
-        """Partition -> its last change."""
+        """Return partition -> its last change."""
         last = "SELECT max(seq) FROM policy_changes GROUP BY partition"
         found = [_change(*row) for row in self._rows(f"SELECT seq, data FROM policy_changes WHERE seq IN ({last})")]
         return {change.partition: change for change in found}
 
     def shadows(self) -> dict[str, Shadow]:
-        """Partition -> its shadow, also one that was taken out."""
+        """Return partition -> its shadow, including ended ones."""
         rows = self._rows("SELECT data FROM shadows")
         return {s.partition: s for s in (msgspec.json.decode(row[0], type=Shadow) for row in rows)}
 
-    def differences(self, partition: str, limit: int = 20) -> list[Difference]:
-        """The latest decisions in which the partition's shadow differed, oldest first."""
+    def differences(self, partition: str, limit: int = 20) -> list[ShadowDifference]:
+        """Return the latest decisions in which the partition's shadow differed, oldest first."""
         query = "SELECT data FROM shadow_differences WHERE partition = ? ORDER BY seq DESC LIMIT ?"
         rows = self._rows(query, (partition, limit))
-        return [msgspec.json.decode(row[0], type=Difference) for row in rows][::-1]
+        return [msgspec.json.decode(row[0], type=ShadowDifference) for row in rows][::-1]
 
     def fallbacks(self) -> dict[str, Fallback]:
-        """Partition -> the agent that is out there."""
+        """Return partition -> its agent in fallback."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_FALLBACKS,)).fetchone()
         found = msgspec.json.decode(row[0], type=tuple[Fallback, ...]) if row else ()
         return {fallback.partition: fallback for fallback in found}
 
 
 class PolicyWrites:
-    """The part of the store's writer that is about policies."""
+    """Writes of policies."""
 
     _db: sqlite3.Connection
 
     def add_policy_change(self, change: PolicyChange) -> None:
-        """Append a change; its number is given here."""
+        """Append a change; the store assigns its number."""
         row = (change.partition, msgspec.json.encode(change))
         self._db.execute("INSERT INTO policy_changes (partition, data) VALUES (?, ?)", row)
 
@@ -160,8 +160,8 @@ class PolicyWrites:
             "INSERT OR REPLACE INTO shadows VALUES (?, ?)", (shadow.partition, msgspec.json.encode(shadow))
         )
 
-    def add_difference(self, difference: Difference) -> None:
-        """Append a difference; of each partition the last `KEPT_DIFFERENCES` are kept."""
+    def add_difference(self, difference: ShadowDifference) -> None:
+        """Append a difference; each partition keeps its last `KEPT_DIFFERENCES`."""
         row = (difference.partition, difference.time, msgspec.json.encode(difference))
         self._db.execute("INSERT INTO shadow_differences (partition, time, data) VALUES (?, ?, ?)", row)
         self._db.execute(
@@ -171,11 +171,11 @@ class PolicyWrites:
         )
 
     def forget_differences(self, partition: str) -> None:
-        """A new shadow begins with none."""
+        """Delete the differences of a partition's former shadow."""
         self._db.execute("DELETE FROM shadow_differences WHERE partition = ?", (partition,))
 
     def put_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
-        """The agents that are out now."""
+        """Replace the set of agents in fallback."""
         value = msgspec.json.encode(tuple(fallbacks)).decode()
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_FALLBACKS, value))
 
@@ -184,6 +184,6 @@ def _change(seq: int, data: bytes) -> PolicyChange:
     return msgspec.structs.replace(msgspec.json.decode(data, type=PolicyChange), seq=seq)
 
 
-KINDS.append(TableCheck("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
-KINDS.append(TableCheck("shadows", ("partition",), ("data",), json_of(Shadow)))
-KINDS.append(TableCheck("shadow_differences", ("seq",), ("data",), json_of(Difference)))
+TABLE_CHECKS.append(TableCheck("policy_changes", ("seq",), ("data",), json_of(PolicyChange)))
+TABLE_CHECKS.append(TableCheck("shadows", ("partition",), ("data",), json_of(Shadow)))
+TABLE_CHECKS.append(TableCheck("shadow_differences", ("seq",), ("data",), json_of(ShadowDifference)))

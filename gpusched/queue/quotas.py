@@ -1,4 +1,4 @@
-"""What the limits of the inventory leave: counted from the jobs that hold something and from what was used lately."""
+"""Quota usage: counted from active jobs and from recent GPU hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from gpusched.errors import UsageError
 from gpusched.model.jobs import HOUR_S, JobRecord, JobSpec, JobState
-from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, takes
+from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, limit_units
 from gpusched.model.units import count_of
 from gpusched.queue.rows import JobReads
 
@@ -20,7 +20,7 @@ _RUNNING = ("gpus", "jobs", "gpu_s")
 
 
 class QuotaUsage(NamedTuple):
-    """GPU seconds that attempts of one user, group and class used since some time; ``until``: when the last ended."""
+    """GPU seconds of one user, group and class; ``until``: end of the last attempt (Unix seconds)."""
 
     user: str
     group: str
@@ -30,27 +30,27 @@ class QuotaUsage(NamedTuple):
 
 
 class _Subject(msgspec.Struct):
-    """What a stored spec says of whom it counts for."""
+    """The group and class of a stored spec."""
 
     group: str = ""
     qos: str = ""
 
 
-_TOLD = msgspec.json.Decoder(_Subject)
+_SUBJECT = msgspec.json.Decoder(_Subject)
 
 
 class QuotaReads(JobReads):
-    """The part of a store's reader that is about limits."""
+    """Queries for quotas."""
 
     _summed: tuple[float, list[QuotaUsage]] | None = None  # of attempts that ended before an hour began
 
     def _group_column(self, name: str = "account") -> str:
-        """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
+        """Return the SQL for an attempt's group or class; older stores lack these columns."""
         known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
         return f"coalesce({name}, '')" if name in known else "''"
 
     def gpu_seconds_of_week(self, now: float) -> list[QuotaUsage]:
-        """What started attempts used in the seven days before ``now``; what two shared, for each of them in full.
+        """Return GPU seconds of the seven days before ``now``; time on a shared GPU counts in full for each job.
 
         Attempts that ended before the present hour are summed up once an hour: of those that were running a week ago,
         up to an hour more counts.
@@ -65,7 +65,7 @@ class QuotaReads(JobReads):
         return [*self._summed[1], *recent]
 
     def _sums(self, which: str, until: str, **times: float) -> list[QuotaUsage]:
-        """Of attempts that ``which`` finds, from ``since`` of ``times`` to ``until``, by who and when they ended."""
+        """Return usage of the attempts that ``which`` selects, from ``since`` to ``until``, by subject and end."""
         account, qos = self._group_column(), self._group_column("qos")
         slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
         rows = self._db.execute(
@@ -76,7 +76,7 @@ class QuotaReads(JobReads):
         return [QuotaUsage(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
 
     def runs_of_week(self, until: float) -> list[tuple[str, str, str, int, float, float]]:
-        """Return user, group, class, GPUs, begin and end of what ran in the seven days before ``until``, up to it."""
+        """Return (user, group, class, GPUs, start, end) of attempts in the seven days before ``until``."""
         account, qos = self._group_column(), self._group_column("qos")
         return self._db.execute(
             f"SELECT user, {account}, {qos}, gpus, start_time, min(coalesce(end_time, :until), :until) FROM runs "
@@ -85,7 +85,7 @@ class QuotaReads(JobReads):
         ).fetchall()
 
     def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
-        """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
+        """Return (user, group, class) -> number of pending jobs; each array task counts."""
         columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
         rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
         found: dict[tuple[str, str, str], int] = {}
@@ -93,17 +93,17 @@ class QuotaReads(JobReads):
         for user, digest, count in rows.fetchall():
             if digest not in told:
                 (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
-                told[digest] = _TOLD.decode(data)
+                told[digest] = _SUBJECT.decode(data)
             key = (user, told[digest].group, told[digest].qos)
             found[key] = found.get(key, 0) + count
         return found
 
 
 class QuotaLedger:
-    """The bounds of running jobs as they stand; each kind of job (user, group, class) is looked up once."""
+    """Quotas of running jobs with their usage; each (user, group, class) is looked up once."""
 
     def __init__(self, quotas: Quotas, active: Iterable[JobRecord], used: Sequence[QuotaUsage], now: float) -> None:
-        """``active``: jobs that hold something, ``used``: in the last seven days."""
+        """Count ``active`` jobs and what was ``used`` in the last seven days."""
         self._quotas = quotas
         self._rules: list[LimitRule] = []
         self._used: list[int] = []
@@ -117,7 +117,7 @@ class QuotaLedger:
             left = _left_s(job, now)
             gpus = job.allocation.gpus if job.allocation is not None else job.spec.gpus
             for at in self.of(job.user, job.spec):
-                self._used[at] += takes(self._rules[at].unit, gpus, left)
+                self._used[at] += limit_units(self._rules[at].unit, gpus, left)
         for one in used:
             for at in self.of_kind(one.user, self.group(one.user, one.group), one.qos):
                 if self._rules[at].unit == "gpu_s":
@@ -126,19 +126,19 @@ class QuotaLedger:
                     self._frees[at][leaves] = self._frees[at].get(leaves, 0) + round(one.gpu_s)
 
     def group(self, user: str, asked: str) -> str:
-        """The group that a job counts for."""
+        """Return the group that a job counts for."""
         if (user, asked) not in self._groups:
             self._groups[user, asked] = self._quotas.groups.for_job(user, asked)
         return self._groups[user, asked]
 
     def of(self, user: str, spec: JobSpec) -> tuple[int, ...]:
-        """The bounds that a job counts for, as indices into `bounds`."""
+        """Return the bounds that apply to a job, as indices into `bounds`."""
         if not self._quotas:
             return ()
         return self.of_kind(user, self.group(user, spec.group), spec.qos)
 
     def of_kind(self, user: str, group: str, qos: str) -> tuple[int, ...]:
-        """The bounds that jobs of ``user`` count for in a group and a class ("": in none)."""
+        """Return the bounds that apply to jobs of ``user`` in a group and a class ("": none)."""
         key = (user, group, qos)
         if key not in self._known:
             rules = (rule for rule in self._quotas.rules(*key) if rule.unit in _RUNNING)
@@ -154,20 +154,20 @@ class QuotaLedger:
         return row
 
     def bounds(self) -> tuple[Bound, ...]:
-        """All that were asked for."""
+        """Return all bounds looked up so far."""
         rows = zip(self._rules, self._used, self._frees, strict=True)
         return tuple(Bound(rule, used, tuple(sorted(frees.items()))) for rule, used, frees in rows)
 
 
 def _left_s(job: JobRecord, now: float) -> float:
-    """How long a job may still hold what it holds, seconds; one that has not begun to run has all of it before it."""
+    """Return how long a job may still hold its resources, seconds; before its start, its whole limit."""
     if job.start_time is None:
         return job.limit_s
     return max(0.0, (job.ending.kill_at if job.ending is not None else job.start_time + job.limit_s) - now)
 
 
-class Queued:
-    """How many jobs of each user, group and class wait, against how many may; counted when first asked for."""
+class PendingJobLimits:
+    """Pending jobs per user, group and class against their limits; counted on first use."""
 
     def __init__(self, store: QuotaReads, quotas: Quotas) -> None:
         self._store, self._quotas = store, quotas
@@ -175,7 +175,7 @@ class Queued:
         self._rules = cache(self._rules_of)
 
     def check(self, user: str, spec: JobSpec, count: int) -> None:
-        """That so many more jobs may wait.
+        """Check that ``count`` more jobs may be queued.
 
         Raises:
             UsageError: A limit does not let them.
@@ -189,7 +189,7 @@ class Queued:
                 )
 
     def add(self, user: str, spec: JobSpec, count: int) -> None:
-        """They wait now."""
+        """Count jobs that were queued."""
         for rule in self._rules(user, spec.group, spec.qos):
             self._counted[rule.key] += count
 
@@ -207,6 +207,6 @@ class Queued:
         return tuple(rule for rule in found if rule.unit == "queued")
 
 
-def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[QuotaUsage]:
-    """What the limits of GPU hours count; nothing where there are none."""
+def recent_quota_usage(reader: QuotaReads, quotas: Quotas, now: float) -> list[QuotaUsage]:
+    """Return usage for GPU-hour quotas; empty without such quotas."""
     return reader.gpu_seconds_of_week(now) if quotas.by_hours else []

@@ -1,4 +1,4 @@
-"""Which file a reader of the store opens.
+"""Select the file that a reader of the store opens.
 
 The controller's user and root open the store itself. Everybody else opens the copy that the controller of a shared
 installation publishes (`gpusched.controller.publishing`): who can open a file can lock it, and the writer would wait
@@ -24,14 +24,14 @@ Stamp = tuple[int, int]
 
 
 class Opened(NamedTuple):
-    """A connection that cannot write. ``stamp``: which copy it reads; None: the store itself."""
+    """A read-only connection. ``stamp``: the copy that it reads; None: the store itself."""
 
     db: sqlite3.Connection
     stamp: Stamp | None = None
 
 
 def file_to_read(state: Path) -> Path:
-    """The store of a state folder, or the link to its copy where this user must not open the store.
+    """Return the store of a state folder, or the link to its copy where this user must not open the store.
 
     Without a copy (the controller is of an earlier version) it is the store for everybody.
     """
@@ -66,7 +66,7 @@ def open_to_read(state: Path) -> Opened:
 
 
 def current_stamp(state: Path) -> Stamp | None:
-    """Which copy is the latest; None: there is none."""
+    """Return the stamp of the latest copy; None: no copy."""
     try:
         return _stamp(state / PUBLISHED / CURRENT)
     except OSError:

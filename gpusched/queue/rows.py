@@ -1,4 +1,4 @@
-"""Jobs as rows: what was asked for is kept once for all jobs that ask for the same, beside what differs.
+"""Jobs as rows: a spec is stored once for all jobs that share it, apart from their other fields.
 
 Tasks of an array that differ in nothing are one row (`model.arrays`). Whoever writes one of them, or some, takes them
 out of that row in the same transaction: a task is never in two rows, nor in none.
@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import chosen, indices_of, part_of, tasks_of, wanted
-from gpusched.model.indices import both, without
+from gpusched.model.arrays import indices_of, restricted_row, restricted_rows, split_task_ids, tasks_of
+from gpusched.model.indices import difference, intersection
 from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
-from gpusched.queue.damage import KINDS, TableCheck, guard
+from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
-MOST_SHARED, MOST_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
+MAX_SHARED_ROWS, MAX_SHARED_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 
 
-class _Bare(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
-    """A job as its row holds it: the spec lies apart, and what says nothing is left out."""
+class _JobWithoutSpec(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """A job as stored in its row: without its spec, defaults omitted."""
 
     spec: int = 0  # type: ignore[assignment]
 
@@ -35,14 +35,14 @@ class _Limit(msgspec.Struct, frozen=True):
 
 
 class _RunTime(msgspec.Struct):
-    """What forecasts need of a job that ran; its spec where it is not apart."""
+    """The fields of an ended job that forecasts need; with its spec where that is in the row."""
 
     start_time: float
     spec: _Limit = _Limit()
 
 
 _FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
-BARE = msgspec.json.Decoder(_Bare)
+JOB_WITHOUT_SPEC = msgspec.json.Decoder(_JobWithoutSpec)
 WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
 RUN = msgspec.json.Decoder(_RunTime)
@@ -51,7 +51,7 @@ BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes a
 
 
 class JobReads:
-    """The part of a store's reader that is about jobs."""
+    """Queries for jobs."""
 
     _db: sqlite3.Connection
     _counts_tasks = False
@@ -60,7 +60,7 @@ class JobReads:
         guard(cls)
 
     def _rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
-        """All rows; none where the store is from before there was such a table."""
+        """Return all rows; none where the store lacks the table."""
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -69,7 +69,7 @@ class JobReads:
             raise
 
     def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[JobRecord]:
-        """The jobs that ``SELECT ... FROM jobs`` and ``rest`` find. Those that ask for the same share one spec."""
+        """Return the jobs that ``SELECT ... FROM jobs`` and ``rest`` select. Equal specs are one object."""
         rows = self._db.execute(f"SELECT data, {self._spec_column()} FROM jobs {rest}", values).fetchall()
         return self._decoded(rows)
 
@@ -78,39 +78,39 @@ class JobReads:
         return [WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
 
     def _shared_rows(self, array_id: str) -> list[JobRecord]:
-        """The rows of an array that stand for several of its tasks."""
+        """Return the rows of an array that hold several tasks each."""
         if self._tasks_column() == "1":
             return []
         # The planner would go through all tasks that have run.
         return self._jobs_of("INDEXED BY jobs_shared WHERE array_id = ? AND tasks > 1", (array_id,))
 
     def job(self, job_id: str) -> JobRecord | None:
-        """The job with exactly this id."""
+        """Return the job with exactly this id."""
         for job in self._jobs_of("WHERE id = ?", (job_id,)):
             return job
-        array_id, spans = wanted(job_id)
-        found = chosen(self._shared_rows(array_id), spans) if spans else []
+        array_id, spans = split_task_ids(job_id)
+        found = restricted_rows(self._shared_rows(array_id), spans) if spans else []
         return found[0] if len(found) == 1 and found[0].id == job_id else None
 
     def rows_of(self, job_id: str) -> list[JobRecord]:
-        """The job, or the tasks that ``ID``, ``ID_7`` or ``ID_[3-9]`` names, by index; those of one row as one."""
+        """Return the job or tasks named by ``ID``, ``ID_7`` or ``ID_[3-9]``, by index; tasks of one row as one."""
         if (one := self.job(job_id)) is not None and not one.tasks:
             return [one]
-        array_id, spans = wanted(job_id)
+        array_id, spans = split_task_ids(job_id)
         rows = self._jobs_of("WHERE array_id = ?", (array_id,))
-        return sorted(chosen(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
+        return sorted(restricted_rows(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
 
     def waiting_of_array(self, array_id: str) -> list[JobRecord]:
-        """The tasks of an array that wait; those of one row as one."""
+        """Return an array's pending tasks; those of one row as one."""
         return self._jobs_of("WHERE array_id = ? AND state = ?", (array_id, JobState.PENDING))
 
     def jobs_of_array(self, array_id: str) -> list[JobRecord]:
-        """All tasks of an array, by index."""
+        """Return all tasks of an array, by index."""
         found = tasks_of(self._jobs_of("WHERE array_id = ?", (array_id,)))
         return sorted(found, key=lambda job: job.array_index or 0)
 
-    def standing(self, job_id: str) -> list[JobRecord]:
-        """As `rows_of`, but of the ended tasks of a whole array one for each end, ever begun or not: for dependencies.
+    def dependency_rows(self, job_id: str) -> list[JobRecord]:
+        """Return `rows_of` for dependencies: of ended array tasks, one per outcome, started or not.
 
         An array's tasks that have run are rows, as many as there are, and they are asked for in every cycle.
         """
@@ -126,8 +126,8 @@ class JobReads:
                 found += self._jobs_of(f"{of_state} AND instr(data, ?) = 0 LIMIT 1", (job_id, state, BEGUN))
         return found
 
-    def ended_well(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
-        """Of these tasks of an array, those that have ended: whether they did so COMPLETED."""
+    def completed_tasks(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
+        """Return task index -> whether it ended COMPLETED, for those of these tasks that have ended."""
         found: dict[int, bool] = {}
         ended = ",".join("?" * len(ENDED))
         for begin in range(0, len(indices), _AT_ONCE):
@@ -138,14 +138,14 @@ class JobReads:
         return found
 
     def _tasks_column(self) -> str:
-        """How many jobs a row stands for, in a query; 1 in a store whose writer is of an earlier version."""
+        """Return the SQL for the number of jobs in a row; 1 in a store of an earlier version."""
         if not self._counts_tasks:
             query = "SELECT count(*) FROM pragma_table_info('jobs') WHERE name = 'tasks'"
             self._counts_tasks = bool(self._db.execute(query).fetchone()[0])
         return "jobs.tasks" if self._counts_tasks else "1"
 
     def _spec_column(self) -> str:
-        """What stands for a job's spec in a query: a store whose writer is of an earlier version has no such column."""
+        """Return the SQL for a job's spec digest; NULL in a store of an earlier version."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         return "jobs.spec" if version >= SINCE_VERSION else "NULL"
 
@@ -175,18 +175,18 @@ def _read_job(data: bytes, digest: bytes | None, spec: bytes | None, state: str,
     elif spec is None:
         raise ValueError("what it asked for is gone")
     else:
-        BARE.decode(data)
+        JOB_WITHOUT_SPEC.decode(data)
         _read_spec(spec)
 
 
 _SPEC_OF_JOB = "(SELECT specs.data FROM specs WHERE digest = jobs.spec)"
 _COLUMNS = ("data", "spec", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
-KINDS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
-KINDS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
+TABLE_CHECKS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
+TABLE_CHECKS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
 
 
 class JobWrites(JobReads):
-    """The part of the store's writer that is about jobs."""
+    """Writes of jobs."""
 
     def put_jobs(self, jobs: Iterable[JobRecord]) -> None:
         """Insert or replace jobs; a task of an array is taken out of the row that it shared with others."""
@@ -201,11 +201,11 @@ class JobWrites(JobReads):
         self._insert(apart)
 
     def put_row(self, job: JobRecord) -> None:
-        """Insert or replace one row as it is, whatever other rows of its array hold."""
+        """Insert or replace one row as is, whatever other rows of its array hold."""
         self._insert([job])
 
     def _beside(self, array_id: str, jobs: list[JobRecord]) -> list[JobRecord]:
-        """Leave nothing of these tasks in rows that other tasks are in.
+        """Remove these tasks from rows that they share with other tasks.
 
         Returns:
             Where these rows have become too many, or too scattered, to be gone through for every task, the tasks of all
@@ -213,12 +213,12 @@ class JobWrites(JobReads):
         """
         rows = self._shared_rows(array_id)
         spans = tuple(sorted(span for job in jobs for span in indices_of(job)))
-        touched = [row for row in rows if both(row.tasks, spans)]
-        left = [part_of(row, rest) for row in touched if (rest := without(row.tasks, spans))]
+        touched = [row for row in rows if intersection(row.tasks, spans)]
+        left = [restricted_row(row, rest) for row in touched if (rest := difference(row.tasks, spans))]
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in touched))
         stay = [row for row in rows if row not in touched]
         shared = [job for job in (*jobs, *left, *stay) if job.tasks]
-        if len(shared) <= MOST_SHARED and sum(len(job.tasks) for job in shared) <= MOST_SPANS:
+        if len(shared) <= MAX_SHARED_ROWS and sum(len(job.tasks) for job in shared) <= MAX_SHARED_SPANS:
             self._insert(left)
             return []
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in stay))
@@ -231,7 +231,7 @@ class JobWrites(JobReads):
             (
                 (
                     j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time,
-                    msgspec.json.encode(_bare(j)), self._put_spec(j.spec, known), j.count,
+                    msgspec.json.encode(_without_spec(j)), self._put_spec(j.spec, known), j.count,
                 )
                 for j in jobs
             ),
@@ -246,12 +246,12 @@ class JobWrites(JobReads):
         return known[id(spec)][1]
 
     def waiting_by_jobs(self, user: str) -> int:
-        """How many jobs of a user wait that jobs of theirs queued."""
+        """Return how many pending jobs of a user were submitted by their own jobs."""
         query = "SELECT sum(tasks) FROM jobs WHERE user = ? AND state = 'PENDING' AND instr(data, ?)"
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
 
     def waiting_of_users(self) -> dict[str, tuple[int, int]]:
-        """User -> how many jobs of theirs wait, and how many bytes these take in the store."""
+        """Return user -> number of pending jobs, and their bytes in the store."""
         rows = self._db.execute(
             "SELECT user, sum(tasks), sum(length(data)) FROM jobs WHERE state = 'PENDING' GROUP BY 1"
         )
@@ -263,10 +263,10 @@ class JobWrites(JobReads):
         return own | {user: (own[user][0], own[user][1] + size) for user, size in shared}
 
 
-def _bare(job: JobRecord) -> _Bare:
-    return _Bare(**{name: getattr(job, name) for name in _FIELDS})
+def _without_spec(job: JobRecord) -> _JobWithoutSpec:
+    return _JobWithoutSpec(**{name: getattr(job, name) for name in _FIELDS})
 
 
 def _joined(data: bytes, spec: JobSpec) -> JobRecord:
-    bare = BARE.decode(data)
+    bare = JOB_WITHOUT_SPEC.decode(data)
     return JobRecord(spec=spec, **{name: getattr(bare, name) for name in _FIELDS})

@@ -106,10 +106,10 @@ CREATE INDEX progress_open ON progress (open) WHERE open = 1;
 ALTER TABLE runs ADD COLUMN worked_until REAL;
 """,
     """
--- What is believed of each kind of job by the paces of ended attempts. data: model.interference.KindBelief as JSON.
+-- The estimate of each job class, from the speeds of ended attempts. data: model.interference.JobClassEstimate as JSON.
 CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 
--- Those paces with their GPUs, the latest only. data: model.interference.PaceOn as JSON.
+-- Those paces with their GPUs, the latest only. data: model.interference.AttemptSpeed as JSON.
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
     """

@@ -1,4 +1,4 @@
-"""From what the store holds to the frozen view a decision is made from. Pure; the controller and ``why`` share it."""
+"""Build the frozen snapshot for a decision from the store. Pure; shared by the controller and ``why``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import combinations
 
 import msgspec
 
-from gpusched.config.reservations import unusable
+from gpusched.config.reservations import unusable_reason
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
@@ -19,14 +19,14 @@ from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
-from gpusched.model.reservations import Reservation, by_node, named_too_late, tied_by
+from gpusched.model.reservations import Reservation, by_node, named_nodes_unreserved_at, restart_conflict
 from gpusched.model.resources import Inventory, Node, SharingSettings
-from gpusched.model.slurm import barred
-from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
-from gpusched.model.topology import Topology, discovered
+from gpusched.model.slurm import slurm_block_reason
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, without_double_counting
+from gpusched.model.topology import Topology, discover_topology
 from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
-from gpusched.queue.quotas import QuotaLedger, QuotaUsage, used_lately
+from gpusched.queue.quotas import QuotaLedger, QuotaUsage, recent_quota_usage
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -43,7 +43,7 @@ def snapshot_of_store(
     seed: int = 0,
     whole: bool = False,
 ) -> Snapshot:
-    """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
+    """Return the snapshot of a store's current state; pass jobs that the caller has already read."""
     snapshot = build_snapshot(
         inventory,
         policies,
@@ -51,10 +51,10 @@ def snapshot_of_store(
         active=reader.active() if active is None else active,
         pending=reader.pending_rows() if pending is None else pending,
         ranks=reader.ranks(),
-        lookup=reader.standing,
-        ended_well=reader.ended_well,
+        lookup=reader.dependency_rows,
+        completed_tasks=reader.completed_tasks,
         usage=recent_usage(reader, inventory, policies, now),
-        used=used_lately(reader, inventory.quotas, now),
+        used=recent_quota_usage(reader, inventory.quotas, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
         progress=reader.progress_of_unended(),
@@ -63,23 +63,25 @@ def snapshot_of_store(
         whole=whole,
         reservations=reader.reservations(now),
     )
-    finished = finished_lately(reader, policies)
-    beliefs = beliefs_for(reader, policies, snapshot)
+    finished = recently_finished(reader, policies)
+    beliefs = job_class_estimates(reader, policies, snapshot)
     if not finished and not beliefs:
         return snapshot
     return msgspec.structs.replace(snapshot, finished=finished, beliefs=beliefs)
 
 
-def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot) -> dict[str, JobClassEstimate]:
-    """What was learned of kinds of jobs; empty where no partition's policy goes by it, and nobody could share GPUs."""
+def job_class_estimates(
+    reader: Reader, policies: Mapping[str, PolicySpec], snapshot: Snapshot
+) -> dict[str, JobClassEstimate]:
+    """Return job class estimates; empty where no policy uses them and no jobs could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
-    return reader.beliefs() if shares or any(policy.by_beliefs for policy in policies.values()) else {}
+    return reader.beliefs() if shares or any(policy.uses_job_class_estimates for policy in policies.values()) else {}
 
 
 def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
-    """Recent GPU hours by user (and group), decayed; empty where no partition's policy asks for them."""
+    """Return decayed GPU hours by user (and group); empty where no partition's policy uses them."""
     asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
     if not any(policy.order == "fairshare" for policy in asked):
         return {}
@@ -87,7 +89,7 @@ def recent_usage(
 
 
 def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
-    """Recent GPU hours, decayed, by `leaf_of` user and group."""
+    """Return decayed GPU hours by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
     groups = inventory.groups
@@ -116,11 +118,11 @@ def build_snapshot(
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
     used: Sequence[QuotaUsage] = (),
-    ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
+    completed_tasks: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     whole: bool = False,
     reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
-    """The snapshot of the cluster.
+    """Return the snapshot of the cluster.
 
     Of tasks of an array that share a row there are as many views as could start at once, and some more.
 
@@ -131,7 +133,7 @@ def build_snapshot(
         active: Jobs that hold resources.
         pending: Jobs in the queue; rows that stand for several tasks as they are.
         ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
-        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies; see `Reader.standing`.
+        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
         usage: Recent GPU hours by user (`leaf_of` user and group where there are groups).
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
@@ -139,7 +141,7 @@ def build_snapshot(
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
         used: GPU seconds of the last seven days, for limits of them.
-        ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
+        completed_tasks: For dependencies between the tasks of two arrays; see `Reader.completed_tasks`.
         whole: All tasks of all arrays take part, as a forecast needs them (`ArrayTaskLimit.ahead`).
         reservations: Such as are not over.
     """
@@ -148,10 +150,10 @@ def build_snapshot(
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
-    lingering = lingering_gpus(active, ranks)
+    lingering = uncleaned_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    dependencies = Dependencies(lookup, [*active, *pending], ended_well)
-    base = [_at_base(job, inventory, policies) for job in pending]
+    dependencies = Dependencies(lookup, [*active, *pending], completed_tasks)
+    base = [_at_base_size(job, inventory, policies) for job in pending]
     room = ArrayTaskLimit(inventory, policies, active, array_limits, running_tasks)
     named, here = {one.name: one for one in reservations}, by_node(reservations, now)
     nodes = tuple(
@@ -165,7 +167,7 @@ def build_snapshot(
         nodes=nodes,
         running=sharing_views(
             [
-                _tied(view, here, now) if here else view
+                _with_restart_conflict(view, here, now) if here else view
                 for job in active
                 if (view := _running_view(job, declared, progress, inventory, ledger)) is not None
             ],
@@ -177,7 +179,7 @@ def build_snapshot(
                 job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named, here, now
             )
             for row in base
-            for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
+            for job, verdict, behind in _considered_tasks(row, dependencies, room, None if whole else now)
         ),
         policies=dict(policies),
         usage=usage,
@@ -189,15 +191,15 @@ def build_snapshot(
 
 
 def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topology:
-    """How the nodes hang together: as declared, else as their neighbours tell."""
+    """Return the cluster's topology: as declared, else discovered from the nodes' neighbours."""
     if inventory.topology:
         return inventory.topology
     wired = ((node.name, record.wiring) for node in inventory.nodes if (record := records.get(node.name)) is not None)
-    return discovered({name: wiring for name, wiring in wired if wiring is not None})
+    return discover_topology({name: wiring for name, wiring in wired if wiring is not None})
 
 
 def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...]]]:
-    """Node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
+    """Return node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
     held: dict[str, dict[int, tuple[str, ...]]] = {}
     for job in active:
         for part in job.allocation.parts if job.allocation else ():
@@ -207,13 +209,13 @@ def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...
 
 
 def partners_of(active: Iterable[JobRecord]) -> dict[str, str]:
-    """Job -> the other one that has GPUs of it, too."""
+    """Return job -> the other job that shares its GPUs."""
     pairs = {jobs for on in held_gpus(active).values() for jobs in on.values() if len(jobs) > 1}
     return {job: other for a, b, *_ in pairs for job, other in ((a, b), (b, a))}
 
 
-def lingering_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
-    """Node -> GPU index -> why it is still taken though no active job holds it."""
+def uncleaned_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+    """Return node -> GPU index -> why it is still in use though no active job holds it."""
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
     for rank in ranks:
@@ -252,7 +254,7 @@ def _node_view(
 
 
 def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:
-    """GPU index -> MiB that two jobs on it may take together, of those that two jobs may have."""
+    """Return GPU index -> MiB that two jobs may use on it together, for GPUs that may be shared."""
     return {
         gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
         for gpu in (reading.gpus if reading is not None else ())
@@ -277,7 +279,7 @@ def _running_view(
     inventory: Inventory,
     ledger: QuotaLedger,
 ) -> RunningView | None:
-    """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
+    """Return the view of a job's allocation on declared nodes; None: its nodes have left the inventory."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
     if not parts:
         return None
@@ -305,19 +307,19 @@ def _running_view(
     )
 
 
-def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
-    """With the reason, where it could not be stopped to go on."""
+def _with_restart_conflict(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
+    """Add the reason why a job could not restart after preemption, if any."""
     ones = [here.get(part.node, ()) for part in view.allocation.parts]
     if not any(ones):
         return view
     own = view.spec.reservation if view.spec is not None else ""
-    return msgspec.structs.replace(view, tied=tied_by(view.expected_end, ones, own, now))
+    return msgspec.structs.replace(view, tied=restart_conflict(view.expected_end, ones, own, now))
 
 
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
-    """With what jobs share, and with whom; each GPU that two hold at one of them (`held_once`)."""
+    """Add shared GPUs and partners; count each GPU that two jobs hold at one of them (`without_double_counting`)."""
     found = {view.id: view for view in views}
     if not any(view.spec is not None and view.spec.share for view in views):
         return tuple(views)
@@ -333,15 +335,17 @@ def sharing_views(
         for gpu in part.gpus:
             by_gpu.setdefault((part.node, gpu), []).append(view.id)
     for pair in {(job, other) for holders in by_gpu.values() for job, other in combinations(holders, 2)}:
-        for job, view, partner in zip(pair, held_once(found[pair[0]], found[pair[1]]), reversed(pair), strict=True):
+        for job, view, partner in zip(
+            pair, without_double_counting(found[pair[0]], found[pair[1]]), reversed(pair), strict=True
+        ):
             assert view.spec is not None
             spec = msgspec.structs.replace(view.spec, preemptible=False)
             found[job] = msgspec.structs.replace(view, spec=spec, partner=partner)
     return tuple(found[view.id] for view in views)
 
 
-def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
-    """The last jobs that ended (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
+def recently_finished(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
+    """Return the last ended jobs (see `Reader.ended_runs`); empty where no partition's policy learns from them."""
     if not any(policy.traits.remembers for policy in policies.values()):
         return ()
     return tuple(
@@ -357,16 +361,16 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
 
 
 def expected_end(job: JobRecord, start: float) -> float:
-    """When a job that holds resources lets go of them at the latest, by its limit or its ending (Unix seconds)."""
+    """Return when an active job releases its resources at the latest, by its limit or ending (Unix seconds)."""
     if job.ending is not None:
         return job.ending.kill_at
     return start + job.limit_s
 
 
-def _each(
+def _considered_tasks(
     row: JobRecord, dependencies: Dependencies, room: ArrayTaskLimit, now: float | None
 ) -> Iterator[tuple[JobRecord, Verdict, int]]:
-    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
+    """Yield a job, or the considered tasks of a row, with its dependency verdict and number of tasks behind it.
 
     ``now``: of a decision; None: of a forecast.
     """
@@ -422,30 +426,30 @@ def _pending_view(
         resume_at=job.resizes.resume_at if job.resizes is not None else None,
         speeds=speeds_of(told),
         left=steps_left(told),
-        barred=barred(job.slurm) if job.slurm is not None else "",
+        barred=slurm_block_reason(job.slurm) if job.slurm is not None else "",
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
         reserved=reserved,
-        unreserved=unusable(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
+        unreserved=unusable_reason(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
         if job.spec.reservation
         else "",
     )
 
 
 def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
-    """Until when it waits, and for what, where that is no time that was set for it.
+    """Return the earliest start, and what is awaited where that is not the job's begin time.
 
     One that names some of its nodes in Slurm may have others beside these, but not start without them.
     """
     few = job.slurm.nodelist if job.slurm is not None and not job.spec.nodelist else ()
-    late = named_too_late(few, here, job.limit_s, now) if few and here else None
+    late = named_nodes_unreserved_at(few, here, job.limit_s, now) if few and here else None
     if late is None:
         return job.eligible_time, ""
     return max(late[0], job.eligible_time or 0.0), late[1]
 
 
-def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
-    """A job that waits after it ran at another size, where nobody chooses sizes: it starts at its base size."""
+def _at_base_size(job: JobRecord, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> JobRecord:
+    """Return a resized job at its base size where the policy does not choose sizes."""
     elastic, partition, policy = (
         job.spec.elastic,
         inventory.partition(job.spec.partition),
@@ -464,7 +468,7 @@ def _at_base(job: JobRecord, inventory: Inventory, policies: Mapping[str, Policy
 
 
 def _effective_exclusions(job: JobRecord, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
-    """Nodes where earlier attempts failed are avoided while enough others are left."""
+    """Return nodes of failed attempts to avoid; none where too few other nodes would remain."""
     if not job.excluded_nodes or (partition := inventory.partition(job.spec.partition)) is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec)}

@@ -1,4 +1,4 @@
-"""The SQLite store (WAL): the controller writes; who reads what: `gpusched.queue.reading`."""
+"""The SQLite store (WAL), written by the controller only; for readers see `gpusched.queue.reading`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
-from gpusched.model.arrays import tasks_of, wanted
+from gpusched.model.arrays import split_task_ids, tasks_of
 from gpusched.model.events import Event
-from gpusched.model.indices import Spans, both, parse
+from gpusched.model.indices import Spans, intersection, parse
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
-from gpusched.queue.damage import KINDS, UNREADABLE, TableCheck, json_of
-from gpusched.queue.locks import Waiting, connect_to_write, holders
+from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
+from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import Fallback, PolicyReads, PolicyWrites
@@ -38,7 +39,6 @@ from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.shared import HeldGpus, together
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
@@ -48,7 +48,7 @@ SUSPENDED_BY = "gpusched"
 
 
 class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that failed on a node, not plainly by the job's fault.
+    """A failed launch on a node that is not clearly the job's fault.
 
     Attributes:
         image: "" for the partition's own.
@@ -96,7 +96,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wiring(self) -> Wiring | None:
-        """How its GPUs and NICs are wired; None: not known."""
+        """Return how its GPUs and NICs are wired; None: unknown."""
         return _wiring(bytes(self.wired))
 
 
@@ -178,7 +178,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over one node, holder and time bucket; ``job_id`` "" stands for GPUs nobody held.
+    """Sums over one node, holder and time bucket; ``job_id`` "": unallocated GPUs.
 
     Attributes:
         gpu_s: GPU seconds.
@@ -201,7 +201,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(NamedTuple):
-    """What one user had in one bin of time, on all nodes; ``user`` "": nobody. See `UsageRow`."""
+    """Usage of one user in one bin of time, on all nodes; ``user`` "": unallocated. See `UsageRow`."""
 
     bin: int
     user: str
@@ -222,8 +222,8 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-def _by_number(jobs: list[JobRecord]) -> list[JobRecord]:
-    """Put jobs of one moment into the order of their ids, which SQL takes for text (Slurm's 100 before 36)."""
+def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
+    """Order jobs of the same submission time by id as a number; SQL orders ids as text (Slurm's 100 before 36)."""
     found = list[JobRecord]()
     for _, some in groupby(jobs, attrgetter("submit_time")):
         same = list(some)
@@ -241,7 +241,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     @classmethod
     def open(cls, state: Path) -> Reader | None:
-        """The store of a state folder (see `gpusched.queue.reading`), or None where there is none yet.
+        """Open the store of a state folder (see `gpusched.queue.reading`), or return None where none exists yet.
 
         Raises:
             GpuschedError: It is there but cannot be read.
@@ -262,7 +262,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             raise GpuschedError(f"{path} cannot be read: {error}", "see 'gpusched check'") from error
 
     def data_version(self) -> int:
-        """A number that changes when another connection has changed the store (SQLite's data_version).
+        """Return a number that changes when another connection changes the store (SQLite's data_version).
 
         A reader of a copy goes on with the latest one.
         """
@@ -275,8 +275,8 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             self._db, self._copy = opened
         return 0 if self._copy is None else self._copy[1]
 
-    def behind_s(self) -> float:
-        """How many seconds after a change this may not show it yet; 0.0 but where it reads a copy."""
+    def lag_s(self) -> float:
+        """Return by how many seconds this view may lag behind the store; 0.0 unless it reads a copy."""
         return 0.0 if self._copy_of is None else float(self.meta(reading.COPY_EVERY) or 0.0)
 
     def close(self) -> None:
@@ -284,27 +284,27 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         self._db.close()
 
     def meta(self, key: str) -> str | None:
-        """A value of the meta table (``cluster_id``, ``heartbeat``, ``controller_pid``...)."""
+        """Return a value of the meta table (``cluster_id``, ``heartbeat``, ``controller_pid``...)."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
     def number(self, key: str, otherwise: float) -> float:
-        """A value of the meta table that is a number."""
+        """Return a numeric value of the meta table."""
         return float(self.meta(key) or otherwise)
 
     def array_limits(self) -> dict[str, int]:
-        """Array id -> how many of its tasks may run at once, where that was bounded."""
+        """Return array id -> how many of its tasks may run at once, for arrays with such a limit."""
         prefix = "array_limit:"
         rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
         return {key.removeprefix(prefix): int(value) for key, value in rows}
 
     def slurm_trouble(self) -> Trouble | None:
-        """Why Slurm cannot be read, where it is the engine; None: it can."""
+        """Return why Slurm, as the engine, cannot be read; None: it can."""
         noted = self.meta(TROUBLE)
         return msgspec.json.decode(noted, type=Trouble) if noted else None
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
-        """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""
+        """Return up to ``limit`` ids (arrays as one id) that begin with ``prefix``, oldest first."""
         query = "SELECT id, array_id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 1"
         found: list[str] = []
         begin = prefix
@@ -314,7 +314,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         return sorted(dict.fromkeys(found))
 
     def neighbours(self, base: str) -> list[str]:
-        """Ids of the jobs whose ids stand next to a job's (an array's) own, in order: at most two."""
+        """Return the ids before and after a job's (an array's) own, in order: at most two."""
         before = self._db.execute("SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT 1", (base,))
         behind = self._db.execute("SELECT id FROM jobs WHERE id > ? ORDER BY id LIMIT 1", (base + "~",))
         return [row[0] for row in (*before, *behind)]
@@ -328,7 +328,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         since: float | None = None,
         limit: int | None = None,
     ) -> list[JobRecord]:
-        """Jobs by state, user, partition and end (or not ended) since; newest submissions last.
+        """Return jobs by state, user, partition, and end since (or not ended); newest submissions last.
 
         With ``limit``, the newest ones.
         """
@@ -350,7 +350,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         limit: int | None = None,
         oldest: bool = False,
     ) -> list[JobRecord]:
-        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`JobRecord.tasks`).
+        """Return jobs as `jobs` does, but identical waiting tasks of an array as one row (`JobRecord.tasks`).
 
         With ``oldest`` and ``limit``, the oldest submissions.
         """
@@ -364,28 +364,28 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             if value is not None:
                 where.append(condition)
                 values.append(value)
-        most = "" if limit is None else f" LIMIT {int(limit)}"
+        limit_clause = "" if limit is None else f" LIMIT {int(limit)}"
         order = "submit_time, id" if oldest else "submit_time DESC, id DESC"
-        found = self._jobs_of(f"WHERE {' AND '.join(where)} ORDER BY {order}{most}", values)
-        return _by_number(found if oldest else found[::-1])
+        found = self._jobs_of(f"WHERE {' AND '.join(where)} ORDER BY {order}{limit_clause}", values)
+        return _sorted_by_id(found if oldest else found[::-1])
 
     def recently_ended(self, limit: int) -> list[JobRecord]:
-        """The jobs that ended last, the latest one last."""
+        """Return the last ended jobs, latest last."""
         return list(islice(tasks_of(self.rows_recently_ended(limit)[::-1]), limit))[::-1]
 
     def rows_recently_ended(self, limit: int) -> list[JobRecord]:
-        """As `recently_ended`, but tasks of an array that were cancelled together are one (`JobRecord.tasks`)."""
+        """Return `recently_ended` with array tasks that were cancelled together as one row (`JobRecord.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
     def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[JobRecord]:
-        """The jobs that ended last, until then, after they ran; the latest one last: run times are estimated from them.
+        """Return the last jobs that ran and ended by ``until``, latest last, for run time estimates.
 
         Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
         """
         return self._jobs_of(_ENDED_RUNS, (until, BEGUN, NEVER_BEGUN, limit))[::-1]
 
     def run_times(self) -> list[tuple[str, float, int]]:
-        """Return of `ended_runs` the user, the seconds and the time limit, which forecasts draw from."""
+        """Return user, run time and time limit (seconds) of `ended_runs`, for forecasts."""
         query = f"SELECT user, end_time, data, {self._spec_column()} FROM jobs {_ENDED_RUNS}"
         rows = self._db.execute(query, (math.inf, BEGUN, NEVER_BEGUN, REMEMBERED)).fetchall()
         specs = self._specs({digest for *_, digest in rows if digest is not None})
@@ -395,7 +395,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ]
 
     def has_unended(self, job_id: str) -> bool:
-        """Whether the job, or any task of the array, has not ended."""
+        """Return whether the job, or any task of the array, has not ended."""
         ended = ",".join("?" * len(ENDED))
         query = f"SELECT 1 FROM jobs WHERE {{}} = ? AND state NOT IN ({ended}) LIMIT 1"
         columns = ("id", "array_id")
@@ -405,8 +405,8 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         return one is not None and one.state not in ENDED
 
     def counts(self, *, user: str | None = None, partition: str | None = None) -> dict[str, int]:
-        """Number of jobs by state; only of a user or partition, if one is named."""
-        where, values = _only(user, partition)
+        """Return the number of jobs by state, optionally of one user or partition."""
+        where, values = _condition(user, partition)
         if values:
             query = f"SELECT state, sum({self._tasks_column()}) FROM jobs WHERE {where} GROUP BY state"
             return dict(self._db.execute(query, values).fetchall())
@@ -416,34 +416,34 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             found.update(dict(self._db.execute(shared).fetchall()))
         return dict(found)
 
-    def waiting_again(self, *, user: str | None = None, partition: str | None = None) -> int:
-        """Number of waiting jobs that a policy stopped for others; only of a user or partition, if one is named."""
+    def preempted_pending(self, *, user: str | None = None, partition: str | None = None) -> int:
+        """Return the number of preempted jobs that are pending again, optionally of one user or partition."""
         # In texts quotes are escaped. As in the index that has these alone, which an older store has not.
         where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
         (known,) = self._db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'jobs_stopped'").fetchone()
         by = "INDEXED BY jobs_stopped" if known else ""
-        only, values = _only(user, partition)
+        only, values = _condition(user, partition)
         return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where} AND {only}", values).fetchone()[0])
 
     def active(self) -> list[JobRecord]:
-        """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""
+        """Return active jobs (STARTING, RUNNING, COMPLETING)."""
         return self.jobs(states=ACTIVE)
 
     def pending(self) -> list[JobRecord]:
-        """Jobs in the queue."""
+        """Return pending jobs."""
         return self.jobs(states=[JobState.PENDING])
 
     def pending_rows(self) -> list[JobRecord]:
-        """The queue with tasks of an array that differ in nothing as one (`JobRecord.tasks`)."""
+        """Return pending jobs, identical tasks of an array as one row (`JobRecord.tasks`)."""
         return self.rows(states=[JobState.PENDING])
 
     def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
-        """The latest events of a job, a node or all, oldest first.
+        """Return the latest events of a job, a node or all, oldest first.
 
         Of a task of an array also those that it shares with others, which are told of the array.
         """
         where, values = "1", list[object]()
-        array_id, spans = ("", ()) if job_id is None else wanted(job_id)
+        array_id, spans = ("", ()) if job_id is None else split_task_ids(job_id)
         if spans:
             where, values = "job_id IN (?, ?)", [job_id, array_id]
         elif job_id is not None:
@@ -458,10 +458,10 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             Event(time=t, kind=k, job_id=j, node=n, user=u, data=EVENT_DATA.decode(d))
             for t, k, j, n, u, d in reversed(rows)
         ]
-        return [event for event in found if _is_of(event, array_id, spans)] if spans else found
+        return [event for event in found if _concerns(event, array_id, spans)] if spans else found
 
-    def ends(self, since: int) -> tuple[int, list[str]]:
-        """The latest event's number, and which jobs ended, or submissions were refused, after the one of ``since``."""
+    def ended_since(self, since: int) -> tuple[int, list[str]]:
+        """Return the latest event's number, and the jobs that ended, or were refused, after event ``since``."""
         latest = self.latest_event()
         rows = self._db.execute(
             "SELECT DISTINCT job_id FROM events WHERE seq > ? AND seq <= ? AND kind IN ('ended', 'refused_command')",
@@ -470,31 +470,31 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         return latest, [row[0] for row in rows if row[0] is not None]
 
     def latest_event(self) -> int:
-        """The number of the latest event; 0: there is none."""
+        """Return the number of the latest event; 0 without any."""
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def node_records(self) -> dict[str, NodeRecord]:
-        """All node records by name."""
+        """Return all node records by name."""
         rows = self._db.execute("SELECT data FROM nodes")
         return {r.name: r for r in (msgspec.json.decode(row[0], type=NodeRecord) for row in rows)}
 
     def ranks(self, *, job_id: str | None = None) -> list[RankRecord]:
-        """What may be on the nodes; of one job or of all."""
+        """Return the ranks that may be on the nodes, of one job or of all."""
         where, values = ("", ()) if job_id is None else (" WHERE job_id = ?", (job_id,))
         rows = self._db.execute(f"SELECT data FROM ranks{where}", values)
         return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
 
     def left_nodes(self) -> list[NodeRecord]:
-        """Nodes that left inventory.yaml while something of ours is on them."""
+        """Return nodes that left inventory.yaml while attempts of ours remain on them."""
         rows = self._db.execute("SELECT data FROM nodes WHERE instr(data, ?) > 0", (b'"left":true',))
         return [msgspec.json.decode(row[0], type=NodeRecord) for row in rows]
 
     def nodes_of_ranks(self) -> set[str]:
-        """Names of the nodes on which there may be something of ours."""
+        """Return names of the nodes that may hold ranks of ours."""
         return {row[0] for row in self._db.execute("SELECT DISTINCT node FROM ranks")}
 
     def runs(self, since: float, until: float) -> list[RunRecord]:
-        """Started attempts that overlap [since, until), in order of start."""
+        """Return started attempts that overlap [since, until), in order of start."""
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
@@ -509,7 +509,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ]  # fmt: skip
 
     def _overlapping(self, columns: str, since: float, until: float, rest: str = "") -> sqlite3.Cursor:
-        """Of the started attempts that overlap [since, until)."""
+        """Select columns of started attempts that overlap [since, until)."""
         return self._db.execute(
             f"SELECT {columns} FROM runs WHERE end_time IS NULL AND start_time < :until UNION ALL "
             f"SELECT {columns} FROM runs WHERE end_time > :since AND start_time < :until {rest}",
@@ -517,16 +517,16 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         )
 
     def first_starts(self) -> dict[str, float]:
-        """Partition -> when the first job ever started there (Unix seconds); the begin of Eq. 3's time."""
+        """Return partition -> its first job's start (Unix seconds), where the time of Eq. 3 begins."""
         return dict(self._db.execute("SELECT partition, min(start_time) FROM runs GROUP BY partition").fetchall())
 
     def usage(self, since: float) -> list[UsageRow]:
-        """Usage rows of buckets that begin at or after ``since``."""
+        """Return usage rows of buckets that begin at or after ``since``."""
         rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE bucket >= ?", (since,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def usage_sums(self, since: float, bin_s: int) -> list[UsageSum]:
-        """Usage of buckets that begin at or after ``since``, added up by bins of ``bin_s`` seconds and by user."""
+        """Return usage of buckets from ``since`` on, summed by bins of ``bin_s`` seconds and by user."""
         rows = self._db.execute(
             f"SELECT bucket - bucket % ?, user, {', '.join(f'sum({f})' for f in _SUMS)} FROM usage "
             "WHERE bucket >= ? GROUP BY 1, 2",
@@ -535,14 +535,14 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         return [UsageSum(*row) for row in rows]
 
     def usage_of_job(self, job_id: str) -> list[UsageRow]:
-        """Usage rows of one job, by time."""
+        """Return usage rows of one job, by time."""
         rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def gpu_seconds_by_user(
         self, since: float, half_life_s: float, now: float, leaf: Callable[[str, str], str] = lambda user, group: user
     ) -> dict[str, float]:
-        """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
+        """Return GPU seconds of started attempts by user, halved for every half-life since their use.
 
         The integral is exact: an attempt's GPU seconds between two times decay continuously. Of a GPU that two
         attempts had each has half. ``leaf``: (user, group that the attempt counted for) -> as whose it counts.
@@ -562,13 +562,13 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
             if b"[" in allocation:
                 sharing[len(sharing), user] = HeldGpus(_allocation(allocation)[1], begin, end)
-        for (_, a), (_, b), gpus, begin, end in together(sharing):
+        for (_, a), (_, b), gpus, begin, end in overlaps(sharing):
             for user in (a, b):
                 sums[user] -= gpus * weight(begin, end) / 2
         return sums
 
     def energy_of_jobs(self) -> dict[str, float]:
-        """Measured joules per job that is active now."""
+        """Return measured joules per active job."""
         rows = self._db.execute(
             "SELECT job_id, sum(energy_j) FROM usage WHERE job_id IN "
             f"(SELECT id FROM jobs WHERE state IN ({','.join('?' * len(ACTIVE))})) "
@@ -581,11 +581,11 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 class Store(
     Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites
 ):
-    """The store as its single writer sees it."""
+    """The store as its single writer uses it."""
 
     @classmethod
-    def create_or_open(cls, state: Path, waiting: Waiting | None = None) -> Store:
-        """Open for writing, making the database on first use. Only its owner and root can open its files afterwards.
+    def create_or_open(cls, state: Path, waiting: LockWait | None = None) -> Store:
+        """Open for writing, creating the database on first use. Only its owner and root can open its files afterwards.
 
         Args:
             state: The state folder.
@@ -607,7 +607,7 @@ class Store(
             store._migrate()
             return store
         except (*UNREADABLE, OSError) as error:
-            who = "".join(f"; locked by {one}" for one in holders(path))
+            who = "".join(f"; locked by {one}" for one in lock_holders(path))
             raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
 
     def _migrate(self) -> None:
@@ -628,20 +628,20 @@ class Store(
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the writes inside, or none."""
+        """Apply all writes inside, or none."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            self._summed, self._told = None, ({}, {})  # they may have seen what is rolled back
+            self._summed, self._decoded_rows = None, ({}, {})  # these caches may hold what is rolled back
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
             raise
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Within a transaction: all of the writes inside, or none, and the transaction goes on."""
+        """Apply all writes inside, or none, within a transaction that continues either way."""
         self._db.execute("SAVEPOINT part")
         try:
             yield
@@ -677,13 +677,13 @@ class Store(
         )
 
     def remove_rank(self, rank: RankRecord) -> None:
-        """Nothing of this rank is left on its node."""
+        """Delete a rank of which nothing is left on its node."""
         self._db.execute(
             "DELETE FROM ranks WHERE job_id = ? AND attempt = ? AND rank = ?", (rank.job_id, rank.attempt, rank.rank)
         )
 
     def open_run(self, run: RunRecord) -> None:
-        """A started attempt."""
+        """Record a started attempt."""
         self._db.execute(
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
             (
@@ -695,7 +695,7 @@ class Store(
     def close_run(
         self, job_id: str, attempt: int, end_time: float, outcome: JobState, worked_until: float | None = None
     ) -> None:
-        """The attempt is over."""
+        """Record the end of an attempt."""
         self._summed = None if self._summed is not None and end_time <= self._summed[0] else self._summed
         self._db.execute(
             "UPDATE runs SET end_time = max(start_time, ?), outcome = ?, worked_until = max(start_time, ?) "
@@ -704,7 +704,7 @@ class Store(
         )
 
     def shift_rows(self, step: float, since: float) -> None:
-        """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
+        """Shift the times of attempts that had not ended at ``since``, and of forecasts for pending jobs."""
         self._summed = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "
@@ -720,14 +720,14 @@ class Store(
         self.shift_progress(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
-        """Add to the sums of their buckets."""
+        """Add usage to the sums of its buckets."""
         self._db.executemany(
             f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
             (msgspec.structs.astuple(row) for row in rows),
         )
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
-        """Add up rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
+        """Merge rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
         old = "bucket < ? AND bucket % ? != 0"
         self._db.execute(
             f"INSERT INTO usage ({', '.join(_USAGE)}) SELECT bucket - bucket % ?, node, job_id, user, partition, "
@@ -736,41 +736,41 @@ class Store(
         )
         self._db.execute(f"DELETE FROM usage WHERE {old}", (before, bucket_s))
 
-    def was_folded(self, file_name: str) -> bool:
-        """Whether this command file was folded before."""
+    def was_applied(self, file_name: str) -> bool:
+        """Return whether this command file was already applied."""
         return self._db.execute("SELECT 1 FROM folded WHERE file_name = ?", (file_name,)).fetchone() is not None
 
-    def mark_folded(self, file_name: str, now: float) -> None:
-        """Remember a folded command file."""
+    def mark_applied(self, file_name: str, now: float) -> None:
+        """Record that a command file was applied."""
         self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
 
-    def forget_folded(self, before: float) -> None:
-        """Forget command files folded before ``before``; they must be gone from the inbox."""
+    def forget_applied(self, before: float) -> None:
+        """Forget command files applied before ``before``; they must be gone from the inbox."""
         self._db.execute("DELETE FROM folded WHERE time < ?", (before,))
 
     def job_energy(self, job_id: str) -> float | None:
-        """Measured joules of a job so far; None where nothing was measured."""
+        """Return measured joules of a job so far; None without measurements."""
         row = self._db.execute(
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
 
 
-def _is_of(event: Event, array_id: str, spans: Spans) -> bool:
-    """Whether an event of an array or of one of its tasks is about these tasks."""
+def _concerns(event: Event, array_id: str, spans: Spans) -> bool:
+    """Return whether an event of an array or one of its tasks concerns these tasks."""
     tasks = event.data.get("tasks") if event.job_id == array_id else None
-    return tasks is None or bool(both(parse(str(tasks)), spans))
+    return tasks is None or bool(intersection(parse(str(tasks)), spans))
 
 
 def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """Node -> number of GPUs, and which they are where that was written down."""
+    """Return node -> number of GPUs, and node -> GPU indices where recorded."""
     found: dict[str, int | list[int]] = msgspec.json.decode(data)
     which = {node: tuple(gpus) for node, gpus in found.items() if isinstance(gpus, list)}
     return {node: len(gpus) if isinstance(gpus, list) else gpus for node, gpus in found.items()}, which
 
 
-def _only(user: str | None, partition: str | None) -> tuple[str, list[str]]:
-    """A condition on jobs, and its values: of those that are named."""
+def _condition(user: str | None, partition: str | None) -> tuple[str, list[str]]:
+    """Return an SQL condition on user and partition, and its values."""
     named = {column: value for column, value in (("user", user), ("partition", partition)) if value is not None}
     return " AND ".join(["1", *(f"{column} = ?" for column in named)]), list(named.values())
 
@@ -802,9 +802,9 @@ def _read_meta(key: str, value: str) -> None:
         msgspec.json.decode(value, type=dict[str, Any])
 
 
-KINDS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
-KINDS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
+TABLE_CHECKS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
+TABLE_CHECKS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
 _OF_RUN = ("allocation", "start_time", "coalesce(end_time, 0)", "gpus", "share")
-KINDS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
-KINDS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
-KINDS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))
+TABLE_CHECKS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
+TABLE_CHECKS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
+TABLE_CHECKS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))

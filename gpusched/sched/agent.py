@@ -81,7 +81,7 @@ def by_agent(
         for array, old in zip(_changed(context), before, strict=True):
             array[:] = old
         troubles[context.partition] = str(error)
-        return staged(context._replace(policy=policy.stand_in))
+        return staged(context._replace(policy=policy.effective_fallback))
 
 
 def parts_of(agent: str) -> AgentParts:

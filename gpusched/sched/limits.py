@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from gpusched.model.limits import WEEK_S, Bound, takes
+from gpusched.model.limits import WEEK_S, Bound, limit_units
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_duration
@@ -69,10 +69,10 @@ class Rooms:
         """What a running job takes more with so many GPUs: (bound, how much); it is the same one job."""
         more, left = gpus - job.allocation.gpus, max(0.0, job.expected_end - self._now)
         units = ((at, self._bounds[at].rule.unit) for at in job.bounds if more > 0)
-        return [(at, takes(unit, more, left)) for at, unit in units if unit != "jobs"]
+        return [(at, limit_units(unit, more, left)) for at, unit in units if unit != "jobs"]
 
     def _cost(self, at: int, job: PendingView, gpus: int | None) -> int:
-        return takes(self._bounds[at].rule.unit, job.spec.gpus if gpus is None else gpus, job.spec.time_limit_s)
+        return limit_units(self._bounds[at].rule.unit, job.spec.gpus if gpus is None else gpus, job.spec.time_limit_s)
 
 
 class LimitReasons:
@@ -110,7 +110,7 @@ def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, int]]]:
             unit = snapshot.bounds[at].rule.unit
             left = max(0.0, job.expected_end - snapshot.now)
             until = job.expected_end + WEEK_S if unit == "gpu_s" else max(job.expected_end, snapshot.now)
-            found[at].append((until, takes(unit, job.allocation.gpus, left)))
+            found[at].append((until, limit_units(unit, job.allocation.gpus, left)))
     return [sorted(releases) for releases in found]
 
 

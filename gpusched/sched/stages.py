@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import MAPPED, Mapping
+from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
@@ -28,7 +28,7 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Queu
     ``keep``: See `map_queue`; other places know no such thing.
     """
     policy = context.policy
-    if policy.place in MAPPED:
+    if policy.place in MAPPING_PLACES:
         return _mapped(context, queue, keep)
     if policy.place == "contention":
         if context.costs is not None:

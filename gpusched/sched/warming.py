@@ -25,20 +25,21 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     asked = list(policies)
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(small_snapshot(policy))
-    plans = any("conservative" in (policy.backfill, policy.stand_in.backfill) for policy in asked)
+    plans = any("conservative" in (policy.backfill, policy.effective_fallback.backfill) for policy in asked)
     for backfill in BACKFILLS if plans else [name for name in BACKFILLS if name != "conservative"]:
         for place in PLACES:
             decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))
     if shares:
         decide(with_sharing(small_snapshot(PolicySpec(name="warm-up"))))
-    if any(policy.by_beliefs for policy in asked):
+    if any(policy.uses_job_class_estimates for policy in asked):
         decide(_with_beliefs(small_snapshot(PolicySpec(name="warm-up", place="contention"))))
 
 
 def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
-    decide(_with_beliefs(small_snapshot(policy)) if policy.by_beliefs else small_snapshot(policy), {"p": model})
+    by_class = policy.uses_job_class_estimates
+    decide(_with_beliefs(small_snapshot(policy)) if by_class else small_snapshot(policy), {"p": model})
 
 
 def _reserved(snapshot: Snapshot) -> Snapshot:

@@ -14,7 +14,7 @@ from gpusched.config.plugins import ComponentError
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, ModelError, TrainedModel, load_model
 from gpusched.errors import UsageError
-from gpusched.model.policy import UNPLANNED, PolicySpec
+from gpusched.model.policy import SIMPLE_BACKFILLS, PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.state import (
@@ -86,7 +86,7 @@ class ReplayPolicy:
         return "agent" if self.by_agent else _rule(self.order).kind
 
     @property
-    def by_estimate(self) -> bool:
+    def uses_run_time_estimates(self) -> bool:
         """Whether it goes by estimates made at submission; an agent remembers by itself what has ended."""
         return self.knows == "estimate" and not self.by_agent
 
@@ -193,7 +193,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
 def _of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
     knows, backfill = model.knows, model.about.get("backfill", spec.backfill)
-    if knows not in get_args(Knows) or backfill not in UNPLANNED:
+    if knows not in get_args(Knows) or backfill not in SIMPLE_BACKFILLS:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
     power = ", preemptive" if model.preempts else ""
     source = f"{spec.agent} agent{power}, weights {model.digest}"

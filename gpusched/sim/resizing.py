@@ -23,18 +23,18 @@ from gpusched.traces.trace import Trace
 
 def elastic_of(trace: Trace) -> ResizableJobs | None:
     """The sizes that the jobs of a trace may have by its source; None: all are rigid."""
-    if trace.told is None or len(trace.told.size_job) == len(trace):
+    if trace.progress is None or len(trace.progress.size_job) == len(trace):
         return None
-    sizes = [tuple(trace.told.sizes(job)) for job in range(len(trace))]
+    sizes = [tuple(trace.progress.sizes(job)) for job in range(len(trace))]
     least, most = (np.array([size[i] for size in sizes], np.int64) for i in (0, -1))
     return ResizableJobs(least=least, most=most, linear=True, sizes=sizes)
 
 
 def own_speed(trace: Trace, job: int, gpus: int) -> float:
     """How fast a job is with so many GPUs by what it told of itself; 1.0 at the size of its run time."""
-    if trace.told is None or gpus == trace.gpus[job]:
+    if trace.progress is None or gpus == trace.gpus[job]:
         return 1.0
-    speeds = trace.told.speeds(job)
+    speeds = trace.progress.speeds(job)
     return pace_of(speeds, gpus) / pace_of(speeds, int(trace.gpus[job]))
 
 
@@ -116,7 +116,7 @@ class ResizedShapes:
         trace, pool, options, sim = world.trace, world.pool, world.options, world.sim
         assert sim.pace is not None
         own = self._own.setdefault(job, (int(sim.jobs[job]["shape"]), int(sim.pace.runs[job]["row"])))
-        if shape == own[0] or (trace.told is not None and own[1] < 0):
+        if shape == own[0] or (trace.progress is not None and own[1] < 0):
             return world, own[1]  # at its own speed
         rates = options.rates or Rates(profiles=Profiles(series={}))
         name = trace.models[trace.model[job]] if trace.model[job] >= 0 else ""

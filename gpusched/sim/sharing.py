@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.model.policy import MAPPED
+from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints, ints
 from gpusched.sim.policies import ReplayPolicy
@@ -87,7 +87,7 @@ def sharing_of(
 ) -> tuple[Share, tuple[str, ...]]:
     """How GPUs are shared under a policy with this placement, and the notes on it."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
-    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule in MAPPED
+    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule in MAPPING_PLACES
     whole = whole or (policy.backfill == "conservative" and (asked == "fractions" or parts > 0))
     if asked != "no" and whole:
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)

@@ -98,7 +98,7 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
     parts: Ints = of["parts"]
     gpus: Ints = parts * of["gpus"]
-    at_least_one, told = np.maximum(gpus, 1), world.trace.told
+    at_least_one, told = np.maximum(gpus, 1), world.trace.progress
     return filled(
         OF_JOB,
         len(menu),
@@ -117,7 +117,7 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
 def _own_speeds(world: SimWorld, menus: Menus, menu: Ints) -> Floats:
     """``float64[jobs, most]``: how fast each job is at each of its sizes by what it told of itself."""
     speeds = np.ones((len(menu), menus.sizes.shape[1]))
-    if world.trace.told is not None:
+    if world.trace.progress is not None:
         for job, sizes in enumerate(menus.sizes[menu].tolist()):
             speeds[job] = [own_speed(world.trace, job, gpus) if gpus > 0 else 1.0 for gpus in sizes]
     return speeds

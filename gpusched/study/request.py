@@ -19,7 +19,7 @@ from gpusched.config.topology import load_topology
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
 from gpusched.estimation.predictor import Predictor
-from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import Topology
 from gpusched.model.units import parse_memory_mib
@@ -204,7 +204,7 @@ def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tup
 def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
     """Whether it is an order whose backfill can be told when to look."""
     by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
-    placed = options.network is not None or (options.placement or policy.placement) in MAPPED
+    placed = options.network is not None or (options.placement or policy.placement) in MAPPING_PLACES
     return by_pass and not placed and policy.backfill in ("easy", "conservative")
 
 
@@ -375,7 +375,7 @@ def _with_models(
 def _predictor(file: str | None, named: Named) -> Predictor | None:
     if file is None:
         return None
-    if not any(policy.by_estimate for policy in named.values() if isinstance(policy, ReplayPolicy)):
+    if not any(policy.uses_run_time_estimates for policy in named.values() if isinstance(policy, ReplayPolicy)):
         raise UsageError("--estimates has no effect: no policy uses estimates", "use --policy sjf-estimate")
     return Predictor.load(file)
 

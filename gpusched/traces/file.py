@@ -1,4 +1,4 @@
-"""Our own file of a trace: a npz of columns, nothing in it ever executed, checked when it is read.
+"""gpusched's own trace file: a npz of columns, never executed, validated when read.
 
 Entries: ``header`` (JSON as bytes: format, version, name, epoch, jobs, notes); one array per column, of the smallest
 whole type that holds it, or of one element where all are equal; those of `ProgressRecords` as ``told.X``; every list
@@ -35,12 +35,12 @@ SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "F
 _SOME_NAMES = {"account": "accounts", "qos": "classes"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
-_TOLD_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
+_PROGRESS_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a trace: all of it, or nothing.
+    """Write a trace atomically.
 
     Raises:
         GpuschedError: It cannot be written.
@@ -57,8 +57,8 @@ def write(path: Path, trace: Trace) -> None:
             arrays[column] = _compact(rows.astype(np.int8) if rows.dtype == np.bool_ else rows)
             if column in _SOME_NAMES:
                 _put_texts(arrays, _SOME_NAMES[column], getattr(trace, _SOME_NAMES[column]))
-    if trace.told is not None:
-        arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(ProgressRecords)}
+    if trace.progress is not None:
+        arrays |= {f"told.{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -77,7 +77,7 @@ def write(path: Path, trace: Trace) -> None:
 
 
 def read(path: Path, *, strict: bool = False) -> Trace:
-    """Read a trace back; ``strict`` changes nothing: rows were judged when it was imported.
+    """Read a trace; ``strict`` has no effect: rows were validated on import.
 
     Raises:
         FileError: Not such a file, of a later version, or damaged.
@@ -109,8 +109,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
         columns["preemptible"] = columns["preemptible"] != 0
     columns |= {plural: _texts(arrays, plural) for column, plural in _SOME_NAMES.items() if column in columns}
     if "told.steps" in arrays:
-        columns["told"] = ProgressRecords(
-            **{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(ProgressRecords)}
+        columns["progress"] = ProgressRecords(
+            **{f.name: _whole(arrays[f"told.{f.name}"], f.name in _PROGRESS_INTS) for f in fields(ProgressRecords)}
         )
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
     epoch = header["epoch"]
@@ -127,7 +127,7 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
 
 
 def check(trace: Trace) -> None:
-    """Raise ValueError where a trace is not what `Trace` promises: the engine indexes by it without looking."""
+    """Raise ValueError for a trace that violates `Trace`'s invariants: the engine indexes without checks."""
     count = len(trace)
     if count == 0 or len(trace.ids) != count:
         raise ValueError(f"{len(trace.ids)} ids of {count} jobs")
@@ -147,29 +147,29 @@ def check(trace: Trace) -> None:
             raise ValueError(f"{column} out of range")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):
         raise ValueError("gpu_milli or depends_on out of range")
-    if trace.told is not None:
-        _check_told(trace.told, count)
+    if trace.progress is not None:
+        _check_progress(trace.progress, count)
 
 
-def _check_told(told: ProgressRecords, count: int) -> None:
+def _check_progress(progress: ProgressRecords, count: int) -> None:
     lengths = {
-        len(told.steps) == len(told.cost_s) == len(told.cooldown_s) == count,
-        len(told.size_job) == len(told.size_gpus) == len(told.steps_per_s),
-        len(told.run_job) == len(told.run_gpus) == len(told.run_after_s) == len(told.run_s),
+        len(progress.steps) == len(progress.cost_s) == len(progress.cooldown_s) == count,
+        len(progress.size_job) == len(progress.size_gpus) == len(progress.steps_per_s),
+        len(progress.run_job) == len(progress.run_gpus) == len(progress.run_after_s) == len(progress.run_s),
     }
     if lengths != {True}:
         raise ValueError("told: tables of several lengths")
-    for jobs in (told.size_job, told.run_job):
+    for jobs in (progress.size_job, progress.run_job):
         if np.any(np.diff(jobs) < 0) or np.any(jobs < 0) or np.any(jobs >= count):
             raise ValueError("told: jobs out of order or range")
-    if np.any(told.size_gpus < 0) or np.any(told.steps_per_s <= 0) or np.any(told.cost_s < 0):
+    if np.any(progress.size_gpus < 0) or np.any(progress.steps_per_s <= 0) or np.any(progress.cost_s < 0):
         raise ValueError("told: sizes, speeds or costs out of range")
-    if not np.all(told.cooldown_s >= 0):
+    if not np.all(progress.cooldown_s >= 0):
         raise ValueError("told: cool-downs out of range")
-    if len(np.unique(told.size_job)) != count:
+    if len(np.unique(progress.size_job)) != count:
         raise ValueError("told: jobs without a size")
-    again = np.diff(told.size_job) == 0
-    if np.any(np.diff(told.size_gpus)[again] <= 0):
+    again = np.diff(progress.size_job) == 0
+    if np.any(np.diff(progress.size_gpus)[again] <= 0):
         raise ValueError("told: sizes out of order")
 
 

@@ -1,4 +1,4 @@
-"""The description of a workload like a given trace: what `gpusched trace fit` writes and `generate` reads."""
+"""Fit a workload description to a trace: `gpusched trace fit` writes it, `generate` reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_BURST_GAP_S = 60.0
 
 
 def fit(trace: Trace) -> Workload:
-    """A workload with the trace's rate, cycles, bursts, sizes, run times, limits and users.
+    """Return a workload with the trace's rate, cycles, bursts, sizes, run times, limits and users.
 
     Run times are fitted by GPUs for the sizes that matter most and have enough jobs: a mixture of up to three
     lognormals (EM, chosen by BIC) below the 95th percentile and a Pareto tail of the same mean above it.
@@ -75,7 +75,7 @@ def _sizes(trace: Trace) -> tuple[SizeClass, ...]:
 
 
 def fit_run_time(durations: Floats) -> RunTime:
-    """Lognormals below the 95th percentile, a Pareto tail above it where there are enough jobs to see one."""
+    """Fit lognormals below the 95th percentile, and a Pareto tail above it given enough jobs."""
     ordered = np.sort(durations)
     lowest, highest = float(ordered[0]), float(ordered[-1])
     tail = max(int(len(ordered) * _TAIL), 1)
@@ -90,7 +90,7 @@ def fit_run_time(durations: Floats) -> RunTime:
 
 
 def _alpha(tail: Floats, border: float, highest: float) -> float:
-    """The exponent at which a Pareto from ``border``, cut off at ``highest``, has the tail's mean.
+    """Return the exponent for which a Pareto from ``border``, truncated at ``highest``, has the tail's mean.
 
     The load hangs on that mean. Bisection, since it falls with the exponent.
     """
@@ -105,7 +105,7 @@ def _alpha(tail: Floats, border: float, highest: float) -> float:
 
 
 def _mixture(logs: Floats) -> tuple[tuple[float, float, float], ...]:
-    """(weight, median, sigma) of one to three lognormals, by BIC on quantiles of the sorted ``logs``."""
+    """Fit one to three lognormals (weight, median, sigma), by BIC on quantiles of the sorted ``logs``."""
     points = logs if len(logs) <= _POINTS else np.quantile(logs, (np.arange(_POINTS) + 0.5) / _POINTS)
     best: tuple[float, tuple[Floats, Floats, Floats]] | None = None
     for parts in (1, 2, 3):
@@ -123,7 +123,7 @@ def _mixture(logs: Floats) -> tuple[tuple[float, float, float], ...]:
 
 
 def _em(points: Floats, parts: int) -> tuple[tuple[Floats, Floats, Floats], float]:
-    """Expectation maximisation of a mixture of normals, begun at the points' quantiles: no chance in it."""
+    """Fit a mixture of normals by expectation maximisation, initialised deterministically at quantiles."""
     means = np.quantile(points, (np.arange(parts) + 0.5) / parts)
     sigmas = np.full(parts, max(float(points.std()), 0.05))
     weights = np.full(parts, 1 / parts)
@@ -147,7 +147,7 @@ def _em(points: Floats, parts: int) -> tuple[tuple[Floats, Floats, Floats], floa
 
 
 def _cycles(trace: Trace) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Arrivals by hour and by weekday over how long each was observed; flat without a calendar or time enough."""
+    """Return relative arrival rates by hour and by weekday; flat without a calendar or enough time."""
     hours, weekdays = np.ones(HOURS), np.ones(WEEKDAYS)
     if trace.epoch is not None:
         times = trace.submit + trace.epoch - _MONDAY
@@ -159,7 +159,7 @@ def _cycles(trace: Trace) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _per_time(times: Floats, slot_s: float, slots: int) -> Floats:
-    """Arrivals in each slot of the cycle per second of it within the span, with a mean of 1."""
+    """Return the arrival rate of each slot of the cycle within the span, normalised to mean 1."""
     first, last = float(times[0]), float(times[-1])
     counts = np.bincount((times // slot_s).astype(np.int64) % slots, minlength=slots)
     edges = np.arange(first // slot_s, last // slot_s + 1)
@@ -171,7 +171,7 @@ def _per_time(times: Floats, slot_s: float, slots: int) -> Floats:
 
 
 def _bursts(trace: Trace) -> tuple[float, float, float]:
-    """(share of jobs, mean size, mean time after the first) of runs of three or more jobs in quick succession.
+    """Return (share of jobs, mean size, mean delay after the first) of bursts of three or more jobs.
 
     A run is of one user (of one group where users are unknown) and one size; its gaps are at most a minute, and at most
     a twentieth of the mean gap of such jobs, so that a busy user is not one long burst.
@@ -215,7 +215,7 @@ def _limits(trace: Trace) -> RequestedTimes | None:
 
 
 def _zipf(trace: Trace) -> float:
-    """The exponent of jobs by rank of user: least squares on the logarithms, over users of more than two jobs."""
+    """Fit the exponent of jobs by user rank: least squares on logarithms, over users of more than two jobs."""
     counts = np.sort(np.bincount(trace.user[trace.user >= 0]))[::-1]
     counts = counts[counts > 2]
     if len(counts) < 3:

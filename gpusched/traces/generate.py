@@ -1,4 +1,4 @@
-"""Workloads made up from a description: the same description and seed give the same trace."""
+"""Workloads generated from a description: the same description and seed give the same trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REDRAWS = 8
 
 
 def generate(workload: Workload, seed: int = 0) -> Trace:
-    """A trace of ``workload.jobs`` jobs, the first submitted at or after its start (time 0).
+    """Generate ``workload.jobs`` jobs, the first submitted at or after its start (time 0).
 
     Arrivals are a Poisson process whose rate follows the hours and weekdays; a burst is one arrival of several jobs.
 
@@ -51,7 +51,7 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
 
 
 def _weighted(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
-    """Indices drawn by weight."""
+    """Draw indices by weight."""
     borders = np.cumsum(weights / weights.sum())
     borders[-1] = 1.0
     return np.searchsorted(borders, rng.random(count), side="right").astype(np.int64)
@@ -61,7 +61,7 @@ def _weighted(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
 
 
 def _bursts(workload: Workload, rng: np.random.Generator) -> tuple[Ints, Floats]:
-    """Of every job, the number of its arrival (ascending from 0) and how long after it the job comes."""
+    """Return each job's arrival number (ascending from 0) and its delay after that arrival."""
     count, share, size = workload.jobs, workload.burst_share, workload.burst_size
     if share <= 0 or size <= 1:
         return np.arange(count), np.zeros(count)
@@ -74,7 +74,7 @@ def _bursts(workload: Workload, rng: np.random.Generator) -> tuple[Ints, Floats]
 
 
 def _arrival_times(workload: Workload, rng: np.random.Generator, arrivals: int, gpu_s: float) -> Floats:
-    """Ascending times of the arrivals in seconds: unit-rate arrivals bent by the cumulated rate of the week."""
+    """Return arrival times in seconds, ascending: unit-rate arrivals mapped through the week's cumulative rate."""
     if workload.per_hour is not None:
         jobs_per_s = workload.per_hour / _HOUR_S
     elif gpu_s > 0:
@@ -115,7 +115,7 @@ def _durations(workload: Workload, rng: np.random.Generator, size_index: Ints) -
 
 
 def run_times(run_time: RunTime, rng: np.random.Generator, count: int) -> Floats:
-    """Run times drawn from their distribution, to the millisecond."""
+    """Draw run times from their distribution, rounded to the millisecond."""
     highest = min(run_time.maximum_s, run_time.tail_from_s) if run_time.tail_share > 0 else run_time.maximum_s
     seconds = _below(run_time, rng, count, highest)
     in_tail = np.flatnonzero(rng.random(count) < run_time.tail_share)
@@ -126,7 +126,7 @@ def run_times(run_time: RunTime, rng: np.random.Generator, count: int) -> Floats
 
 
 def _below(run_time: RunTime, rng: np.random.Generator, count: int, highest: float) -> Floats:
-    """Draws of the mixture; those above ``highest`` are drawn again, a few times."""
+    """Draw from the mixture; redraw values above ``highest`` a few times."""
     weights, medians, sigmas = (np.array(column) for column in zip(*run_time.parts, strict=True))
     seconds = np.full(count, np.inf)
     again = np.arange(count)

@@ -1,4 +1,4 @@
-"""Recorded workloads read as a `Trace`: one module per format, guessed from the file, parsed once."""
+"""Load recorded workloads as a `Trace`: one module per format, detected from the file, parsed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_KEPT = frozenset({"history", "gpusched"})  # changes all the time; is quick
 
 
 class TraceReader(Protocol):
-    """What the entry points ``gpusched.traces`` name: reads a file, or a folder of a format of several tables."""
+    """The type of the entry points ``gpusched.traces``: reads a file, or a folder of a multi-table format."""
 
     def __call__(self, path: Path, *, strict: bool) -> Trace:
         """Return the trace; bad rows are kept out and named (`readers.draft`), or refused when ``strict``.
@@ -33,7 +33,7 @@ def load(
     until: float | str | None = None,
     strict: bool = False,
 ) -> Trace:
-    """Return the workload of a file, or of a folder (formats of several tables; gpusched's state), compressed or not.
+    """Load the workload of a file, or of a folder (multi-table formats; gpusched's state), compressed or not.
 
     Args:
         path: The file or folder.
@@ -56,13 +56,13 @@ def load(
 
 
 def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
-    """The format of a file or folder, and the file (for several tables: the folder) to read.
+    """Return the format of a file or folder, and the file (for several tables: the folder) to read.
 
     Raises:
         UsageError: The format is unknown, or cannot be guessed.
         GpuschedError: The file cannot be read.
     """
-    from gpusched.traces.readers.guess import find_in_folder, guess
+    from gpusched.traces.readers.guess import detect_format, find_in_folder
 
     if format is not None and format not in components("traces"):
         from gpusched.model.suggest import did_you_mean
@@ -71,7 +71,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
     try:
         if path.is_dir():
             return find_in_folder(path, format)
-        name = format or guess(path) or _claimed(path)
+        name = format or detect_format(path) or _claimed(path)
     except (OSError, ValueError) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if name is None:
@@ -80,7 +80,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
 
 
 def _claimed(path: Path) -> str | None:
-    """Return the format of another package whose reader claims the file by its function ``matches``, if any."""
+    """Return another package's format whose reader accepts the file by its function ``matches``, if any."""
     for component in components("traces").values():
         if component.distribution != OURS:
             try:

@@ -1,4 +1,4 @@
-"""This cluster's own jobs: those of its store, or where Slurm runs them those of Slurm's accounting."""
+"""This cluster's own jobs: from its store or, under Slurm, from Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EARLIEST_S = 86400.0  # Unix seconds: a date in 1970 in every zone
 def own_jobs(
     inventory: Inventory | None, reader: Reader | None, *, name: str, since: float | None, until: float | None = None
 ) -> Trace:
-    """The jobs that ran and have ended of those submitted in [since, until), Unix seconds; None: ever, and until now.
+    """Return jobs that ran and ended, submitted in [since, until), Unix seconds; None: unbounded, now.
 
     Where Slurm runs them slurmdbd tells; should it not answer, the store does of what it has seen, and a note says so.
 
@@ -39,7 +39,7 @@ def own_jobs(
 def own_window(
     inventory: Inventory, reader: Reader, *, name: str, since: float, until: float
 ) -> tuple[Trace, int]:  # fmt: skip
-    """As `own_jobs`, with the jobs before it that ran or waited when the window began: see `history.window_of`."""
+    """Return `own_jobs` plus earlier jobs that ran or waited when the window began: see `history.window_of`."""
     if inventory.engine == "slurm":
         return _of_slurm(inventory, reader, name, since, until, carry=True)
     return history.window_of(reader, name=name, since=since, until=until)
@@ -73,7 +73,7 @@ def _of_slurm(
 def between(
     lines: Iterable[str], name: str, since: float, until: float, partitions: Iterable[str], *, carry: bool = False
 ) -> tuple[Trace, int]:
-    """Of lines of sacct, the jobs of these partitions that became eligible in [since, until), ran, and have ended.
+    """Read from sacct lines these partitions' jobs that became eligible in [since, until), ran, and ended.
 
     With ``carry`` those come before them that ran or waited at ``since`` and have run, in the order in which they
     began, all submitted then, with what was left of their run times and limits; one that still runs is taken to end at

@@ -1,4 +1,4 @@
-"""Parts of a trace, and traces brought to a load. Offered load = GPU seconds asked for / GPU seconds there are.
+"""Subsets of traces, and traces scaled to a load. Offered load = GPU seconds requested / available.
 
 The span over which load is measured runs from the first to the last submission.
 """
@@ -24,7 +24,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
 
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
-    """Some of a trace's jobs (``bool[jobs]``, or indices), in their order; ``note`` is added to its notes.
+    """Select jobs of a trace (``bool[jobs]``, or indices), in order; ``note`` is added to its notes.
 
     Indices ascend, but where no job waits for another. A job whose predecessor is not among them waits for nobody.
     """
@@ -33,21 +33,21 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     columns |= {name: None if getattr(trace, name) is None else getattr(trace, name)[order] for name in SOME}
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
-        told=None if trace.told is None else _told_of(trace.told, order),
+        progress=None if trace.progress is None else _select_progress(trace.progress, order),
         notes=trace.notes + ((note,) if note else ()), **columns,
     )  # fmt: skip
 
 
-def _told_of(told: ProgressRecords, order: Ints) -> ProgressRecords:
-    """Of these jobs, which are then counted from 0."""
-    place = np.full(len(told.steps), -1, np.int64)
+def _select_progress(progress: ProgressRecords, order: Ints) -> ProgressRecords:
+    """Return the records of these jobs, renumbered from 0."""
+    place = np.full(len(progress.steps), -1, np.int64)
     place[order] = np.arange(len(order))
-    size, run = place[told.size_job], place[told.run_job]
+    size, run = place[progress.size_job], place[progress.run_job]
     return ProgressRecords(
-        steps=told.steps[order], cost_s=told.cost_s[order], cooldown_s=told.cooldown_s[order],
-        size_job=size[size >= 0], size_gpus=told.size_gpus[size >= 0], steps_per_s=told.steps_per_s[size >= 0],
-        run_job=run[run >= 0], run_gpus=told.run_gpus[run >= 0], run_after_s=told.run_after_s[run >= 0],
-        run_s=told.run_s[run >= 0],
+        steps=progress.steps[order], cost_s=progress.cost_s[order], cooldown_s=progress.cooldown_s[order],
+        size_job=size[size >= 0], size_gpus=progress.size_gpus[size >= 0], steps_per_s=progress.steps_per_s[size >= 0],
+        run_job=run[run >= 0], run_gpus=progress.run_gpus[run >= 0], run_after_s=progress.run_after_s[run >= 0],
+        run_s=progress.run_s[run >= 0],
     )  # fmt: skip
 
 
@@ -55,19 +55,19 @@ def slice_trace(
     trace: Trace, *, since: float | str | None = None, until: float | str | None = None, vc: str | None = None,
     user: str | None = None, jobs: int | None = None,
 ) -> Trace:  # fmt: skip
-    """The jobs that satisfy all that is given, of them the first ``jobs``. Times stay those of the whole trace.
+    """Select the first ``jobs`` jobs that meet all conditions. Times stay those of the whole trace.
 
-    Submitted in [since, until): seconds of the trace's time, or text for `moment`. ``vc``: the group (virtual cluster,
-    partition, queue).
+    Submitted in [since, until): seconds of the trace's time, or text for `parse_trace_time`. ``vc``: the group
+    (virtual cluster, partition, queue).
 
     Raises:
         UsageError: No job is left; or there is no such group or user.
     """
     chosen = np.ones(len(trace), np.bool_)
     if since is not None:
-        chosen &= trace.submit >= (moment(trace, since) if isinstance(since, str) else since)
+        chosen &= trace.submit >= (parse_trace_time(trace, since) if isinstance(since, str) else since)
     if until is not None:
-        chosen &= trace.submit < (moment(trace, until) if isinstance(until, str) else until)
+        chosen &= trace.submit < (parse_trace_time(trace, until) if isinstance(until, str) else until)
     for column, name, what in (("group", vc, "virtual cluster"), ("user", user, "user")):
         if name is not None:
             names = getattr(trace, NAMES[column])
@@ -80,8 +80,8 @@ def slice_trace(
     return select(trace, rows if jobs is None else rows[:jobs])
 
 
-def moment(trace: Trace, text: str) -> float:
-    """Seconds of the trace's time: ``2017-10-01T12:00`` (UTC without a zone), or ``30d`` after its first submission.
+def parse_trace_time(trace: Trace, text: str) -> float:
+    """Parse a trace time into seconds: ``2017-10-01T12:00`` (UTC by default), or ``30d`` after its first submission.
 
     Raises:
         UsageError: Neither; or a date where the trace has no calendar.
@@ -104,7 +104,7 @@ def moment(trace: Trace, text: str) -> float:
 
 
 def span_text(trace: Trace) -> str:
-    """When its jobs were submitted, for people."""
+    """Return the period of submissions, for people."""
     first, last = float(trace.submit[0]), float(trace.submit[-1])
     if trace.epoch is None:
         return f"from {first:.0f} s to {last:.0f} s"
@@ -114,23 +114,23 @@ def span_text(trace: Trace) -> str:
 
 
 def gpu_seconds(trace: Trace) -> float:
-    """GPUs (or the parts of them that are used) times run time, summed: GPU seconds."""
+    """Return the sum of GPUs (or used parts of them) times run time, in GPU seconds."""
     return float(np.sum(trace.gpus * (trace.gpu_milli / 1000.0) * trace.duration))
 
 
 def span_s(trace: Trace) -> float:
-    """Seconds from the first to the last submission."""
+    """Return seconds from the first to the last submission."""
     return float(trace.submit[-1] - trace.submit[0])
 
 
 def offered_load(trace: Trace, gpus: int) -> float:
-    """GPU seconds over the capacity of ``gpus`` GPUs in the span; infinite where all jobs come at once."""
+    """Return GPU seconds over the capacity of ``gpus`` GPUs in the span; infinite where all jobs come at once."""
     span = span_s(trace)
     return gpu_seconds(trace) / (gpus * span) if span > 0 else math.inf
 
 
 def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
-    """How many nodes see an offered load nearest to ``load``; arrivals stay as they are.
+    """Return the number of nodes whose offered load is nearest to ``load``; arrivals are unchanged.
 
     At least as many as the largest job needs, so the load may come out lower: `offered_load` says what it is.
 
@@ -143,7 +143,7 @@ def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
 
 
 def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
-    """The same jobs with the times between their submissions stretched or pressed until they offer ``load``.
+    """Scale the times between submissions so that the jobs offer ``load``.
 
     ``gpus``: of the cluster. Recorded waiting times and the calendar no longer hold and are dropped.
 

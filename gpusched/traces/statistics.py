@@ -1,4 +1,4 @@
-"""What a trace is like, in figures: for people (lines) and for machines (a dict)."""
+"""Statistics of a trace: for people (lines) and for programs (a dict)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dist = dict[str, float]
 
 
 def trace_stats(trace: Trace) -> dict[str, Any]:
-    """The figures of a trace as one JSON object. Times in seconds; what is unknown is None.
+    """Return the trace's figures as one JSON object. Times in seconds; unknown is None.
 
     ``load_gpus`` is how many GPUs would be busy all the time between the first and the last submission: offered load is
     this over the GPUs there are.
@@ -58,13 +58,13 @@ def trace_stats(trace: Trace) -> dict[str, Any]:
 
 
 def rejected_kinds(trace: Trace) -> dict[str, int]:
-    """How many rows were kept out for what they should have been, most frequent first."""
+    """Return expected content -> number of rejected rows, most frequent first."""
     kinds = Counter(why.partition(", expected ")[2] or why for _, why in trace.rejected)
     return dict(kinds.most_common())
 
 
 def rejected_lines(trace: Trace, shown: int = 5) -> list[str]:
-    """The first few rows kept out, with their lines, for people."""
+    """Describe the first rejected rows with their lines, for people."""
     lines = [f"line {line}: {why}" for line, why in trace.rejected[:shown]]
     if len(trace.rejected) > shown:
         lines.append(f"... and {len(trace.rejected) - shown} more rows rejected")
@@ -72,7 +72,7 @@ def rejected_lines(trace: Trace, shown: int = 5) -> list[str]:
 
 
 def stats_lines(stats: dict[str, Any]) -> list[str]:
-    """The figures as aligned lines for people."""
+    """Format the figures as aligned lines for people."""
     rows = [("trace", stats["name"]), ("jobs", f"{stats['jobs']:,}")]
     if stats["rejected"]:
         why = "; ".join(f"{n:,} not {what}" for what, n in list(stats["rejected_why"].items())[:_SHOWN])
@@ -121,7 +121,7 @@ def _distribution(values: npt.NDArray[np.float64]) -> Dist | None:
 
 
 def _gap_cv(trace: Trace) -> float | None:
-    """The coefficient of variation of the times between submissions: 1 for a plain Poisson process."""
+    """Return the coefficient of variation of interarrival times: 1 for a Poisson process."""
     gaps = np.diff(trace.submit)
     return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else None
 
@@ -138,7 +138,7 @@ def _hours_by_gpus(trace: Trace) -> dict[str, float]:
 
 
 def _by_name(index: npt.NDArray[np.int64], names: tuple[str, ...]) -> dict[str, int]:
-    """Jobs by name, most first."""
+    """Return jobs by name, most first."""
     counts = np.bincount(index[index >= 0], minlength=len(names)).tolist()
     return dict(sorted(zip(names, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 

@@ -1,4 +1,4 @@
-"""A workload as columns: what was submitted when, by whom, how much of what, and how long it really ran."""
+"""A workload as columns: submission times, users, requests, and real run times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgressRecords:
-    """What jobs told of their progress, the sizes they may have, and what they had. Unknown is NaN.
+    """Jobs' reported progress, allowed sizes, and past attempts. Unknown is NaN.
 
     Three tables: jobs, the sizes of each job, and its attempts, the latter two in the order of the jobs.
 
     Attributes:
-        steps: ``float64[jobs]``: the step that it told last; NaN: it told none.
+        steps: ``float64[jobs]``: the last reported step; NaN: none was reported.
         cost_s: ``float64[jobs]``: mean seconds from being asked to change size to running again.
         cooldown_s: ``float64[jobs]``: how long it wants to run before it is resized again; 0 for rigid ones.
         size_job, size_gpus: ``int64[sizes]``: GPUs that each job may have, ascending; one size: it is rigid.
@@ -41,12 +41,12 @@ class ProgressRecords:
     run_s: Floats
 
     def sizes(self, job: int) -> dict[int, float]:
-        """GPUs that a job may have, ascending -> steps a second there (NaN: not known)."""
+        """Return a job's allowed GPUs, ascending -> steps per second there (NaN: unknown)."""
         rows = slice(*np.searchsorted(self.size_job, (job, job + 1)).tolist())
         return dict(zip(self.size_gpus[rows].tolist(), self.steps_per_s[rows].tolist(), strict=True))
 
     def speeds(self, job: int) -> dict[int, float]:
-        """GPUs -> steps a second, where it told."""
+        """Return GPUs -> steps per second, where reported."""
         return {gpus: speed for gpus, speed in self.sizes(job).items() if speed > 0}
 
 
@@ -77,7 +77,7 @@ class Trace:
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
-        told: Progress and sizes, where the source has any.
+        progress: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
@@ -111,7 +111,7 @@ class Trace:
     account: Ints | None = None
     qos: Ints | None = None
     share_mib: Ints | None = None
-    told: ProgressRecords | None = None
+    progress: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

@@ -1,4 +1,4 @@
-"""The description a workload is generated from: a small YAML, its checked form, and the YAML of it again."""
+"""Workload descriptions for generation: a small YAML file, its validated form, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPECTED_TIME = "a time such as 90s, 15m, 2h or 7d"
 
 @dataclass(frozen=True, kw_only=True)
 class RunTime:
-    """Run times: a mixture of lognormals, its tail replaced by a Pareto's.
+    """Run times: a mixture of lognormals with a Pareto tail.
 
     Attributes:
         parts: (weight, median in seconds, sigma of the logarithm).
@@ -41,7 +41,7 @@ class RunTime:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeClass:
-    """Jobs of one number of GPUs: their share, and their run times where these differ from the others'."""
+    """Jobs of one GPU count: their share, and their run times where different."""
 
     gpus: int
     share: float
@@ -50,7 +50,7 @@ class SizeClass:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedTimes:
-    """Requested times: the smallest entry of the menu that holds run time x a lognormal factor of at least 1.
+    """Requested times: the smallest menu entry of at least run time times a lognormal factor of at least 1.
 
     Attributes:
         menu_s: What users ask for, ascending.
@@ -66,7 +66,7 @@ class RequestedTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A workload to generate.
+    """A description of a workload to generate.
 
     Attributes:
         name: Of the trace.
@@ -108,11 +108,11 @@ class Workload:
 # From YAML
 
 PHILLY_LIKE = Path(gpusched.__file__).with_name("scenarios") / "philly-like.yaml"
-"""Jobs as of Philly, drawn: where no real trace is at hand."""
+"""A generated Philly-like workload, for use without a real trace."""
 
 
 def load_workload(path: Path | str) -> Workload:
-    """The workload a YAML file describes.
+    """Load a workload description from a YAML file.
 
     Raises:
         FileError: It cannot be read, or a key is wrong (file, line, key, found and expected).
@@ -121,7 +121,7 @@ def load_workload(path: Path | str) -> Workload:
 
 
 def read_workload(root: Value) -> Workload:
-    """The workload that a mapping describes; errors as of `load_workload`."""
+    """Read a workload description from a mapping; raises as `load_workload`."""
     known = ("name", "jobs", "start", "arrivals", "sizes", "run_time", "limits", "users", "groups")
     fields = root.fields("a mapping with jobs, arrivals, sizes and run_time", known)
     for name, expected in (("jobs", "how many jobs"), ("arrivals", "a mapping"), ("sizes", "a list of sizes"),
@@ -255,7 +255,7 @@ def _start_of(text: str) -> float:
 
 
 def workload_text(workload: Workload) -> str:
-    """The YAML that `load_workload` reads back."""
+    """Return the YAML text that `load_workload` reads back."""
     start = datetime.fromtimestamp(workload.start, UTC)
     lines = [
         f"name: {_quoted(workload.name)}",
@@ -323,7 +323,7 @@ def _flow(values: Mapping[str, str]) -> str:
 
 
 def _plain(number: float) -> str:
-    """Six significant digits, never with an exponent."""
+    """Format with six significant digits, never with an exponent."""
     text = f"{float(f'{number:.6g}'):.9f}"
     return text.rstrip("0").rstrip(".")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.arrays import indices_of
-from gpusched.model.indices import joined, text_of
+from gpusched.model.indices import text_of, union
 from gpusched.model.jobs import ACTIVE, JobRecord, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
@@ -353,7 +353,7 @@ def _id_text(jobs: list[JobRecord], prefixes: Mapping[str, int], tasks_width: in
     text = Text(base[:unique], style="bold cyan")
     text.append(base[unique:], style="dim")
     if jobs[0].array_id is not None:
-        indices = text_of(joined(span for job in jobs for span in indices_of(job)))
+        indices = text_of(union(span for job in jobs for span in indices_of(job)))
         plain = len(jobs) == 1 and not jobs[0].tasks
         shown = indices if tasks_width >= common.WHOLE else common.shorten(indices, tasks_width)
         text.append(f"_{indices}" if plain else f"_[{shown}]", style="bold cyan")

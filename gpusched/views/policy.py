@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpusched.nightly.proof import ProofVerdict
-    from gpusched.queue.promotions import Difference, Shadow
+    from gpusched.queue.promotions import Shadow, ShadowDifference
 
 State = Literal["live", "shadow", "candidate", "retired"]
 STATE_STYLE = {"live": "green", "shadow": "cyan", "candidate": "yellow", "retired": "dim"}
@@ -97,7 +97,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
     weights: Mapping[str, str]
     cards: Mapping[str, dict[str, Any]]
     shadows: tuple[Shadow, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[ShadowDifference, ...]
     verdicts: Mapping[str, str | None]
     modes: Mapping[str, SlurmMode] = {}
 
@@ -300,7 +300,7 @@ def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
     return [*lines, Text(f"verdict: {common.clean(verdict or 'none yet; run gpusched replay --nightly')}")]
 
 
-def _difference_table(differences: Iterable[Difference]) -> Table:
+def _difference_table(differences: Iterable[ShadowDifference]) -> Table:
     from rich.text import Text
 
     found = common.plain_table(

@@ -15,7 +15,7 @@ from gpusched.views.replay import span
 if TYPE_CHECKING:
     from gpusched.agents.predictor.request import PredictedJob, TraceTold
     from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
-    from gpusched.model.interference import KindTold
+    from gpusched.model.interference import JobClassReport
 
 MAX_ROWS = 20
 
@@ -46,7 +46,7 @@ def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
     return table
 
 
-def kind_screen(job_class: KindTold) -> RenderableType:
+def kind_screen(job_class: JobClassReport) -> RenderableType:
     """Return what was learned of a job class."""
     parts: list[RenderableType] = [Text(clean(line)) for line in job_class.lines]
     if job_class.paces:

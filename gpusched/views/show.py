@@ -10,7 +10,7 @@ import msgspec
 from gpusched.model.arrays import indices_of
 from gpusched.model.events import Event
 from gpusched.model.forecast import SpreadStart
-from gpusched.model.indices import each
+from gpusched.model.indices import expand_spans
 from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import DependencyKind, JobRecord, JobSpec
 from gpusched.model.outputs import shown_path
@@ -115,7 +115,7 @@ def page_lines(page: Page) -> Iterator[str]:
     if page.tasks:
         states: dict[str, list[int]] = {}
         for task in page.tasks:
-            states.setdefault(task.state, []).extend(each(indices_of(task)))
+            states.setdefault(task.state, []).extend(expand_spans(indices_of(task)))
         counts = ((state, len(indices), common.ranges(indices)) for state, indices in states.items())
         yield f"{'tasks:':<{width}} " + ", ".join(
             f"{state} [{common.shorten(text, _TASKS_WIDTH)}] ({count})" if count > 1 else f"{state} [{text}]"

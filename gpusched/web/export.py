@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.config.paths import write_whole
+from gpusched.config.paths import write_atomic
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord
 from gpusched.web.background import forecast_of
@@ -43,7 +43,7 @@ def export(folder: Path, advance: Callable[[float, int], None] | None = None) ->
     data = folder / "data" / "jobs"
     data.mkdir(parents=True, exist_ok=True)
     for path, content in _files(client, now, feed, bundles):
-        write_whole(folder / path, content)
+        write_atomic(folder / path, content)
         count += 1
     for old in data.glob("*.json"):
         if old.stem not in bundles:

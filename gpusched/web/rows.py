@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpusched.model.arrays import first_of, indices_of
-from gpusched.model.indices import joined, text_of
+from gpusched.model.arrays import first_task_of, indices_of
+from gpusched.model.indices import text_of, union
 from gpusched.model.jobs import ACTIVE, JobRecord, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState
@@ -44,9 +44,9 @@ def job_rows(
         else:
             rows[job.id] = job_row(job, energies.get(job.id), progress.get(job.id), partners.get(job.id))
     for key, group in tasks.items():
-        row = job_row(first_of(group[0]))
+        row = job_row(first_task_of(group[0]))
         if (count := sum(job.count for job in group)) > 1:
-            spans = joined(span for job in group for span in indices_of(job))
+            spans = union(span for job in group for span in indices_of(job))
             row |= {"key": key, "tasks": common.shorten(text_of(spans), 60), "count": count}
         rows[row.get("key", row["id"])] = row
     return rows

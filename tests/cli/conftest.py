@@ -20,7 +20,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
-from gpusched.queue.inbox import Inbox, Received
+from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
 from tests import commands
 
@@ -101,8 +101,8 @@ class Site:
     def commands(self) -> list[AnyCommand]:
         """What lies in the inbox."""
         found = list(Inbox(self.state).waiting())
-        assert all(isinstance(f, Received) for f in found), found
-        return [f.command for f in found if isinstance(f, Received)]
+        assert all(isinstance(f, ReceivedCommand) for f in found), found
+        return [f.command for f in found if isinstance(f, ReceivedCommand)]
 
     def only_submit(self) -> Submit:
         (command,) = self.commands()

@@ -14,7 +14,7 @@ from gpusched.client import slurm
 from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError
 from gpusched.promotion.live import live_policies
-from gpusched.queue.lastgood import declared_or_kept, keep
+from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site
 from tests.testbed import wait_until
@@ -43,7 +43,7 @@ def broken(site: Site) -> Site:
     site.submit()
     site.fold()
     store = Store.create_or_open(site.state)
-    keep(store, declared_or_kept(site.inventory, site.state))
+    store_declared(store, declared_or_kept(site.inventory, site.state))
     store.close()
     site.inventory.write_text("defaults: {runtime: podman}\npartitions: [\n")
     return site
@@ -79,7 +79,7 @@ def misspelt(site: Site) -> Site:
     site.submit("-F", "one", "--", "true")
     site.fold()
     store = Store.create_or_open(site.state)
-    keep(store, declared_or_kept(site.inventory, site.state))
+    store_declared(store, declared_or_kept(site.inventory, site.state))
     store.close()
     policy.write_text("order: sjff\n")
     return site
@@ -129,7 +129,7 @@ def test_whose_the_jobs_are_is_known_without_the_file(broken: Site) -> None:
     kept = declared_or_kept(broken.inventory, broken.state)
     slurms = msgspec.structs.replace(kept.inventory, engine="slurm")
     with closing(Store.create_or_open(broken.state)) as store:
-        keep(store, msgspec.structs.replace(kept, trouble="", inventory=slurms))
+        store_declared(store, msgspec.structs.replace(kept, trouble="", inventory=slurms))
     broken.inventory.write_text("")
     assert slurm.manages_jobs()
     broken.inventory.unlink()

@@ -17,12 +17,12 @@ from gpusched.config.inventory import load_inventory
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.events import Event
-from gpusched.model.interference import JobClassEstimate, kind_of
+from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, present
+from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, controller_presence
 from gpusched.queue.snapshots import _unavailable
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site, eventually
@@ -216,7 +216,7 @@ def test_big_arrays_share_a_row(site: Site) -> None:
 
 def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> None:
     pid = os.getpid()
-    with present(site.state):
+    with controller_presence(site.state):
         assert f"the controller (pid {pid}) is starting\n" in site.call("status").ok().out
         announce(site.state, COMPILING)
         assert f"(pid {pid}) is starting: compiling the scheduling passes" in site.run("status").ok().out
@@ -247,7 +247,7 @@ def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
 def test_a_slow_controller_is_told_from_a_dead_one(site: Site) -> None:
     site.submit()
     site.fold(alive=False)
-    with present(site.state):
+    with controller_presence(site.state):
         announce(site.state)
         assert f"(pid {os.getpid()}) is busy: its last cycle was 1 h ago" in site.call("status").ok().out
         own = msgspec.json.decode((site.state / FILE).read_bytes())
@@ -293,7 +293,7 @@ def test_status_and_show_do_without_an_inventory_in_order(site: Site) -> None:
     site.fold()
     site.start(runs)
     store = Store.create_or_open(site.state)
-    store.put_beliefs([JobClassEstimate(kind=kind_of(job.user, job.spec.name)) for job in store.pending()])
+    store.put_beliefs([JobClassEstimate(kind=job_class_of(job.user, job.spec.name)) for job in store.pending()])
     store.close()
     site.inventory.write_text("partitions: 'unended")
     assert {row["id"] for row in site.call("status", "--json").ok().json} == {runs, waits, resizable}

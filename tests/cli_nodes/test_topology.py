@@ -12,7 +12,7 @@ from rich.console import Console
 from gpusched.config.inventory import load_inventory
 from gpusched.model.readings import GpuWiring, Nic, NodeState, Wiring
 from gpusched.model.reports import TopologyReport, WiredNode
-from gpusched.model.topology import Switch, Topology, discovered, islands
+from gpusched.model.topology import Switch, Topology, discover_topology, islands
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import NodeRecord
 from gpusched.views.topology import topology_screen
@@ -127,7 +127,7 @@ def test_declared_beats_discovered_in_decisions(read: Cluster) -> None:
 
 
 def test_racks_by_neighbours() -> None:
-    found = discovered({
+    found = discover_topology({
         "a": wired("l1"), "b": wired("l2"), "c": wired("l1", "l2"), "d": wired("l3"), "e": Wiring(),
         "f": Wiring(gpus=(GpuWiring(index=0, domain="u.1"),)), "g": Wiring(gpus=(GpuWiring(index=3, domain="u.1"),)),
         "h": wired("l3", domain="u.1"),
@@ -136,7 +136,7 @@ def test_racks_by_neighbours() -> None:
         ("l1+l2", ("a", "b", "c")), ("l3", ("d", "h")), ("u.1", ("f", "g")),
     ]  # fmt: skip
     pairs = {"a": wired("l1"), "b": wired("l2", "l3"), "c": wired("l1", "l2"), "d": wired("l3")}
-    assert [s.nodes for s in discovered(pairs).switches] == [("a", "b", "c", "d")]
+    assert [s.nodes for s in discover_topology(pairs).switches] == [("a", "b", "c", "d")]
 
 
 def test_islands() -> None:

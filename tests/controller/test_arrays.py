@@ -140,7 +140,7 @@ def test_as_if_each_task_had_its_own_row(
     folder = tmp_path_factory.mktemp("arrays")
     together = played(folder / "together", first, second, needs, steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "MOST_SHARED", 0)
+        patch.setattr(rows, "MAX_SHARED_ROWS", 0)
         apart = played(folder / "apart", first, second, needs, steps)
     for here, there in zip(together, apart, strict=True):
         assert here == there
@@ -284,7 +284,7 @@ def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) 
     (row,) = (job for job in site.store.pending_rows() if job.array_id == OTHER)
     (first,) = (job for job in site.store.active() if job.array_id == OTHER)
     assert first.id == f"{OTHER}_0"
-    asked = Dependencies(site.store.standing, [], site.store.ended_well)
+    asked = Dependencies(site.store.dependency_rows, [], site.store.completed_tasks)
     assert asked.of_tasks(row, 5) == [(2, ("", ""))], "as many as could start"
     assert len(asked.of_tasks(row, None)) == row.count, "each once"
     told = {index: verdict for index, (verdict, _) in asked.of_tasks(row, None)}
@@ -310,8 +310,8 @@ def test_after_an_array_of_which_a_task_never_began(site: Site, began: float | N
     waits = msgspec.structs.replace(
         jobs[0], id=LAST, array_id=None, spec=spec(dependencies=(Dependency(DependencyKind.AFTER, ARRAY),))
     )
-    assert Dependencies(site.store.standing, []).of(waits)[0] == verdict
-    assert len(site.store.standing(ARRAY)) <= 2, "not each of the tasks that have ended"
+    assert Dependencies(site.store.dependency_rows, []).of(waits)[0] == verdict
+    assert len(site.store.dependency_rows(ARRAY)) <= 2, "not each of the tasks that have ended"
 
 
 def test_an_array_counts_once_where_ids_are_looked_for(site: Site) -> None:
@@ -410,7 +410,7 @@ def test_a_long_array_is_run_forward_in_parts_that_end_when_it_does(
     site.turn(3)
 
     def start_of_other(most: int) -> tuple[float, int]:
-        monkeypatch.setattr(array_limit, "MOST_AHEAD", most)
+        monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", most)
         now = site.world.now
         snapshot = snapshot_of_store(
             site.store, inventory(), {"p": PolicySpec(name="e", backfill="easy")}, now, whole=True

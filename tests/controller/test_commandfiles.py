@@ -311,7 +311,7 @@ def test_a_crash_in_the_middle_leaves_all_or_nothing(desk: Desk, monkeypatch: py
     commands = [Submit(time=NOW, id=ids.mint(NOW + i), spec=spec()) for i in range(3)]
     for command in commands:
         desk.lay(command)
-    monkeypatch.setattr(desk.store, "mark_folded", _crash_at(2, desk.store.mark_folded))
+    monkeypatch.setattr(desk.store, "mark_applied", _crash_at(2, desk.store.mark_applied))
     with pytest.raises(KeyboardInterrupt):
         desk.fold()
     assert desk.store.counts() == {}
@@ -479,7 +479,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
     desk.store._db.execute("PRAGMA max_page_count = 1000000")
     assert fold() == 0, "the controller would never rest"
     assert not desk.inbox.has_any()
-    desk.inbox._put_off.clear()
+    desk.inbox._postponed.clear()
     assert fold() == 1
     assert desk.store.job(large.id) is not None
     assert len(said) == 1

@@ -143,9 +143,9 @@ class Teller:
             while any(desk.inbox.new.iterdir()):
                 self.fold()
                 there = {path.name for path in desk.inbox.new.iterdir()}
-                lost = [name for name in files if name not in there and not desk.store.was_folded(name)]
+                lost = [name for name in files if name not in there and not desk.store.was_applied(name)]
                 assert lost == [], "confirmed, and neither in the inbox nor in the store"
-                twice = [name for name in files if name in there and desk.store.was_folded(name)]
+                twice = [name for name in files if name in there and desk.store.was_applied(name)]
                 assert not twice or KINDS.get(message) == "done"
         assert failing is None or failing.commits > 12
         found = self.state()
@@ -154,7 +154,7 @@ class Teller:
 
     def fold(self) -> None:
         desk = self.desk
-        desk.inbox._put_off.clear()
+        desk.inbox._postponed.clear()
         CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).apply_inbox(desk.now)
 
     def state(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, m
         patch.setattr("gpusched.promotion.freeze.shutil.copyfile", full)
         assert desk.fold() == 0
     assert desk.refusals() == []
-    desk.inbox._put_off.clear()
+    desk.inbox._postponed.clear()
     assert desk.fold() == 1
     assert "p" in desk.store.shadows()
 
@@ -304,12 +304,12 @@ def test_an_order_waits_for_the_submission_that_it_names(desk: Desk) -> None:
     desk.inbox.deliver(c.Submit(time=NOW, id=first, spec=spec()))
     desk.inbox.deliver(c.Cancel(time=time.time(), job_ids=(first,)))
     desk.inbox.deliver(c.Submit(time=NOW, id=second, spec=spec()))
-    desk.inbox.put_off(f"{first}.submit")
+    desk.inbox.postpone(f"{first}.submit")
     assert desk.fold() == 1
     assert desk.store.job(first) is None
     assert desk.job(second).state is JobState.PENDING
     assert desk.refusals() == []
-    desk.inbox._put_off.clear()
+    desk.inbox._postponed.clear()
     assert desk.fold() == 2
     assert desk.job(first).state is JobState.CANCELLED
 
@@ -335,7 +335,7 @@ def test_files_beyond_a_users_limit_are_recorded_before_they_are_removed(
         patch.setattr(desk.store, "append", lambda events: (_ for _ in ()).throw(sqlite3.OperationalError("full")))
         desk.fold()
     assert len(list(desk.inbox.new.iterdir())) == 6
-    desk.inbox._put_off.clear()
+    desk.inbox._postponed.clear()
     for _ in range(6):
         desk.fold()
     jobs = [job.id for job in desk.store.pending()]

@@ -97,7 +97,7 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(desk: Desk) 
     (new,) = others(desk, job)
     assert file.name == f"{new.id}.submit"
     desk.now += 90000  # nobody remembers that it was folded
-    desk.store.forget_folded(desk.now)
+    desk.store.forget_applied(desk.now)
     assert ask(desk, job, "sbatch", "x.sh", **said) == f"0\nSubmitted batch job {new.id}\n"
     desk.fold()
     assert others(desk, job) == [new]

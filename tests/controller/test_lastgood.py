@@ -8,7 +8,7 @@ import pytest
 
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.queue.lastgood import declared_or_kept, inventory_path, keep
+from gpusched.queue.lastgood import declared_or_kept, inventory_path, store_declared
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
 from tests.controller.test_service import DECLARED
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 def kept(path: Path, state: Path) -> None:
     store = Store.create_or_open(state)
-    keep(store, declared_or_kept(path, state))
+    store_declared(store, declared_or_kept(path, state))
     assert store.meta(INVENTORY_TROUBLE) == ""
     store.close()
 

@@ -14,7 +14,7 @@ from gpusched.controller.notices import service as notices
 from gpusched.controller.notices.delivery import OutgoingNotice, deliver, message_of
 from gpusched.controller.notices.making import NoticeMaker
 from gpusched.controller.notices.service import NotificationService
-from gpusched.model.arrays import part_of
+from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.notices import Notices, Receiver
@@ -113,7 +113,7 @@ def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post:
 
 def test_tasks_that_are_cancelled_together_are_told_as_one(store: Store) -> None:
     waits = {"state": JobState.CANCELLED, "allocation": None, "start_time": None, "end_time": T, "attempt": 0}
-    row = part_of(job("a", array_id="a", **waits), ((0, 4), (7, 99)))
+    row = restricted_row(job("a", array_id="a", **waits), ((0, 4), (7, 99)))
     store.put_jobs([row, job("a_5", array_id="a", array_index=5, state=JobState.COMPLETED, end_time=T)])
     event = Event(time=T, kind="ended", job_id="a", data={"to": "CANCELLED", "attempt": 0, "tasks": "0-4,7-99"})
     (told,) = NoticeMaker(store, Notices(), "c", T).of_event(event)

@@ -19,7 +19,7 @@ from gpusched.model.plan import Plan, Preempt
 from gpusched.model.policy import PolicySpec, PreemptionSettings
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.snapshots import finished_lately
+from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import may_stop
@@ -138,7 +138,7 @@ def test_a_job_is_stopped_waits_and_runs_again(site: Site) -> None:
     assert run.end_time is not None
     assert found.kept_s == run.end_time - run.start_time > 10
     assert found.kept_restarts == 0
-    assert site.store.waiting_again() == 1
+    assert site.store.preempted_pending() == 1
     site.turn(2)
     assert site.job(new).state == JobState.RUNNING
     site.end(new)
@@ -151,7 +151,7 @@ def test_a_job_is_stopped_waits_and_runs_again(site: Site) -> None:
     assert [k for k in site.kinds(first) if k in ("running", "preempted", "requeued", "ended")] == [
         "running", "preempted", "requeued", "running", "ended",
     ]  # fmt: skip
-    done = {f.submit_time: f for f in finished_lately(site.store, {"p": PolicySpec(name="x", agent="rltune")})}
+    done = {f.submit_time: f for f in recently_finished(site.store, {"p": PolicySpec(name="x", agent="rltune")})}
     assert done[before.submit_time].preemptions == found
     assert done[before.submit_time].attempt == 2
 

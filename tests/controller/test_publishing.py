@@ -60,7 +60,7 @@ def test_a_copy_is_made_only_of_what_changed_and_readers_go_on_with_it(
     assert (site.folder / CURRENT).readlink() == Path("4.db")
     assert reader.meta("x") is None
     assert reader.data_version() != seen
-    assert (reader.meta("x"), reader.behind_s() > 0) == ("c", True)
+    assert (reader.meta("x"), reader.lag_s() > 0) == ("c", True)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader._db.execute("DELETE FROM meta")
     reader.close()

@@ -45,7 +45,7 @@ from gpusched.model.relay import (
 )
 from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
-from gpusched.queue.lastgood import declared_or_kept, keep
+from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
 from tests.cli_nodes.test_logs import ID, Attempt
@@ -269,7 +269,7 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
     cluster: Cluster, site: relay.RelayContext
 ) -> None:
     with contextlib.closing(Store.create_or_open(cluster.state)) as store:
-        keep(store, declared_or_kept(cluster.inventory, cluster.state))
+        store_declared(store, declared_or_kept(cluster.inventory, cluster.state))
     names = [node.name for node in site.inventory().nodes]
     cluster.inventory.write_text("partitions: [")
     begun = relay.RelayContext(cluster.state, cluster.inventory)
@@ -368,7 +368,7 @@ def test_a_client_that_asks_bit_by_bit_has_no_longer(
     peer = peers.RelayPeer(theirs)
     ours.sendall(frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0))))
     monkeypatch.setattr(relay.wire, "CHUNK", 8)
-    with pytest.raises(relay.wire.Garbled, match="no request"):
+    with pytest.raises(relay.wire.ProtocolError, match="no request"):
         peer.request()
     # two looks a round, begun at 102 + 10
     assert theirs.asked == [9.0, 7.0, 5.0, 3.0, 1.0, 0.01]
@@ -381,10 +381,10 @@ def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> No
     assert peers.RelayPeer(theirs).request() == asked
     assert theirs.asked[-1] is None, "from then on it takes its time"
     ours.sendall(frame(INPUT, b"x"))
-    with pytest.raises(relay.wire.Garbled, match="no request"):
+    with pytest.raises(relay.wire.ProtocolError, match="no request"):
         peers.RelayPeer(theirs).request()
     ours.shutdown(socket.SHUT_WR)
-    with pytest.raises(relay.wire.Garbled, match="no request"):
+    with pytest.raises(relay.wire.ProtocolError, match="no request"):
         peers.RelayPeer(theirs).request()
 
 
@@ -454,7 +454,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
     peer, session = peers.RelayPeer(theirs), Heard()
     said = b"".join([*frames, frame(OUTPUT)])  # of a client there is no output
     ours.sendall(asked + (said if at_once else b""))
-    with contextlib.suppress(relay.wire.Garbled):
+    with contextlib.suppress(relay.wire.ProtocolError):
         peer.request()
         if not at_once:
             ours.sendall(said)

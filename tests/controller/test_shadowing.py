@@ -15,7 +15,7 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.queue.promotions import Difference, Shadow
+from gpusched.queue.promotions import Shadow, ShadowDifference
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sched.decide import decide
 from tests.controller.imagined import inventory
@@ -42,7 +42,7 @@ class Desk:
     def found(self, partition: str = "p") -> Shadow:
         return self.store.shadows()[partition]
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ShadowDifference]:
         return self.store.differences("p")
 
 
@@ -68,7 +68,7 @@ BLOCKED = snapshot([node("a")], [pending("large", 8), pending("small", 2, submit
 
 def test_it_is_held_against_what_was_done(desk: Desk) -> None:
     assert counts(desk.ask(BLOCKED)) == (1, 0, 0, 1, 0, 0)
-    assert desk.differences() == [Difference(partition="p", time=NOW, live={}, shadow={"small": ("a",)})]
+    assert desk.differences() == [ShadowDifference(partition="p", time=NOW, live={}, shadow={"small": ("a",)})]
     assert counts(desk.ask(BLOCKED, *decide(replaced(BLOCKED)).actions)) == (2, 1, 1, 2, 0, 0)
     assert len(desk.differences()) == 1, "of what is alike nothing is kept"
     assert counts(desk.ask(BLOCKED, start("small", "b"))) == (3, 1, 2, 3, 0, 0)

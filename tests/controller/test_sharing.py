@@ -15,7 +15,7 @@ from gpusched.cluster.requests import environment
 from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.interference import kind_of
+from gpusched.model.interference import job_class_of
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory, SharingSettings
@@ -184,9 +184,9 @@ def test_what_sharing_costs_is_learned_from_those_that_did(site: Site) -> None:
         site.end(job)
     site.turn(4)
     beliefs = site.store.beliefs()
-    own = beliefs[kind_of(site.job(pair[0]).user, "a")]
+    own = beliefs[job_class_of(site.job(pair[0]).user, "a")]
     (beside,) = own.beside
-    assert (beside.link, beside.kind, beside.count) == ("gpu", kind_of(site.job(pair[0]).user, "b"), 1)
+    assert (beside.link, beside.kind, beside.count) == ("gpu", job_class_of(site.job(pair[0]).user, "b"), 1)
     assert [link.link for belief in beliefs.values() for link in belief.links] == ["gpu", "gpu"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.model.gpustates import UNSEEN_MEMORY_MIB
+from gpusched.model.gpustates import HIDDEN_PROCESS_MEMORY_MIB
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuState, NodeState
@@ -259,7 +259,8 @@ GPU_STATES = {
     GpuState.FREE: "May be handed out.",
     GpuState.ALLOCATED: "Held by a job.",
     GpuState.BUSY: "Not held by a job, yet in use: by a process that gpusched did not start (foreign), by an attempt "
-    f"that is being cleaned up, or more than {UNSEEN_MEMORY_MIB} MiB of its memory are in use by nobody NVML shows.",
+    f"that is being cleaned up, or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are "
+    "in use by nobody NVML shows.",
     GpuState.LOST: "The driver cannot talk to it, or does not list it. The others of the node stay in use.",
     GpuState.UNUSABLE: "There, but not handed out: MIG is on, or it has uncorrected ECC errors.",
     GpuState.UNKNOWN: "The node has not been read, or neither NVML nor nvidia-smi answers there.",

@@ -248,7 +248,7 @@ def _trace(jobs: Sequence[RunningView | PendingView], epoch: float, now: float) 
             "cores": column([b[1] for b in bases]), "memory_mib": column([b[2] for b in bases]),
         },
     )  # fmt: skip
-    trace = replace(trace, told=told)
+    trace = replace(trace, progress=told)
     return replace(trace, duration=column([_work(trace, n, job, now) for n, job in enumerate(jobs)], np.float64))
 
 

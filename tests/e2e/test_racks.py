@@ -9,7 +9,7 @@ from math import log
 import pytest
 
 from gpusched.config.users import user_name
-from gpusched.model.interference import JobClassEstimate, JobShape, Paces, kind_of
+from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples, job_class_of
 from gpusched.queue.store import Store
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
@@ -86,11 +86,11 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
 
 
 def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs(stopped: Cluster) -> None:
-    def paces(gpus: int, racks: int, pace: float) -> Paces:
+    def paces(gpus: int, racks: int, pace: float) -> SpeedSamples:
         shape = JobShape(gpu_type="A100", unit="steps", gpus=gpus, most=gpus // 2, nodes=2, racks=racks)
-        return Paces(shape=shape, logs=((log(pace), 1.0),) * 5, count=5, best=log(pace))
+        return SpeedSamples(shape=shape, logs=((log(pace), 1.0),) * 5, count=5, best=log(pace))
 
-    kind = kind_of(user_name(os.getuid()), "train-1")
+    kind = job_class_of(user_name(os.getuid()), "train-1")
     known = JobClassEstimate(kind=kind, shapes=tuple(paces(16, racks, pace) for racks, pace in ((1, 10.0), (2, 8.0))))
     store = Store.create_or_open(stopped.state)
     with store.transaction():

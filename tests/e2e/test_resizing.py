@@ -397,7 +397,7 @@ def history_is_what_was_lived(cluster: Cluster) -> None:
     with cluster.reader() as reader:
         assert reader is not None
         trace, jobs = trace_of(reader, name="own"), {job.id: job for job in reader.jobs()}
-    told, checked = trace.told, 0
+    told, checked = trace.progress, 0
     assert told is not None
     assert np.isfinite(told.steps).all(), "each told its progress"
     for row, job in enumerate(jobs[name] for name in trace.ids):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gpusched.model.interference import (
+    AttemptSpeed,
     ColocationSamples,
     JobClassEstimate,
     JobShape,
     Neighbour,
-    PaceOn,
-    PaceSample,
-    kind_of,
+    SpeedSample,
+    job_class_of,
 )
 from gpusched.sched.interference.beliefs import alone_at, cost_of_neighbour, cost_of_spread, learned
 from gpusched.sched.interference.gpus import LEAST_JOBS, slow_gpus
@@ -44,7 +44,7 @@ class World:
     def ratio(self, job: int, *others: int) -> float:
         return 1 / (1 + self.sensitivity[job] * sum(self.pressure[o] for o in others))
 
-    def attempts(self, count: int) -> Iterator[PaceSample]:
+    def attempts(self, count: int) -> Iterator[SpeedSample]:
         for _ in range(count):
             job, number = int(self.rng.integers(len(KINDS))), int(self.rng.integers(3))
             others = self.rng.integers(len(KINDS), size=number)
@@ -53,10 +53,10 @@ class World:
             loss = 1 + self.sensitivity[job] * sum(self.pressure[o] * s for o, s in zip(others, shares, strict=True))
             pace = self.base[job] / SLOWER[at] / loss * self.rng.lognormal(0, NOISE)
             beside = tuple(Neighbour(KINDS[o], "nic", float(s)) for o, s in zip(others, shares, strict=True))
-            yield PaceSample(kind=KINDS[job], shape=shape(*at), pace=float(pace), seconds=600.0, neighbours=beside)
+            yield SpeedSample(kind=KINDS[job], shape=shape(*at), pace=float(pace), seconds=600.0, neighbours=beside)
 
 
-def after(attempts: Iterator[PaceSample] | list[PaceSample]) -> dict[str, JobClassEstimate]:
+def after(attempts: Iterator[SpeedSample] | list[SpeedSample]) -> dict[str, JobClassEstimate]:
     known: dict[str, JobClassEstimate] = {}
     for seen in attempts:
         known |= {belief.kind: belief for belief in learned(known, seen)[0]}
@@ -119,14 +119,14 @@ def test_garbage_does_no_harm():
 
 @pytest.mark.parametrize("pace", [0.0, -1.0, nan, inf, -inf, 1e300, 5e-324])
 def test_what_can_be_no_pace_changes_nothing(pace: float):
-    seen = PaceSample(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
+    seen = SpeedSample(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
     assert learned({}, seen) == ((), None)
     for seconds in (0.0, 29.0, nan, inf, -1.0):
         assert learned({}, msgspec.structs.replace(seen, pace=10.0, seconds=seconds)) == ((), None)
 
 
 def test_odd_shares_count_as_none_or_all():
-    whole = PaceSample(kind="u/a", shape=shape(), pace=10.0, seconds=600.0, neighbours=(Neighbour("u/b", "nic", 1.0),))
+    whole = SpeedSample(kind="u/a", shape=shape(), pace=10.0, seconds=600.0, neighbours=(Neighbour("u/b", "nic", 1.0),))
     alone = msgspec.structs.replace(whole, neighbours=())
     for share, like in ((nan, alone), (-3.0, alone), (0.0, alone), (7.0, whole)):
         odd = msgspec.structs.replace(whole, neighbours=(Neighbour("u/b", "nic", share),))
@@ -136,7 +136,7 @@ def test_odd_shares_count_as_none_or_all():
 
 def test_what_is_kept_is_bounded():
     seen = [
-        PaceSample(kind="u/a", shape=shape(gpus=2 * g), pace=10.0, seconds=600.0, neighbours=(
+        SpeedSample(kind="u/a", shape=shape(gpus=2 * g), pace=10.0, seconds=600.0, neighbours=(
             (Neighbour(f"u/{g}", "nic", 1.0),) if again else ()))
         for g in range(1, 90) for again in (0, 1)
     ]  # fmt: skip
@@ -146,8 +146,8 @@ def test_what_is_kept_is_bounded():
     assert belief.shapes[-1].count == 52
 
 
-def measured(kind: str, at: JobShape, pace: float, count: int = 3) -> list[PaceSample]:
-    return [PaceSample(kind=kind, shape=at, pace=pace * f, seconds=600.0) for f in (0.99, 1.0, 1.01)[:count]]
+def measured(kind: str, at: JobShape, pace: float, count: int = 3) -> list[SpeedSample]:
+    return [SpeedSample(kind=kind, shape=at, pace=pace * f, seconds=600.0) for f in (0.99, 1.0, 1.01)[:count]]
 
 
 def test_between_measured_shapes_it_goes_by_the_formula():
@@ -182,13 +182,13 @@ def test_of_a_kind_that_never_crossed_other_kinds_say_something():
 
 def test_a_measured_pair_goes_before_the_formula_and_the_worst_is_noted():
     beside = (Neighbour("u/b", "nic", 1.0),)
-    slowed = [PaceSample(kind="u/a", shape=shape(), pace=50.0, seconds=600.0, neighbours=beside)] * 6
+    slowed = [SpeedSample(kind="u/a", shape=shape(), pace=50.0, seconds=600.0, neighbours=beside)] * 6
     known = after([*measured("u/a", shape(), 100.0), *slowed])
     cost = cost_of_neighbour(known["u/a"], known["u/b"], "nic")
     assert (cost.source, cost.measurements) == ("measured", 6)
     assert cost.slower == pytest.approx(1.0, abs=0.12)
     assert cost_of_neighbour(known["u/a"], JobClassEstimate(kind="u/x"), "nic").source == "formula"
-    mild = PaceSample(kind="u/c", shape=shape(), pace=98.0, seconds=600.0, neighbours=beside)
+    mild = SpeedSample(kind="u/c", shape=shape(), pace=98.0, seconds=600.0, neighbours=beside)
     known |= after([*measured("u/c", shape(), 100.0), mild])
     worse = cost_of_neighbour(known["u/c"], known["u/b"], "nic")
     assert "more than its highest measured slowdown, 2%" in worse.note
@@ -204,11 +204,13 @@ def test_what_was_measured_of_a_pair_outweighs_the_formula():
 
 
 def test_jobs_of_one_user_by_the_same_pattern_are_one_kind():
-    assert kind_of("ann", "train-17") == kind_of("ann", "train-8") == "ann/train-#"
-    assert kind_of("bob", "train-17") != kind_of("ann", "train-17")
+    assert job_class_of("ann", "train-17") == job_class_of("ann", "train-8") == "ann/train-#"
+    assert job_class_of("bob", "train-17") != job_class_of("ann", "train-17")
 
 
-def paces_on(seed: int, slow: dict[tuple[str, int], float], *, jobs: int = 300, noise: float = 0.1) -> list[PaceOn]:
+def paces_on(
+    seed: int, slow: dict[tuple[str, int], float], *, jobs: int = 300, noise: float = 0.1
+) -> list[AttemptSpeed]:
     """Jobs of three kinds on 1, 2 or 8 of the GPUs of 8 nodes with 8; each goes as its slowest GPU does."""
     rng = np.random.default_rng(seed)
     found = []
@@ -218,7 +220,9 @@ def paces_on(seed: int, slow: dict[tuple[str, int], float], *, jobs: int = 300, 
         gpus = tuple((node, int(i)) for i in sorted(rng.permutation(8)[:size]))
         worst = max(slow.get(gpu, 0.0) for gpu in gpus)
         told = 5.0 + kind - log(1 + worst) + rng.normal(0, noise)
-        found.append(PaceOn(job_id=f"j{job}", kind=f"u/k{kind}", shape=shape(1, 1, size), log_pace=told, gpus=gpus))
+        found.append(
+            AttemptSpeed(job_id=f"j{job}", kind=f"u/k{kind}", shape=shape(1, 1, size), log_pace=told, gpus=gpus)
+        )
     return found
 
 

@@ -18,12 +18,12 @@ from gpusched.config.users import user_name
 from gpusched.controller.learning import MAX_PER_CYCLE, learn, shared_link
 from gpusched.doctor.state import examine_state
 from gpusched.errors import UsageError
-from gpusched.model.interference import ContentionEstimate, JobClassEstimate, PaceOn
+from gpusched.model.interference import AttemptSpeed, ContentionEstimate, JobClassEstimate
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.topology import Switch, Topology
-from gpusched.queue.beliefs import LATEST_PACES
+from gpusched.queue.beliefs import MAX_STORED_SPEEDS
 from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
 from tests.controller.folding import spec
@@ -145,10 +145,10 @@ def test_what_two_jobs_share(mine: str, its: str, link: str | None):
 def test_only_the_latest_paces_are_kept(store: Store):
     (pace,) = paces_on(0, {}, jobs=1)
     with store.transaction():
-        for number in range(LATEST_PACES + 3):
+        for number in range(MAX_STORED_SPEEDS + 3):
             store.add_pace(msgspec.structs.replace(pace, job_id=str(number)))
     kept = store.paces()
-    assert (len(kept), kept[0].job_id, kept[-1].job_id) == (LATEST_PACES, "3", str(LATEST_PACES + 2))
+    assert (len(kept), kept[0].job_id, kept[-1].job_id) == (MAX_STORED_SPEEDS, "3", str(MAX_STORED_SPEEDS + 2))
 
 
 def test_a_controller_that_is_killed_has_learned_once_or_not_at_all(tmp_path: Path):
@@ -268,7 +268,7 @@ def test_slow_gpus_are_shown_by_nodes_and_check(knowing: Path):
 def test_a_store_of_before_has_no_beliefs(tmp_path: Path, store: Store):
     store._db.executescript("DROP TABLE beliefs; DROP TABLE paces")
     assert (store.beliefs(), store.belief("x"), store.paces()) == ({}, None, [])
-    assert msgspec.json.decode(msgspec.json.encode(paces_on(0, {}, jobs=1)[0]), type=PaceOn)
+    assert msgspec.json.decode(msgspec.json.encode(paces_on(0, {}, jobs=1)[0]), type=AttemptSpeed)
 
 
 def in_racks(knowing: Path, policy: str) -> None:

@@ -190,7 +190,7 @@ def test_an_agent_that_chooses_nodes(site: Path) -> None:
     one, four = (load_policy(f"{name}.yaml") for name in ("one", "four"))
     assert one.fallback is not None
     assert (one.schedulers, one.fallback.name, one.order, one.place) == (1, "contention", "fifo", "contention")
-    assert (one.backfill, one.place_wait_s, one.by_beliefs) == ("easy", 86400.0, True)
+    assert (one.backfill, one.place_wait_s, one.uses_job_class_estimates) == ("easy", 86400.0, True)
     assert four.fallback is not None
     assert (four.schedulers, four.fallback.name, four.place, four.backfill) == (4, "rack-wait", "contention", "skip")
     (site / "two.yaml").write_text("agent: topology\nschedulers: 2\n")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 from gpusched.config.policies import load_policy
 from gpusched.model.plan import ReasonCode
-from gpusched.model.policy import MAPPED, Mapping, PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, Mapping, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.check import check
@@ -42,7 +42,7 @@ def mapped(snap: Snapshot, place: str = "milp", **more: object) -> Snapshot:
     return msgspec.structs.replace(snap, policies=policies)
 
 
-@pytest.mark.parametrize("place", MAPPED)
+@pytest.mark.parametrize("place", MAPPING_PLACES)
 @QUICK
 @given(snapshots())
 def test_plans_are_sound(place: str, snap: Snapshot) -> None:
@@ -189,7 +189,7 @@ def test_gpu_types_that_a_job_names_bind_it() -> None:
     jobs = [pending("j1", 1, name="llm", gpu_types=("V100", "K80")), pending("j2", 1, gpu_types=("P100",))]
     for place in ("best-fit", "fastest", "milp"):
         snap = snapshot(NODES, jobs, place=place, backfill="skip")
-        snap = mapped(snap, place) if place in MAPPED else snap
+        snap = mapped(snap, place) if place in MAPPING_PLACES else snap
         plan = decide(snap)
         assert list(started(plan)) == ["j1"]
         assert started(plan)["j1"][0][0] in ("v", "k")

@@ -17,7 +17,7 @@ from gpusched.config.policies import load_policy
 from gpusched.config.weights import TrainedModel, save_model
 from gpusched.controller.deciding import Decider
 from gpusched.errors import UsageError
-from gpusched.model.policy import MAPPED, Mapping, PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, Mapping, PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
@@ -45,7 +45,7 @@ def by_agent(snap: Snapshot, of: TrainedModel, spec: PolicySpec):
     return decide(snap, dict.fromkeys(snap.policies, of)), snap
 
 
-@pytest.mark.parametrize("place", MAPPED)
+@pytest.mark.parametrize("place", MAPPING_PLACES)
 @QUICK
 @given(snapshots(), plain.MODELS)
 def test_plans_are_sound(place: str, snap: Snapshot, wild: TrainedModel) -> None:
@@ -71,7 +71,7 @@ def test_nodes_are_held_for_the_job_that_the_agent_says_and_not_from_those_ahead
     busy = [running("r", {"a": (0,)}, NOW + 60), running("s", {"b": (0, 1, 2, 3)}, NOW + 9000)]
     jobs = [pending("whole", 8, submit=10.0), pending("four", 4, submit=900.0), pending("five", 5, submit=950.0)]
     holds = plain.model(plain.arrays_of(plain.rule({"waited": 1.0}, {"gpus": 1.0, "one": -3.0})), "holds")
-    for place in MAPPED:
+    for place in MAPPING_PLACES:
         snap = snapshot([node("a"), node("b")], jobs, busy)
         free, _ = by_agent(snap, plain.SKIP, spec_of(place))
         assert started(free).keys() == {"four", "five"}
@@ -117,7 +117,7 @@ def orders(place: str, by: int | str) -> ReplayPolicy:
     return ReplayPolicy(name="m", order="fifo", knows="limit", source="", backfill=by, placement=place, spec=spec)
 
 
-@pytest.mark.parametrize("place", MAPPED)
+@pytest.mark.parametrize("place", MAPPING_PLACES)
 @pytest.mark.parametrize("by", [0, 1, "none", "skip", "easy"])
 def test_live_and_replay_choose_the_same(place: str, by: int | str) -> None:
     """At every instant: the same jobs on the same nodes of a small cluster of two kinds; every job ends."""

@@ -356,12 +356,12 @@ def test_a_shadow_and_a_fallback_know_what_they_ask_for(place: Place, monkeypatc
 
 
 def test_differences_are_bounded(place: Place) -> None:
-    from gpusched.queue.promotions import KEPT_DIFFERENCES, Difference
+    from gpusched.queue.promotions import KEPT_DIFFERENCES, ShadowDifference
 
     with place.store.transaction():
         for n in range(KEPT_DIFFERENCES + 50):
-            place.store.add_difference(Difference(partition="p", time=float(n), live={}, shadow={}))
-            place.store.add_difference(Difference(partition="q", time=0.0, live={}, shadow={})) if n < 3 else None
+            place.store.add_difference(ShadowDifference(partition="p", time=float(n), live={}, shadow={}))
+            place.store.add_difference(ShadowDifference(partition="q", time=0.0, live={}, shadow={})) if n < 3 else None
     kept = place.store.differences("p", 10_000)
     assert len(kept) == KEPT_DIFFERENCES
     assert kept[0].time == 50.0

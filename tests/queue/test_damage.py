@@ -11,9 +11,9 @@ import pytest
 
 from gpusched.model.jobs import JobState
 from gpusched.model.reservations import Reservation
-from gpusched.queue.damage import Damaged, unreadable
-from gpusched.queue.mending import set_aside_damaged
+from gpusched.queue.damage import DatabaseDamaged, unreadable
 from gpusched.queue.promotions import Shadow
+from gpusched.queue.repair import set_aside_damaged
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
 from tests.controller.folding import NOW, Desk
 
@@ -74,7 +74,7 @@ def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(desk: Desk, tabl
         if next(unreadable(store._db), None) is None:
             READS[table](store)  # it is what it might have been
         else:
-            with pytest.raises(Damaged, match="the database is damaged: row "):
+            with pytest.raises(DatabaseDamaged, match="the database is damaged: row "):
                 READS[table](store)
         store._db.execute("ROLLBACK TO test")
         store._db.execute("RELEASE test")
@@ -111,7 +111,7 @@ def test_a_page_that_is_garbage_is_one_clear_error(desk: Desk, tmp_path: Path) -
     content[4096 * 40 : 4096 * 60] = b"\xa5" * (4096 * 20)
     path.write_bytes(content)
     desk.store = Store.create_or_open(tmp_path)
-    with pytest.raises(Damaged) as error:
+    with pytest.raises(DatabaseDamaged) as error:
         desk.store.events(limit=10**6)
     assert error.value.line() == "the database is damaged: database disk image is malformed; see 'gpusched check'"
 

@@ -17,7 +17,7 @@ from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
-from gpusched.queue.inbox import Inbox, Malformed, Received, deliver_submit
+from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, deliver_submit
 from gpusched.queue.store import Store
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
@@ -76,7 +76,7 @@ def test_commands_come_back_as_they_went_oldest_first(tmp_path: Path) -> None:
     commands = [Submit(time=NOW + i, id=ids.mint(NOW + i), spec=hostile) for i in (3, 1, 2)]
     for command in commands:
         inbox.deliver(command)
-    found = [item for item in inbox.waiting() if isinstance(item, Received)]
+    found = [item for item in inbox.waiting() if isinstance(item, ReceivedCommand)]
     assert [item.command for item in found] == sorted(commands, key=lambda c: c.time)
     assert {item.uid for item in found} == {os.getuid()}
     for item in found:
@@ -134,7 +134,7 @@ def test_others_can_only_drop_commands_in_a_shared_inbox(tmp_path: Path) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     found = {item.uid: item for item in inbox.waiting()}
     assert set(found) == {0, 54321}
-    assert not any(isinstance(item, Malformed) for item in found.values())
+    assert not any(isinstance(item, MalformedCommand) for item in found.values())
 
 
 def test_folders_in_the_inbox_leave_no_descriptor_open(tmp_path: Path) -> None:
@@ -159,16 +159,16 @@ def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
     draft = inbox.tmp / "draft"
     os.link(file, draft)  # as it is for a moment while a client links it into place
     assert list(inbox.waiting()) == []
-    assert inbox.turn() == []
+    assert inbox.next_batch() == []
     for place in ("inbox", "arrivals"):
         monkeypatch.setattr(f"gpusched.queue.{place}.LINKING_S", -1.0)
-    assert inbox.turn() == [file.name]
+    assert inbox.next_batch() == [file.name]
     (item,) = inbox.waiting()
-    assert isinstance(item, Malformed)
+    assert isinstance(item, MalformedCommand)
     assert item.why == "a file with another name (hard link)"
     draft.unlink()
     (item,) = inbox.waiting()
-    assert isinstance(item, Received)
+    assert isinstance(item, ReceivedCommand)
 
 
 def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,14 +268,14 @@ def test_what_is_no_command_says_why_and_stands_in_nobodys_way(tmp_path: Path) -
     (inbox.new / "f-text").write_text("{")
     inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
     found = {item.file_name: item for item in inbox.waiting()}
-    why = {name[0]: item.why for name, item in found.items() if isinstance(item, Malformed)}
+    why = {name[0]: item.why for name, item in found.items() if isinstance(item, MalformedCommand)}
     assert sorted(why) == list("abcdef")
     assert (why["a"], why["b"]) == ("not a regular file", "not a regular file")
     assert why["c"].startswith("cannot be read: ")
     assert why["d"] == "4194305 bytes, at most 4194304"
     assert why["e"].startswith("not a command: ")
     assert why["f"].startswith("not a command: ")
-    assert [type(item) for item in found.values()].count(Received) == 1
+    assert [type(item) for item in found.values()].count(ReceivedCommand) == 1
     assert {item.uid for item in found.values()} == {os.getuid()}
 
 
@@ -288,7 +288,7 @@ def test_a_command_that_cannot_be_recorded_now_waits_a_quarter_of_a_minute(
         inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
     first, second = (item.file_name for item in inbox.waiting())
     monkeypatch.setattr("gpusched.queue.inbox.time.monotonic", lambda: now[0])
-    inbox.put_off(first)
+    inbox.postpone(first)
     now[0] = 114.9
     assert [item.file_name for item in inbox.waiting()] == [second], "it holds up no other"
     now[0] = 115.0
@@ -351,27 +351,27 @@ def test_users_take_turns_and_each_ones_files_keep_their_order(tmp_path: Path, m
         monkeypatch.setattr(f"gpusched.queue.arrivals.{name}", value)
     inbox = Inbox(tmp_path)
     inbox.create()
-    assert (inbox.has_any(), inbox.turn()) == (False, [])
+    assert (inbox.has_any(), inbox.next_batch()) == (False, [])
     put(inbox, ALICE, *(f"a{n}" for n in range(9)))
-    assert inbox.turn() == ["a0", "a1", "a2"], "so many of one user"
+    assert inbox.next_batch() == ["a0", "a1", "a2"], "so many of one user"
     put(inbox, BOB, "z1", "z2")
-    assert inbox.turn() == ["a0", "a1", "a2", "z1", "z2"]
+    assert inbox.next_batch() == ["a0", "a1", "a2", "z1", "z2"]
     put(inbox, 12303, "m1", "m2")
-    assert len(found := inbox.turn()) == 5, "so many of all"
+    assert len(found := inbox.next_batch()) == 5, "so many of all"
     assert {"a0", "m1", "z1"} < set(found)
-    inbox.put_off("a0")
+    inbox.postpone("a0")
     inbox.remove("a1")
     put(inbox, BOB, "large", size=101)
-    assert {"a2", "large", "m1"} <= set(inbox.turn()), "one is taken, however large"
+    assert {"a2", "large", "m1"} <= set(inbox.next_batch()), "one is taken, however large"
     put(inbox, ALICE, "a20", size=101)
-    assert inbox.turn() == ["a2", "large", "m1", "m2"], "100 bytes of one"
+    assert inbox.next_batch() == ["a2", "large", "m1", "m2"], "100 bytes of one"
     put(inbox, 12303, "m0", size=60)
-    assert inbox.turn() == ["a2", "large"], "150 bytes of all"
+    assert inbox.next_batch() == ["a2", "large"], "150 bytes of all"
     for name in ("large", "z1", "z2", "m0", "m1", "m2", "a20", *(f"a{n}" for n in range(2, 9))):
         inbox.remove(name)
-    assert (inbox.turn(), inbox.has_any()) == ([], False), "a0 is put off"
-    assert inbox.put_off_of(ALICE) == ["a0"]
-    assert inbox.put_off_of(BOB) == []
+    assert (inbox.next_batch(), inbox.has_any()) == ([], False), "a0 is put off"
+    assert inbox.postponed_of(ALICE) == ["a0"]
+    assert inbox.postponed_of(BOB) == []
 
 
 @needs_root
@@ -385,7 +385,7 @@ def test_the_latest_files_beyond_a_users_limit_are_refused_by_their_number(
     put(inbox, ALICE, *(f"a{n}" for n in range(10)))
     put(inbox, BOB, "b")
     assert inbox.surplus() == {}, "nothing was looked for yet"
-    inbox.turn()
+    inbox.next_batch()
     assert inbox.surplus() == {ALICE: ["a9", "a8"]}
     inbox.discard(["a9", "a8"])
     assert inbox.surplus() == {ALICE: ["a7", "a6"]}
@@ -400,12 +400,12 @@ def test_a_folder_that_cannot_be_read_at_once_is_read_on(tmp_path: Path, monkeyp
     inbox.create()
     put(inbox, os.getuid(), *(f"{n:04d}" for n in range(1200)))
     monkeypatch.setattr("gpusched.queue.arrivals.WALK_S", -1.0)
-    counts = [len(inbox._arrivals._owner) for _ in range(4) if inbox.turn() is not None]
+    counts = [len(inbox._arrivals._owner) for _ in range(4) if inbox.next_batch() is not None]
     assert counts == [500, 1000, 1200, 1200]
     (inbox.new / "0000").unlink()
     for _ in range(5):
-        inbox.turn()
-    assert not inbox.seen("0000")
+        inbox.next_batch()
+    assert not inbox.is_listed("0000")
     inbox.close()
 
 
@@ -449,7 +449,7 @@ def test_folders_are_cleared_in_bounded_steps_and_no_link_is_followed(
     os.close(folder)
     inbox.refuse("deep")
     monkeypatch.setattr("gpusched.queue.inbox.KEEP_REFUSED_S", -1.0)
-    monkeypatch.setattr("gpusched.queue.inbox.MAX_TIDIED", 1000)
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REMOVED_PER_CALL", 1000)
     calls = 0
     while list(inbox.refused.iterdir()):
         inbox.tidy_refused()

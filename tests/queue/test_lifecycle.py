@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
-from gpusched.queue.lifecycle import TRANSITIONS, IllegalTransition, move
+from gpusched.queue.lifecycle import TRANSITIONS, IllegalTransition, transition_to
 from tests.controller.folding import NOW, spec
 
 _S = JobState
@@ -20,7 +20,7 @@ def job(state: JobState) -> JobRecord:
 
 @pytest.mark.parametrize(("before", "after"), sorted(TRANSITIONS))
 def test_legal_ones_move_and_say_so(before: JobState, after: JobState) -> None:
-    moved, event = move(job(before), after, NOW + 1, event="x", data={"more": 1}, reason="New")
+    moved, event = transition_to(job(before), after, NOW + 1, event="x", data={"more": 1}, reason="New")
     assert (moved.state, moved.reason, moved.attempt) == (after, "New", 3)
     assert event.data == {"from": before, "to": after, "reason": "New", "attempt": 3, "more": 1}
     assert (event.job_id, event.user, event.time, event.kind) == ("0123456789a", "alice", NOW + 1, "x")
@@ -29,7 +29,7 @@ def test_legal_ones_move_and_say_so(before: JobState, after: JobState) -> None:
 @pytest.mark.parametrize(("before", "after"), sorted(set(product(_S, _S)) - TRANSITIONS))
 def test_illegal_ones_raise_with_the_story(before: JobState, after: JobState) -> None:
     with pytest.raises(IllegalTransition) as caught:
-        move(job(before), after, NOW, event="x")
+        transition_to(job(before), after, NOW, event="x")
     said = str(caught.value)
     assert f"job 0123456789a: {before} -> {after} is not a transition" in said
     assert "attempt 3" in said

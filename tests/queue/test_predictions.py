@@ -9,7 +9,7 @@ from gpusched.model.jobs import JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.snapshots import finished_lately
+from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.controller.folding import spec
 from tests.queue.test_store import NOW, job
@@ -53,8 +53,8 @@ def test_ended_jobs_tell_how_long_they_ran_unless_a_node_or_the_scheduler_cut_th
         store.put_jobs([job(f"j{n}", state, spec=wide, attempt=2, **times)])
     for n in range(3):  # of the latest that ended, so that they would crowd out those that ran
         store.put_jobs([job(f"never{n}", JobState.CANCELLED, start_time=None, end_time=NOW + 500 + n)])
-    assert finished_lately(store, {"p": PolicySpec(name="x")}) == ()
-    found = finished_lately(store, {"q": PolicySpec(name="y"), "p": PolicySpec(name="x", agent="rltune")})
+    assert recently_finished(store, {"p": PolicySpec(name="x")}) == ()
+    found = recently_finished(store, {"q": PolicySpec(name="y"), "p": PolicySpec(name="x", agent="rltune")})
     times = {(NOW - n, NOW + 100 + n, 90.0 + n) for n in range(5)}
     assert [j.ran_s for j in store.ended_runs(3)] == [92.0, 93.0, 94.0]
     limit = wide.time_limit_s

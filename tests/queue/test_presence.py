@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from gpusched.queue.clock import boot_id
-from gpusched.queue.presence import FILE, announce, controller_of, present
+from gpusched.queue.presence import FILE, announce, controller_of, controller_presence
 
 
 def test_it_is_there_while_it_says_so(tmp_path: Path) -> None:
     assert controller_of(tmp_path) is None
-    with present(tmp_path):
+    with controller_presence(tmp_path):
         found = controller_of(tmp_path)
         assert found is not None
         assert (found.pid, found.boot_id, (tmp_path / FILE).stat().st_mode & 0o777) == (os.getpid(), boot_id(), 0o644)
@@ -27,7 +27,7 @@ def test_it_is_there_while_it_says_so(tmp_path: Path) -> None:
 
 
 def test_one_that_has_ended_or_whose_number_is_anothers_is_not_there(tmp_path: Path) -> None:
-    with present(tmp_path):
+    with controller_presence(tmp_path):
         own = controller_of(tmp_path)
     assert own is not None
     child = subprocess.Popen(["true"])

@@ -14,7 +14,7 @@ from gpusched.config.policies import PolicySpec
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas
-from gpusched.queue.quotas import Queued, QuotaLedger, QuotaUsage, used_lately
+from gpusched.queue.quotas import PendingJobLimits, QuotaLedger, QuotaUsage, recent_quota_usage
 from gpusched.queue.schema import MIGRATIONS, SCHEMA
 from gpusched.queue.snapshots import recent_usage, snapshot_of_store
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
@@ -121,7 +121,7 @@ def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
     assert NOW - 8 * HOUR <= until <= NOW - 5 * HOUR, "it leaves no sooner than it may"
     later = store.gpu_seconds_of_week(NOW + WEEK_S - 9 * HOUR)
     assert not [one for one in later if one.group == "a"]
-    assert used_lately(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
+    assert recent_quota_usage(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
 
 
 def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
@@ -160,7 +160,7 @@ def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
     with store.transaction():
         store.put_jobs([waits, tasks, replace(waits, id="old", state=JobState.COMPLETED)])
     assert store.waiting_by_class() == {("bob", "a", ""): 1, ("ann", "a", ""): 2}
-    queued = Queued(store, QUOTAS)
+    queued = PendingJobLimits(store, QUOTAS)
     queued.check("ann", spec(), 1)
     with pytest.raises(UsageError, match=r"limit of user bob: 1 of 1 pending job; 1 more exceed it \(AssocMax"):
         queued.check("bob", spec(), 1)

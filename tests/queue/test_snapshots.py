@@ -22,7 +22,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView
-from gpusched.queue.snapshots import build_snapshot, lingering_gpus
+from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
@@ -122,7 +122,7 @@ def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -
 
     def left(**changes: Any) -> dict[str, dict[int, str]]:
         fields = {"job_id": "a", "attempt": 1, "rank": 0, "node": "n0", "runtime": "podman", "gpus": (1, 2)}
-        return lingering_gpus(active, [RankRecord(**fields | changes)])
+        return uncleaned_gpus(active, [RankRecord(**fields | changes)])
 
     why = "attempt 1 of job a may still be running there"
     assert left() == {"n0": {1: why, 2: why}}

@@ -21,7 +21,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
-from gpusched.queue.locks import holders
+from gpusched.queue.locks import lock_holders
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
@@ -303,7 +303,7 @@ def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> 
     def waiting(seconds: float) -> bool:
         waited.append(seconds)
         if len(waited) == 2:
-            named.extend(holders(tmp_path / DATABASE))
+            named.extend(lock_holders(tmp_path / DATABASE))
             assert holder.stdin is not None
             holder.stdin.close()
         return True

@@ -14,7 +14,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from gpusched.controller.learning import shared_link
-from gpusched.model.interference import ColocationSamples, ContentionEstimate, JobClassEstimate, JobShape, Paces
+from gpusched.model.interference import ColocationSamples, ContentionEstimate, JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.units import local_clock
@@ -37,9 +37,9 @@ LATE = 1e6  # so that jobs can have waited for days
 LINKS = ("server", "nic", "uplink")
 
 
-def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> Paces:
+def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> SpeedSamples:
     shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks)
-    return Paces(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
+    return SpeedSamples(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
 
 
 def sway(link: str, sensitivity: float, pressure: float, count: int = 5) -> ContentionEstimate:

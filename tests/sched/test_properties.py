@@ -326,9 +326,9 @@ def print_plans() -> None:
 def test_policies_of_all_names_are_known() -> None:
     from typing import get_args
 
-    from gpusched.model.policy import MAPPED, Backfill, Place
+    from gpusched.model.policy import MAPPING_PLACES, Backfill, Place
     from gpusched.sched.state import BACKFILLS, PLACES
 
-    assert {*PLACES, *MAPPED} == set(get_args(Place))
+    assert {*PLACES, *MAPPING_PLACES} == set(get_args(Place))
     assert set(BACKFILLS) == set(get_args(Backfill))
     assert PolicySpec(name="x").order == "fifo"

@@ -96,7 +96,7 @@ class SizedPolicy:
     def _running(self, stepper: Stepper, job: int) -> RunningView:
         start, due, rate = stepper.pace_of(job)
         spec = self._spec(stepper, job)
-        tells = self._trace.told is None or not math.isnan(self._trace.told.steps[job])
+        tells = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
         speeds = self._speeds.setdefault(job, {})
         if tells:
             speeds[spec.gpus] = rate
@@ -127,7 +127,7 @@ class SizedPolicy:
                 time_limit_s=int(min(limit, _LONGEST_S)) if math.isfinite(limit) else int(_LONGEST_S),
                 elastic=Elastic(
                     sizes=sizes, base_gpus=parts * gpus, base_cores=parts * cores, base_memory_mib=parts * memory,
-                    cooldown_s=0 if self._trace.told is None else int(self._trace.told.cooldown_s[job]),
+                    cooldown_s=0 if self._trace.progress is None else int(self._trace.progress.cooldown_s[job]),
                 ) if len(sizes) > 1 else None,
             )  # fmt: skip
         return self._specs[job]

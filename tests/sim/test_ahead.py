@@ -22,7 +22,7 @@ from gpusched.model.jobs import Allocation, Dependency, DependencyKind, JobState
 from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.resources import SharingSettings
-from gpusched.model.snapshot import PendingView, RunningView, Snapshot, held_once
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot, without_double_counting
 from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
@@ -267,7 +267,7 @@ def shown_once(snap: Snapshot, full: dict[str, tuple[int, ...]]) -> Snapshot:
     for one, other in combinations([job for job in found.values() if job.shares], 2):
         here = one.allocation.parts[0].node == other.allocation.parts[0].node
         if here and set(one.shares) & set(other.shares):
-            for job, mate in zip(held_once(one, other), (other, one), strict=True):
+            for job, mate in zip(without_double_counting(one, other), (other, one), strict=True):
                 found[job.id] = msgspec.structs.replace(job, partner=mate.id)
     return msgspec.structs.replace(snap, running=tuple(found.values()))
 

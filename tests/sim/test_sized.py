@@ -239,7 +239,7 @@ def with_told(trace: Trace, seed: int) -> Trace:
     tells = rng.random(jobs) < 0.7
     return replace(
         trace,
-        told=ProgressRecords(
+        progress=ProgressRecords(
             steps=np.where(tells, 100.0, np.nan),
             cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
             cooldown_s=rng.choice([0.0, 100.0], jobs),

@@ -22,7 +22,7 @@ from gpusched.controller.slurm.nodes import record_beside_slurm
 from gpusched.controller.slurm.requests import SlurmContext
 from gpusched.model.jobs import ACTIVE, Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.plan import Plan
-from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.readings import NodeState
 from gpusched.model.slurm import SlurmJob, SlurmNode
 from gpusched.queue.snapshots import snapshot_of_store
@@ -180,7 +180,12 @@ def heuristics() -> list[str]:
     for name in names_in((BUILT_IN,)):
         file = policy_file(name, (BUILT_IN,))
         policy = load_policy(file) if file is not None else None
-        if policy is not None and policy.agent is None and policy.sizes == "base" and policy.place not in MAPPED:
+        if (
+            policy is not None
+            and policy.agent is None
+            and policy.sizes == "base"
+            and policy.place not in MAPPING_PLACES
+        ):
             found.append(name)
     return found
 

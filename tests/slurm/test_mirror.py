@@ -19,7 +19,7 @@ from gpusched.controller.slurm.requests import NO_LIMIT_S, SlurmContext, request
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
-from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, barred
+from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, slurm_block_reason
 
 T = 1_800_000_000.0
 
@@ -209,8 +209,8 @@ def test_a_begin_time_and_a_dependency_keep_a_job_waiting() -> None:
 )  # fmt: skip
 def test_what_slurm_does_not_let_start_is_left_to_it(reason: str, reservation: str, why: str) -> None:
     facts = SlurmFacts(reason=reason, reservation=reservation)
-    assert why in barred(facts)
-    assert bool(barred(facts)) == bool(why)
+    assert why in slurm_block_reason(facts)
+    assert bool(slurm_block_reason(facts)) == bool(why)
 
 
 # -- attempts and ids --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
-from gpusched.traces.readers.guess import guess
+from gpusched.traces.readers.guess import detect_format
 from gpusched.traces.slicing import gpu_seconds
 from gpusched.traces.trace import Trace
 from tests.traces import samples
@@ -206,9 +206,9 @@ def test_swf_job_0_is_nobody_to_wait_for(put: Put) -> None:
 
 def test_a_log_of_remarks_only_is_swf(put: Put) -> None:
     for text in ("; Version: 2.2\n", "; a\n; b\n"):
-        assert guess(put("log", text)) == "swf"
-    assert guess(put("log", "a remark\n")) is None
-    assert guess(put("log", "; a\n1 2 3\n")) is None
+        assert detect_format(put("log", text)) == "swf"
+    assert detect_format(put("log", "a remark\n")) is None
+    assert detect_format(put("log", "; a\n1 2 3\n")) is None
 
 
 def test_gavel(put: Put) -> None:

@@ -225,7 +225,7 @@ def test_a_job_that_had_several_sizes_has_its_work_at_its_base_size_by_its_own_p
     )
     work = 94 + 56 * 1.8 + 60 * 1.5
     assert trace.duration.tolist() == pytest.approx([work, 60 * 2**0.8, 100.0], rel=1e-12)
-    told = trace.told
+    told = trace.progress
     assert told is not None
     np.testing.assert_allclose(told.steps, [work, np.nan, np.nan])
     np.testing.assert_array_equal(told.cost_s, [(16 + 14) / 2, np.nan, np.nan])
@@ -265,8 +265,8 @@ def test_a_window_takes_what_is_left_of_the_work(tmp_path: Path) -> None:
     assert (trace.ids, before) == (("r", "x"), 1)
     assert trace.duration.tolist() == pytest.approx([50 * 1.5, 50.0])
     assert trace.limit.tolist() == [600.0 - 100 - 60 - 10, 600.0]
-    assert trace.told is not None
-    assert list(trace.told.sizes(0)) == [2, 4, 8]
+    assert trace.progress is not None
+    assert list(trace.progress.sizes(0)) == [2, 4, 8]
 
 
 def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
@@ -277,20 +277,20 @@ def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
     store.close()
     trace = load(tmp_path / "state")
     only = select(trace, np.array([False, True]))
-    assert only.told is not None
-    assert (only.told.sizes(0).keys(), only.told.run_job.tolist()) == ({8}, [0])
+    assert only.progress is not None
+    assert (only.progress.sizes(0).keys(), only.progress.run_job.tolist()) == ({8}, [0])
     tracefile.write(tmp_path / "t.gpusched.npz", trace)
     kept = load(tmp_path / "t.gpusched.npz")
-    assert trace.told is not None
-    assert kept.told is not None
+    assert trace.progress is not None
+    assert kept.progress is not None
     for field in fields(ProgressRecords):
-        np.testing.assert_array_equal(getattr(kept.told, field.name), getattr(trace.told, field.name))
+        np.testing.assert_array_equal(getattr(kept.progress, field.name), getattr(trace.progress, field.name))
     for change in (
-        {"size_job": trace.told.size_job[::-1]},
-        {"steps_per_s": trace.told.steps_per_s * 0},
-        {"steps": trace.told.steps[:1]},
+        {"size_job": trace.progress.size_job[::-1]},
+        {"steps_per_s": trace.progress.steps_per_s * 0},
+        {"steps": trace.progress.steps[:1]},
     ):
-        tracefile.write(tmp_path / "b.npz", replace(trace, told=replace(trace.told, **change)))
+        tracefile.write(tmp_path / "b.npz", replace(trace, progress=replace(trace.progress, **change)))
         with pytest.raises(FileError, match="told"):
             tracefile.read(tmp_path / "b.npz")
 
@@ -303,7 +303,7 @@ def test_a_replay_at_the_recorded_sizes_takes_what_was_recorded(tmp_path: Path) 
     pool = Pool.uniform(1, 8)
     stepper = Stepper(trace, pool, ReplayOptions(elastic=elastic_of(trace)))
     stepper.advance()
-    told = trace.told
+    told = trace.progress
     assert told is not None
     for gpus, seconds in zip(told.run_gpus.tolist(), told.run_s.tolist(), strict=True):
         if stepper.waiting():

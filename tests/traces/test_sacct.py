@@ -12,7 +12,7 @@ import pytest
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.traces.load import load
 from gpusched.traces.own import between
-from gpusched.traces.readers.guess import guess
+from gpusched.traces.readers.guess import detect_format
 from gpusched.traces.trace import Trace
 from tests.traces import samples
 
@@ -54,7 +54,7 @@ def by_id(trace: Trace, column: str) -> dict[str, float]:
 
 def test_every_field(put: Put) -> None:
     path = put("f", samples.SACCT)
-    assert guess(path) == "sacct"
+    assert detect_format(path) == "sacct"
     trace = load(path, strict=True)
     assert trace.ids == ("1", "2", "6_0", "7", "8", "12", "4", "3", "6_2", "8~2")
     assert trace.epoch == T0

@@ -19,9 +19,9 @@ from gpusched.traces.generate import generate
 from gpusched.traces.load import load
 from gpusched.traces.slicing import (
     gpu_seconds,
-    moment,
     nodes_for_load,
     offered_load,
+    parse_trace_time,
     scale_arrivals,
     select,
     slice_trace,
@@ -53,7 +53,7 @@ def test_slice(put: Put) -> None:
         with pytest.raises(UsageError):
             slice_trace(trace, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no calendar"):
-        moment(replace(trace, epoch=None), "2001-09-09")
+        parse_trace_time(replace(trace, epoch=None), "2001-09-09")
 
 
 def test_loads() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.config.paths import write_whole
+from gpusched.config.paths import write_atomic
 from gpusched.config.weights import Arrays
 
 EVERY_S = 5.0
@@ -59,7 +59,7 @@ class Checkpoint:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_whole(self.path, save(contiguous, {"key": self.key, "state": json.dumps(state)}))
+        write_atomic(self.path, save(contiguous, {"key": self.key, "state": json.dumps(state)}))
         self._last = time.monotonic()
 
     def remove(self) -> None:

@@ -23,7 +23,7 @@ from gpusched.sim.power import power_model
 from gpusched.study.own import history, limited
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
-from gpusched.traces.slicing import moment, select, slice_trace
+from gpusched.traces.slicing import parse_trace_time, select, slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
@@ -146,7 +146,7 @@ def _over_s(request: TrainRequest, trace: Trace) -> float:
         if request.trace is None:
             until = parse_time(request.until, time.time()) - (trace.epoch or 0.0)
         else:
-            until = moment(trace, request.until)
+            until = parse_trace_time(trace, request.until)
     except (ValueError, UsageError):
         return 0.0
     return max(0.0, until - float(trace.submit[-1]))

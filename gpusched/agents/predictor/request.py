@@ -105,7 +105,7 @@ def _workload(request: PredictorRequest) -> tuple[Trace, float]:
     """The jobs, and when on their clock nothing later may be learned from: ``--until``, else the end of all."""
     from gpusched.study.own import history
     from gpusched.traces.load import load
-    from gpusched.traces.slicing import moment, slice_trace
+    from gpusched.traces.slicing import parse_trace_time, slice_trace
 
     if request.trace is None:
         from gpusched.model.units import parse_time
@@ -114,7 +114,7 @@ def _workload(request: PredictorRequest) -> tuple[Trace, float]:
         until = None if request.until is None else parse_time(request.until, time.time()) - (trace.epoch or 0.0)
     else:
         whole = load(request.trace, request.format)
-        until = None if request.until is None else moment(whole, request.until)
+        until = None if request.until is None else parse_trace_time(whole, request.until)
         trace = slice_trace(whole, vc=request.vc, since=request.since, until=until)
     return trace, float(ends_of(trace).max()) if until is None else until
 

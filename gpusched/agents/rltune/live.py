@@ -29,7 +29,7 @@ from gpusched.agents.rltune.known import known_of_snapshot
 from gpusched.agents.rltune.preempt import PreemptionModel, prepare_ranks
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates
-from gpusched.model.policy import MAPPED
+from gpusched.model.policy import MAPPING_PLACES
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import place_queue
@@ -84,7 +84,7 @@ def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -
     if not sound:
         raise Unusable(NO_NUMBER)
     order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
-    if policy.place in MAPPED:
+    if policy.place in MAPPING_PLACES:
         return order.tolist(), _mapped(context, order, by)
     return order.tolist(), QueueBlock(policy, int(arrange(state, order, by)), float("inf"))
 

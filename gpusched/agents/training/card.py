@@ -12,7 +12,7 @@ import yaml
 
 from gpusched import __version__
 from gpusched.agents.common.request import ResultRow
-from gpusched.config.paths import write_whole
+from gpusched.config.paths import write_atomic
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.trace import Trace
@@ -78,7 +78,7 @@ def write_card(path: Path, card: Card) -> None:
     """Writes the card, whole or not at all."""
     content = msgspec.to_builtins(card)
     content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
-    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
+    write_atomic(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
 
 
 def code_version() -> str:

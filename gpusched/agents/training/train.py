@@ -23,7 +23,7 @@ from gpusched.agents.describe import what_decides
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
-from gpusched.config.weights import CARD, Arrays, digest_of, knows_of, load_file, save_model
+from gpusched.config.weights import CARD, Arrays, digest_of, load_file, run_time_source, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
@@ -195,7 +195,7 @@ def _card(
         policy=job.spec.name, agent=job.spec.agent or "", partition=job.partition,
         trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(), weights=weights,
         device=job.device, seed=job.seed, seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=wall_time_s,
-        knows=knows_of(trained.about), inventory=shape_of(job.scenario.pool), trace=data,
+        knows=run_time_source(trained.about), inventory=shape_of(job.scenario.pool), trace=data,
         hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
         notes=(*trained.notes, *job.scenario.notes), decides=decides,
     )  # fmt: skip

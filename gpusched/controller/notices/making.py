@@ -10,10 +10,10 @@ import msgspec
 
 from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
-from gpusched.model.arrays import first_of
+from gpusched.model.arrays import first_task_of
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
-from gpusched.model.notices import BY_DEFAULT, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
+from gpusched.model.notices import DEFAULT_NOTICE_KINDS, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
 from gpusched.model.units import format_duration, iso_utc
 from gpusched.queue.store import Reader
 
@@ -76,7 +76,7 @@ class NoticeMaker:
             return None
         tasks = event.data.get("tasks")
         rows = self._reader.rows_of(event.job_id if tasks is None else f"{event.job_id}_[{tasks}]")
-        return first_of(rows[0]) if rows else None
+        return first_task_of(rows[0]) if rows else None
 
     def _is_over(self, array: str) -> bool:
         if array not in self._ended:
@@ -143,7 +143,7 @@ class NoticeMaker:
     def _receivers(self, job: JobRecord, own_only: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield a job's receivers and their kinds; ``own_only``: leave out receivers of all jobs."""
         if job.spec.mail:
-            yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
+            yield MAIL + job.spec.mail, job.spec.notify or DEFAULT_NOTICE_KINDS
         for receiver in self._asked.to:
             if job.user in receiver.users or not (receiver.users or own_only):
                 yield digest_of(receiver), receiver.on

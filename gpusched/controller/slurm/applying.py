@@ -31,7 +31,7 @@ from gpusched.model.jobs import JobRecord, Preemptions
 from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import LEASE, LEASE_TROUBLE, SlurmJob, SlurmMode, bar, is_held_in_reservation
+from gpusched.model.slurm import LEASE, LEASE_TROUBLE, SlurmJob, SlurmMode, blocking_reason, is_held_in_reservation
 from gpusched.model.units import format_duration
 from gpusched.queue.store import Store
 from gpusched.slurm import lease
@@ -309,7 +309,7 @@ class LeaseApplier:
         reasons: dict[str, Reason] = {}
         calls: list[ScontrolCall] = []
         for job in queue.waiting.values():
-            if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(NOT_YET):
+            if job.reservation or job.priority == 0 or blocking_reason(job.reason) or job.reason.startswith(NOT_YET):
                 continue
             name = queue.store_id(job)
             decides = deciding & set(job.partitions)

@@ -19,7 +19,7 @@ from gpusched.controller.slurm.mirror import (
 from gpusched.controller.slurm.requests import SlurmContext
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import ENDED, JobRecord
-from gpusched.model.slurm import SlurmJob, bar
+from gpusched.model.slurm import SlurmJob, blocking_reason
 from gpusched.queue.damage import STORE_FAULTS
 
 MAX_DRIFTS = 1000
@@ -142,7 +142,12 @@ class JobMirror:
 
 def _only_drifts(old: SlurmJob, new: SlurmJob) -> bool:
     """Return whether a pending job changed only in priority, which rises with its age, or in its reason."""
-    if new.state != "PENDING" or not (old.priority and new.priority) or bar(old.reason) or bar(new.reason):
+    if (
+        new.state != "PENDING"
+        or not (old.priority and new.priority)
+        or blocking_reason(old.reason)
+        or blocking_reason(new.reason)
+    ):
         return False
     return msgspec.structs.replace(new, priority=old.priority, reason=old.reason) == old
 

@@ -18,14 +18,14 @@ import numpy as np
 from gpusched.model.interference import (
     ColocationSamples,
     ContentionEstimate,
+    ContentionSummary,
     Cost,
     JobClassEstimate,
     JobShape,
     Link,
-    Paces,
-    PaceSample,
-    PaceTold,
-    SwayTold,
+    SpeedSample,
+    SpeedSamples,
+    SpeedSummary,
 )
 from gpusched.sched.interference import placement
 from gpusched.sched.interference.pairs import NOISE, USUAL, ClassEffect, expected, observed
@@ -56,7 +56,7 @@ class SoloSpeed(NamedTuple):
 
 
 def learned(
-    known: Mapping[str, JobClassEstimate], seen: PaceSample
+    known: Mapping[str, JobClassEstimate], seen: SpeedSample
 ) -> tuple[tuple[JobClassEstimate, ...], float | None]:
     """The kinds that change by one more attempt, and the logarithm of its pace as it would have been alone.
 
@@ -91,7 +91,7 @@ def learned(
         if len(beside) == 1 and beside[0].share > _WHOLE:
             kinds[seen.kind] = _with_beside(kinds[seen.kind], beside[0].link, beside[0].kind, told - alone.log)
     weight = _LEAST_SPREAD / (_LEAST_SPREAD + variance) if shares > _ALONE else 1.0
-    new_paces = Paces(
+    new_paces = SpeedSamples(
         shape=seen.shape, logs=(*(paces.logs if paces else ()), (told + lost, weight))[-LATEST:],
         count=(paces.count if paces else 0) + 1, best=max(paces.best if paces else -inf, told),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def learned(
     return changed, told + lost
 
 
-def alone_at(paces: Paces | None) -> SoloSpeed | None:
+def alone_at(paces: SpeedSamples | None) -> SoloSpeed | None:
     """What its attempts say of a kind's pace alone; None: none has told."""
     if paces is None or not paces.logs:
         return None
@@ -164,15 +164,20 @@ def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link
     return cost
 
 
-def told_of(belief: JobClassEstimate) -> tuple[tuple[PaceTold, ...], tuple[SwayTold, ...]]:
+def told_of(belief: JobClassEstimate) -> tuple[tuple[SpeedSummary, ...], tuple[ContentionSummary, ...]]:
     """A kind's paces, the most measured first, and its sensitivities and pressures."""
     paces = []
     for one in sorted(belief.shapes, key=lambda one: -one.count):
         if (alone := alone_at(one)) is not None:
             low, middle, high = _bounds(alone.log, alone.spread**2)
-            paces.append(PaceTold(shape=one.shape, pace=middle, low=low, high=high, measurements=one.count))
-    links = (SwayTold(link=s.link, sensitivity=_bounds(s.sensitivity, s.cov[0]), pressure=_bounds(s.pressure, s.cov[1]),
-                      measurements=s.count) for s in belief.links)  # fmt: skip
+            paces.append(SpeedSummary(shape=one.shape, pace=middle, low=low, high=high, measurements=one.count))
+    links = (
+        ContentionSummary(
+            link=s.link, sensitivity=_bounds(s.sensitivity, s.cov[0]), pressure=_bounds(s.pressure, s.cov[1]),
+            measurements=s.count,
+        )
+        for s in belief.links
+    )  # fmt: skip
     return tuple(paces), tuple(links)
 
 
@@ -194,7 +199,7 @@ def _cost(mean: float, variance: float, count: int, source: str) -> Cost:
     )  # fmt: skip
 
 
-def _between(wide: Paces | None, tight: Paces | None) -> tuple[float, float] | None:
+def _between(wide: SpeedSamples | None, tight: SpeedSamples | None) -> tuple[float, float] | None:
     """By how much a step is longer at the one than at the other, in logarithms, and the variance of that."""
     there, here = alone_at(wide), alone_at(tight)
     return None if there is None or here is None else (here.log - there.log, here.variance + there.variance)
@@ -235,7 +240,7 @@ def _by_formula(own: JobClassEstimate, wide: JobShape, tight: JobShape) -> Cost 
     return cost
 
 
-def _pace(paces: Paces) -> float:
+def _pace(paces: SpeedSamples) -> float:
     alone = alone_at(paces)
     assert alone is not None
     return alone.log
@@ -246,7 +251,7 @@ def _placed(shapes: Sequence[JobShape]) -> placement.Placed:
     return placement.Placed(*(np.array(column, np.int64) for column in columns))
 
 
-def _at(belief: JobClassEstimate, shape: JobShape) -> Paces | None:
+def _at(belief: JobClassEstimate, shape: JobShape) -> SpeedSamples | None:
     return next((paces for paces in belief.shapes if paces.shape == shape), None)
 
 

@@ -12,7 +12,7 @@ from math import exp, sqrt
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from gpusched.model.interference import JobShape, PaceOn, SlowGpu
+from gpusched.model.interference import AttemptSpeed, JobShape, SlowGpu
 
 FALSE_ALARMS = 0.01  # the chance that any of a cluster's equal GPUs is called slow
 LEAST_JOBS = 5
@@ -25,7 +25,7 @@ _SURE = 1.96
 _Gpu = tuple[str, int]
 
 
-def slow_gpus(paces: Sequence[PaceOn]) -> tuple[SlowGpu, ...]:
+def slow_gpus(paces: Sequence[AttemptSpeed]) -> tuple[SlowGpu, ...]:
     """The slow ones, the surest first. ``paces``: of attempts, as they would have been alone."""
     groups: dict[tuple[str, JobShape], list[int]] = {}
     for row, pace in enumerate(paces):
@@ -79,7 +79,7 @@ class _Off(NamedTuple):
     spread: float
 
 
-def _off(paces: Sequence[PaceOn], alike: Sequence[Sequence[int]], without: set[int]) -> dict[int, _Off]:
+def _off(paces: Sequence[AttemptSpeed], alike: Sequence[Sequence[int]], without: set[int]) -> dict[int, _Off]:
     """Of each attempt, compared with those that nothing explains yet."""
     off: dict[int, _Off] = {}
     for rows in alike:

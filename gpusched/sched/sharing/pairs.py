@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.model.interference import Cost, JobClassEstimate, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, job_class_of
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.plan import Action, Start
 from gpusched.model.resources import SharingSettings
@@ -226,7 +226,7 @@ class SharingPass:
         return f"it cannot share GPUs now: {why}"
 
     def _pair(self, job: PendingView, other: Sharer) -> SharedPlace:
-        mine, its = kind_of(job.user, job.spec.name), kind_of(other.user, other.name)
+        mine, its = job_class_of(job.user, job.spec.name), job_class_of(other.user, other.name)
         return SharedPlace(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
 
     def _beside(self, job: PendingView, other: Sharer) -> SharedPlace | Miss:
@@ -255,7 +255,7 @@ class SharingPass:
 
 def party(user: str, name: str, memory_mib: int | None) -> Party:
     """Return what matters of such a job."""
-    return user, kind_of(user, name), memory_mib or 0
+    return user, job_class_of(user, name), memory_mib or 0
 
 
 def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:

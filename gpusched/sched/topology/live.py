@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, kind_of
+from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, job_class_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
@@ -47,7 +47,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         waiting: Its jobs as arrays.
         scratch: Room to work in, of these.
     """
-    asking = {name for name, policy in snapshot.policies.items() if policy.by_beliefs}
+    asking = {name for name, policy in snapshot.policies.items() if policy.uses_job_class_estimates}
     asked = [j for name in asking for j in waiting.queues.get(name, ())]
     if not snapshot.beliefs or not asked:
         return None
@@ -104,11 +104,11 @@ def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
 
 
 def _waiting_kind(table: _Table, job: PendingView, counts: tuple[int, ...]) -> int:
-    return table.row(kind_of(job.user, job.spec.name), job.spec.gpus, counts)
+    return table.row(job_class_of(job.user, job.spec.name), job.spec.gpus, counts)
 
 
 def _running_kind(table: _Table, job: RunningView) -> int:
-    kind = kind_of(job.user, job.spec.name) if job.spec is not None else ""
+    kind = job_class_of(job.user, job.spec.name) if job.spec is not None else ""
     return table.row(kind, job.allocation.gpus, (len(job.allocation.parts),))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.model.jobs import JobSpec
-from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.snapshot import PendingView
 from gpusched.model.units import count_of, local_clock
 
@@ -49,7 +49,7 @@ def _divisors(gpus: int, most: int) -> tuple[int, ...]:
 def knows_racks(policy: PolicySpec) -> bool:
     """Whether it can keep a job's nodes in one rack: all stages can but those that map jobs to nodes; few agents do."""
     traits = policy.traits
-    return policy.place not in MAPPED and (policy.agent is None or traits.sizes or traits.places)
+    return policy.place not in MAPPING_PLACES and (policy.agent is None or traits.sizes or traits.places)
 
 
 def waits_until(job: PendingView, policy: PolicySpec) -> float:

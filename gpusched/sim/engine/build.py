@@ -11,7 +11,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.estimation.features import time_limits
 from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
-from gpusched.model.policy import MAPPED
+from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.state import (
@@ -90,7 +90,7 @@ class ResizableJobs:
         linear: Whether a job without figures for a size goes as at the nearest that has some, or in proportion to its
             GPUs (`gpusched.sim.rates.resized_on`); else it cannot have that size.
         cores, memory_mib: Between which amounts in all its cores and MiB go with its GPUs; None: in proportion.
-            One of a trace with `Trace.told` goes by that.
+            One of a trace with `Trace.progress` goes by that.
         sizes: What each job may have, ascending; None: its own number, and powers of two.
     """
 
@@ -204,8 +204,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if options.quotas is not None:
         demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
-    if options.elastic is not None and trace.told is not None:  # as measured of each job
-        restart_s = np.where(np.isnan(trace.told.cost_s), restart_s, trace.told.cost_s)
+    if options.elastic is not None and trace.progress is not None:  # as measured of each job
+        restart_s = np.where(np.isnan(trace.progress.cost_s), restart_s, trace.progress.cost_s)
     speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
     # Who is told run times is told those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
@@ -215,7 +215,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         knowledge = knowledge._replace(expected=time_limits(trace))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
-    generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
+    generic = options.generic or changing or sized or rule in ("naive", *MAPPING_PLACES) or share != "no"
     generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None
     generic = generic or bool(options.reservations)
     if generic:
@@ -284,7 +284,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
 
 def estimator_for(world: SimWorld) -> Estimator:
     """Return who estimates run times: the trained predictor, where there is one and the policy goes by estimates."""
-    return world.options.predictor if world.options.predictor and world.policy.by_estimate else LastTwo()
+    return world.options.predictor if world.options.predictor and world.policy.uses_run_time_estimates else LastTwo()
 
 
 def log_of(world: SimWorld) -> EventLog:
@@ -375,7 +375,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
     parts, part_gpus, part_nodes = _held(world)
     milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
     notes = list(world.knowledge.notes)
-    if world.options.predictor is not None and world.policy.by_estimate:
+    if world.options.predictor is not None and world.policy.uses_run_time_estimates:
         notes += world.options.predictor.notes_for(trace)
     stuck = int((state["status"] == WAITING).sum())
     beside = int(sim.counter[UNMEASURED])

@@ -70,7 +70,7 @@ def new_queue(world: SimWorld) -> SimQueue:
         users=np.zeros(world.users + 1, USER),
         outcome=new_outcome(jobs, len(world.sim.held)),
         run_times=estimator_for(world).in_replay(world.trace),
-        estimates=policy.by_estimate,
+        estimates=policy.uses_run_time_estimates,
         order=ORDER_CODES.get(policy.order, PLAIN),
         rule=PLACEMENTS[world.rule],
         backfill=BACKFILLS[policy.backfill],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.model.policy import MAPPED, Mapping
+from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
@@ -165,4 +165,4 @@ def _set_measured(speeds: Floats, world: SimWorld) -> None:
 
 def is_mapped(world: SimWorld) -> bool:
     """Whether the replay's jobs are placed by mapping."""
-    return world.rule in MAPPED
+    return world.rule in MAPPING_PLACES

@@ -1,4 +1,4 @@
-"""The formats of recorded workloads, a module each (two in `slurm_like`), with ``read(source, strict) -> Trace``.
+"""Readers of recorded workloads, one module per format (two in `slurm_like`): ``read(source, strict) -> Trace``.
 
 In: files as they were published. Out: a `Trace`, with bad rows kept out and named by line. Begin with `draft`.
 """

@@ -1,4 +1,4 @@
-"""Parsed traces in the user's cache folder, so that a second run does not parse again."""
+"""Parsed traces in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_FILES = 32
 
 
 def folder() -> Path:
-    """``$XDG_CACHE_HOME/gpusched/traces``, else ~/.cache/gpusched/traces."""
+    """Return ``$XDG_CACHE_HOME/gpusched/traces``, else ~/.cache/gpusched/traces."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
     return base / "gpusched" / "traces"
 
 
 def place(sources: list[Path], format: str) -> Path | None:
-    """Where the trace of these files would be kept; None where there is no such place.
+    """Return the cache path for the trace of these files; None where none is possible.
 
     The name depends on the files' paths, sizes and times of change, on the format, and on the importers' own code.
     """
@@ -36,7 +36,7 @@ def place(sources: list[Path], format: str) -> Path | None:
 
 
 def get(file: Path | None) -> Trace | None:
-    """The kept trace, or None. A damaged file counts as none."""
+    """Return the cached trace, or None if missing or damaged."""
     if file is None or not file.exists():
         return None
     try:
@@ -48,7 +48,7 @@ def get(file: Path | None) -> Trace | None:
 
 
 def put(file: Path | None, trace: Trace) -> None:
-    """Keep a trace, and at most `MAX_FILES` of them; a cache that cannot be written only costs time."""
+    """Cache a trace, and at most `MAX_FILES` of them; write errors are ignored."""
     if file is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Text files as columns of text: compressed or not, with the line on which every row stands."""
+"""Text files as columns of text, compressed or not, with each row's line number."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Table:
 
 
 def stem(path: Path) -> str:
-    """The file's name without the endings of compressors."""
+    """Return the file's name without compression suffixes."""
     return path.stem if path.suffix in _SUFFIXES else path.name
 
 
 class CountedFile(io.FileIO):
-    """A file that can be asked how much of it has been read."""
+    """A file that counts the bytes read."""
 
     latest: CountedFile | None = None
-    """The one that was opened last, for whoever shows how far it is."""
+    """The file opened last, for progress bars."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -69,7 +69,7 @@ class CountedFile(io.FileIO):
 
     @property
     def done(self) -> int:
-        """Bytes of ``size`` that have been read; all of them once it is closed."""
+        """Return the bytes of ``size`` that have been read; all of them once it is closed."""
         try:
             return self.tell()
         except ValueError:
@@ -78,7 +78,7 @@ class CountedFile(io.FileIO):
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text, unpacked by what its first bytes say (gzip, xz, bzip2). Odd bytes become U+FFFD.
+    """Open a file as UTF-8 text, decompressed by its magic bytes (gzip, xz, bzip2). Invalid bytes become U+FFFD.
 
     Raises:
         GpuschedError: It is damaged or ends early.
@@ -105,7 +105,7 @@ def read_csv(
     *,
     header: Sequence[str] | None = None,
 ) -> Table:
-    """The required and the optional columns of a CSV file; others are skipped. ``what``: the file is, for errors.
+    """Read required and optional columns of a CSV file, skipping others. ``what``: its name in errors.
 
     ``header``: the columns of a file without a header line (one that is there all the same is skipped).
 
@@ -129,7 +129,7 @@ def read_csv(
 
 
 def read_fields(path: Path, names: Sequence[str], separator: str | None, comment: str | None = None) -> Table:
-    """Lines split at ``separator`` (None: at blanks); empty lines and those that begin with ``comment`` are skipped."""
+    """Read lines split at ``separator`` (None: whitespace); skip empty lines and ``comment`` lines."""
     rows, lines = [], []
     with open_text(path) as text:
         for number, line in enumerate(text, 1):
@@ -144,7 +144,7 @@ def read_lines(
     path: str, text: Iterable[str], what: str, needed: Sequence[str], any_of: Sequence[Sequence[str]],
     more: Sequence[str],
 ) -> Table:  # fmt: skip
-    """Lines that are split at the header's separator: the first of ``|``, the unit separator or tab that is in it.
+    """Read lines split at the header's separator: the first of ``|``, the unit separator or tab in it.
 
     Columns: those ``needed``, of each of ``any_of`` at least one, and ``more`` where they are there.
 

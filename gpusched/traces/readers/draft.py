@@ -1,4 +1,4 @@
-"""From columns of text to a `Trace`: each conversion keeps bad rows out, with their line and the reason."""
+"""Convert columns of text to a `Trace`; bad rows are rejected with their line and the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_WHOLE = 1 << 53  # beyond it a float no longer tells whole numbers apart
 
 
 class Draft:
-    """Rows on their way into a trace. The first reason against a row is the one that counts.
+    """Rows being converted into a trace. The first reason to reject a row is kept.
 
     Where ``strict``, `trace` refuses the first bad row instead of keeping it out.
     """
@@ -45,30 +45,30 @@ class Draft:
 
     @property
     def kept(self) -> Mask:
-        """The rows nothing speaks against so far."""
+        """Return the rows not rejected so far."""
         kept: Mask = self._verdicts == _KEPT
         return kept
 
     def has(self, column: str) -> bool:
-        """Whether the file has this column."""
+        """Return whether the file has this column."""
         return column in self._table.columns
 
     def text(self, column: str) -> Sequence[str]:
-        """A column as it stands in the file; empty texts where the file has no such column."""
+        """Return a column's text; empty strings where the file lacks the column."""
         return self._table.columns.get(column) or [""] * len(self)
 
     def where(self, column: str, holds: Callable[[str], bool]) -> Mask:
-        """The rows for whose text this holds."""
+        """Return the rows whose text satisfies a predicate."""
         return np.fromiter(map(holds, self.text(column)), np.bool_, len(self))
 
     # Keeping rows out
 
     def reject(self, where: Mask, key: str, expected: str, found: Callable[[int], str] | None = None) -> None:
-        """Keep these rows out as wrong; ``found`` says what stands in a row (default: the text of column ``key``)."""
+        """Reject these rows as invalid; ``found`` describes a row's value (default: the text of column ``key``)."""
         self._mark(where, _BAD, key, expected, found or (lambda row: _shown(self.text(key)[row])))
 
     def leave_out(self, where: Mask, key: str, expected: str, found: Callable[[int], str] | None = None) -> None:
-        """Keep these rows out as right but of no use here (never ran, still running): no error when strict."""
+        """Exclude valid rows that are of no use (never ran, still running): no error when strict."""
         self._mark(where, _LEFT_OUT, key, expected, found or (lambda row: _shown(self.text(key)[row])))
 
     def _mark(self, where: Mask, verdict: int, key: str, expected: str, found: Callable[[int], str]) -> None:
@@ -82,7 +82,7 @@ class Draft:
         self, column: str, expected: str = "a number", *, minimum: float = -np.inf, above: float = -np.inf,
         optional: bool = False,
     ) -> Floats:  # fmt: skip
-        """A column as numbers; rows below ``minimum``, or not above ``above``, are rejected. Unknown is NaN."""
+        """Return a column as numbers; reject rows below ``minimum``, or not above ``above``. Unknown is NaN."""
         texts = self.text(column)
         values = to_numbers(texts)
         wrong = self._unreadable(texts, ~np.isfinite(values), optional)
@@ -91,7 +91,7 @@ class Draft:
         return values
 
     def whole(self, column: str, expected: str, *, minimum: int = 0, optional: bool = False, unknown: int = -1) -> Ints:
-        """A column as whole numbers of at least ``minimum``."""
+        """Return a column as whole numbers of at least ``minimum``."""
         values = self.numbers(column, expected, minimum=minimum, optional=optional)
         with np.errstate(invalid="ignore"):
             fraction = (values != np.floor(values)) | (np.abs(values) > MAX_WHOLE)
@@ -100,7 +100,7 @@ class Draft:
         return np.where(known & ~fraction, values, unknown).astype(np.int64)
 
     def times(self, column: str, *, optional: bool = False) -> Floats:
-        """A column of dates and times as Unix seconds; without a zone the clock's time is kept as if it were UTC."""
+        """Return a column of dates and times as Unix seconds; times without a zone are read as UTC."""
         texts = self.text(column)
         values = to_times(texts)
         wrong = self._unreadable(texts, np.isnan(values), optional)
@@ -108,7 +108,7 @@ class Draft:
         return values
 
     def names(self, column: str, *, optional: bool = False) -> Names:
-        """A column of names as indices into the distinct ones; -1 where there is none."""
+        """Return a column of names as indices into the distinct ones; -1 for none."""
         texts = self.text(column)
         index, names = intern(texts)
         if not optional:
@@ -116,7 +116,7 @@ class Draft:
         return index, names
 
     def ids(self, column: str) -> tuple[str, ...]:
-        """A column of job ids; a second row of the same id is rejected."""
+        """Return a column of job ids; reject repeated ids."""
         texts = self.text(column)
         self.reject(self.where(column, operator.not_), column, "a job id")
         first: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Draft:
         return tuple(texts)
 
     def _unreadable(self, texts: Sequence[str], unknown: Mask, optional: bool) -> Mask:
-        """The rows with an unknown value, but for those that say nothing where the column is optional."""
+        """Return rows with an unknown value, except empty ones in optional columns."""
         if optional:
             for row in np.flatnonzero(unknown).tolist():
                 unknown[row] = texts[row].lower() not in _NOTHING
@@ -143,7 +143,7 @@ class Draft:
         names: Mapping[str, Names], columns: Mapping[str, Floats | Ints] | None = None, depends_on: Ints | None = None,
         rebase: bool = False, also_rejected: tuple[tuple[int, str], ...] = (),
     ) -> Trace:  # fmt: skip
-        """The kept rows, sorted by (submit, id). Columns are as in `Trace`, with one entry per row of the file.
+        """Build the trace of the kept rows, sorted by (submit, id). Columns are as in `Trace`, one entry per file row.
 
         ``names``: ``user``, ``group``, ``model``, ``gpu_type`` and ``status`` as `intern` gives them; ``columns``: more
         columns, what is left out is unknown; ``depends_on``: the row of the job that must have ended before, or -1;
@@ -180,7 +180,7 @@ class Draft:
         )
 
     def rejected(self) -> tuple[tuple[int, str], ...]:
-        """Rows kept out so far: (line, why), by line."""
+        """Return rows rejected so far: (line, why), by line."""
         return tuple((line, _why(*reason)) for line, *reason in self._all_reasons(bad_only=False))
 
     def _all_reasons(self, *, bad_only: bool) -> list[tuple[int, str, str, str]]:
@@ -193,13 +193,13 @@ class Draft:
         return sorted(found + self._others)
 
     def stop_if_strict(self) -> None:
-        """Raise FileError for the first bad row, when strict."""
+        """Raise FileError for the first bad row when strict."""
         if self._strict and (bad := self._all_reasons(bad_only=True)):
             line, key, found, expected = bad[0]
             raise FileError(self._table.path, line, key, found, expected)
 
     def _moved(self, depends_on: Ints, order: Ints) -> Ints:
-        """`moved`, without jobs that would wait for a later one (or themselves) for ever."""
+        """Apply `moved`, and drop dependencies on later jobs (or themselves), which would never be met."""
         places = moved(depends_on, order)
         lost = int(np.count_nonzero((places < 0) & (depends_on[order] >= 0)))
         later = places >= np.arange(len(places))
@@ -220,7 +220,7 @@ def assemble(
     names: Mapping[str, Names], columns: Mapping[str, Floats | Ints],
     rejected: tuple[tuple[int, str], ...] = (), notes: tuple[str, ...] = (),
 ) -> Trace:  # fmt: skip
-    """A trace from columns in their final order; what is left out is unknown. Names nobody uses are dropped."""
+    """Build a trace from ordered columns; missing ones are unknown. Unused names are dropped."""
     n = len(submit)
     filled: dict[str, Any] = {
         "limit": np.full(n, np.nan), "wait": np.full(n, np.nan), "gpu_milli": np.full(n, 1000, np.int64),
@@ -239,7 +239,7 @@ def assemble(
 
 
 def to_numbers(texts: Sequence[str]) -> Floats:
-    """Numbers; NaN for what is none, and for infinities."""
+    """Parse numbers; NaN for invalid text and infinities."""
     try:
         values = np.array(list(map(float, texts)), np.float64)
     except ValueError:
@@ -249,7 +249,7 @@ def to_numbers(texts: Sequence[str]) -> Floats:
 
 
 def to_times(texts: Sequence[str]) -> Floats:
-    """Unix seconds of ISO dates with times; NaN for what is none."""
+    """Parse ISO dates with times into Unix seconds; NaN for invalid text."""
     if set(map(len, texts)) == {19}:
         try:
             with warnings.catch_warnings(action="error"):  # of times with a zone, which numpy leaves out
@@ -260,7 +260,7 @@ def to_times(texts: Sequence[str]) -> Floats:
 
 
 def intern(texts: Sequence[str]) -> Names:
-    """Texts as indices into the distinct ones, in order of appearance; -1 for those that say nothing."""
+    """Return texts as indices into the distinct ones, in order of appearance; -1 for empty ones."""
     index = {word: -1 for word in set(texts) if word.lower() in _NOTHING}
     skipped = len(index)
     values = np.fromiter((index.setdefault(t, len(index) - skipped) for t in texts), np.int64, len(texts))
@@ -268,7 +268,7 @@ def intern(texts: Sequence[str]) -> Names:
 
 
 def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
-    """The order by (submit, id): ids that are whole numbers, or Slurm's, count by these, others as text."""
+    """Return the order by (submit, id): whole numbers and Slurm's ids compare as numbers, others as text."""
     if all(map(str.isdecimal, ids)) and max(map(len, ids), default=0) <= 18:
         return np.lexsort((np.array(list(map(int, ids)), np.int64), submit)).astype(np.int64)
     order = np.argsort(submit, kind="stable").astype(np.int64)
@@ -281,7 +281,7 @@ def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
 
 
 def moved(depends_on: Ints, order: Ints) -> Ints:
-    """Indices of other rows after only ``order``'s rows are kept, in that order; -1 where the other is gone."""
+    """Renumber row indices for ``order``'s rows only, in that order; -1 for dropped rows."""
     place = np.full(len(depends_on) + 1, -1, np.int64)  # the last entry stands for -1
     place[order] = np.arange(len(order))
     return place[depends_on[order]]

@@ -53,7 +53,7 @@ V100_STEPS_PER_S: dict[str, tuple[float, ...]] = {  # on 1, 2, 4, 8 GPUs
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace; jobs are numbered by row from 0, as in Gavel. Those without a measured speed are left out.
+    """Read the trace; jobs are numbered by row from 0, as in Gavel. Those without a measured speed are excluded.
 
     Raises:
         FileError: Not such a file; or strict, and a row is bad.
@@ -78,7 +78,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 def steps_per_s(model: str, gpus: int) -> float:
-    """Measured steps per second on that many V100s; NaN where nobody measured it."""
+    """Return measured steps per second on that many V100s; NaN if unmeasured."""
     speeds = dict(zip(_SCALES, V100_STEPS_PER_S.get(model, ()), strict=False))
     return speeds.get(gpus, np.nan)
 

@@ -1,4 +1,4 @@
-"""Which format a file or folder is, from what is in it."""
+"""Detect the format of a file or folder from its content."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 _BYTES_READ = 1 << 16
 
 
-def guess(path: Path) -> str | None:
-    """The format's name, or None where nothing fits."""
+def detect_format(path: Path) -> str | None:
+    """Return the format's name, or None where none matches."""
     with open(path, "rb") as file:
         magic = file.read(16)
     if magic.startswith(b"PK\x03\x04"):
@@ -42,7 +42,7 @@ def guess(path: Path) -> str | None:
 
 
 def find_in_folder(folder: Path, wanted: str | None) -> tuple[str, Path]:
-    """The format of a folder and the file (or, for a format of several tables, the folder) to read.
+    """Return the format of a folder and the file (or, for a format of several tables, the folder) to read.
 
     Raises:
         UsageError: There is none, or more than one.

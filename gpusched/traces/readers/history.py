@@ -1,4 +1,4 @@
-"""gpusched's own history: the jobs of its store, as they were submitted and as long as they really ran."""
+"""gpusched's own history: the jobs of its store with their submissions and real run times."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gpusched.traces.trace import Ints, ProgressRecords, Trace
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace of a state folder (or of its database): the groups are partitions, the epoch is the first submission.
+    """Read the trace of a state folder (or of its database): groups are partitions, the epoch is the first submission.
 
     A job's run time is the sum over its attempts; of a resizable one, what all its work takes at its base size, by its
-    own pace at each (see `_scale`), without the times of stopping. Steps that a job told to have made twice count once.
+    own pace at each (see `_scale`), without the times of stopping. Steps that a job reported twice count once.
     One with a begin time counts as submitted then. Jobs that never ran, and those that have not ended, are left out.
     ``strict`` changes nothing: the store has no bad rows.
 
@@ -42,7 +42,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 def trace_of(reader: Reader, *, name: str, since: float | None = None, until: float | None = None) -> Trace:
-    """The trace of an open store: jobs submitted at ``since`` or after, and before ``until``, both Unix seconds.
+    """Return the trace of an open store: jobs submitted in [``since``, ``until``), Unix seconds.
 
     Raises:
         NoHistory: No such job.
@@ -61,11 +61,11 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     trace = _assembled(
         name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
     )
-    return past.told(trace, kept)
+    return past.with_progress(trace, kept)
 
 
 def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
-    """As `trace_of`, with the jobs before it that ran or waited when the window began; how many these are.
+    """Return `trace_of` plus earlier jobs that ran or waited when the window began, and their number.
 
     They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
     was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
@@ -86,7 +86,7 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if LEFT_OUT in note]
-    trace = past.told(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
+    trace = past.with_progress(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
     return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
@@ -99,7 +99,7 @@ def _assembled(
     name: str, jobs: list[JobRecord], submits: list[float], durations: list[float], first_start: dict[str, float],
     notes: list[str],
 ) -> Trace:  # fmt: skip
-    """The trace of these jobs, in this order."""
+    """Return the trace of these jobs, in this order."""
     submit = np.array(submits)
     depends_on, more = _dependencies(jobs)
 
@@ -139,7 +139,7 @@ def _assembled(
 
 
 def as_submitted(jobs: list[JobRecord]) -> Trace:
-    """At least one job at its submission: those that ended ran as long as their last attempt did, others never end.
+    """Return the trace of at least one job at submission: ended ones with their last run time, others endless.
 
     Of a resized one all attempts count that its time limit counted.
     """
@@ -161,7 +161,7 @@ def _submit(job: JobRecord) -> float:
 
 
 class _Past(NamedTuple):
-    """The attempts and the progress of all jobs; ``until``: what has not ended is taken to end then."""
+    """Attempts and progress of all jobs; unended ones are taken to end at ``until``."""
 
     runs: dict[str, list[RunRecord]]
     first_start: dict[str, float]
@@ -178,13 +178,13 @@ class _Past(NamedTuple):
         return cls(runs, first, reader.progress_of_all(), until)
 
     def work_s(self, job: JobRecord, since: float = 0.0) -> float:
-        """Seconds that what a job did after ``since`` takes at its `_size`."""
+        """Return the seconds that a job's work after ``since`` takes at its `_size`."""
         scale = _scale(job, self.progress.get(job.id, ()))
         return sum((run.work_s * scale(run.gpus) for run in self.attempts(job, since)), 0.0)
 
     def attempts(self, job: JobRecord, since: float = 0.0) -> list[_Attempt]:
-        """What of its attempts counts as work, after ``since``."""
-        told = {one.attempt: one for one in self.progress.get(job.id, ())}
+        """Return the work of its attempts after ``since``."""
+        by_attempt = {one.attempt: one for one in self.progress.get(job.id, ())}
         found = []
         for run in self.runs.get(job.id, ()):
             end = self._end(run)
@@ -193,13 +193,13 @@ class _Past(NamedTuple):
             if run.worked_until is not None:
                 end = min(end, run.worked_until)
             else:
-                end -= _made_again_s(told.get(run.attempt), told.get(run.attempt + 1))
+                end -= _made_again_s(by_attempt.get(run.attempt), by_attempt.get(run.attempt + 1))
             begin = max(run.start_time, since)
             found.append(_Attempt(run.gpus, begin, max(0.0, end - begin)))
         return found
 
     def had_s(self, job: JobRecord, before: float) -> float:
-        """Seconds of a job's limit that were over then."""
+        """Return the seconds of a job's limit used by then."""
         if job.resizes is None:
             return max(0.0, before - job.start_time) if job.start_time else 0.0
         ran = ((run, self._end(run)) for run in self.runs[job.id])
@@ -210,8 +210,8 @@ class _Past(NamedTuple):
             return run.end_time
         return self.until if run.end_time is None else min(run.end_time, self.until)
 
-    def told(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
-        """The trace of these jobs with what they told; as it is where they told nothing, and none is resizable."""
+    def with_progress(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
+        """Add these jobs' reported progress to the trace; unchanged without any and without resizable jobs."""
         if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
             return trace
         sizes: list[tuple[int, int, float]] = []
@@ -223,7 +223,7 @@ class _Past(NamedTuple):
         size, run = np.array(sizes, np.float64).reshape(-1, 3), np.array(runs, np.float64).reshape(-1, 4)
         last = [self.progress.get(job.id, ())[-1:] for job in jobs]
         costs = [job.resizes.cost_s if job.resizes is not None else None for job in jobs]
-        told = ProgressRecords(
+        progress = ProgressRecords(
             steps=np.array([one[0].step if one else None for one in last], np.float64),
             cost_s=np.array(costs, np.float64),
             cooldown_s=np.array([job.spec.elastic.cooldown_s if job.spec.elastic else 0 for job in jobs], np.float64),
@@ -232,13 +232,13 @@ class _Past(NamedTuple):
             run_s=run[:, 3],
         )  # fmt: skip
         resizable = sum(job.spec.elastic is not None for job in jobs)
-        telling = int(np.isfinite(told.steps).sum())
-        note = f"{count_of(telling, 'job')} reported progress; {resizable} resizable: {OWN_PACE}"
-        return replace(trace, told=told, notes=(*trace.notes, note))
+        reporting = int(np.isfinite(progress.steps).sum())
+        note = f"{count_of(reporting, 'job')} reported progress; {resizable} resizable: {OWN_PACE}"
+        return replace(trace, progress=progress, notes=(*trace.notes, note))
 
 
 class _Attempt(NamedTuple):
-    """What counts of an attempt: its GPUs, when that began (Unix seconds), and seconds of work."""
+    """Useful work of an attempt: its GPUs, begin (Unix seconds), and seconds."""
 
     gpus: int
     begin: float
@@ -251,7 +251,7 @@ OWN_PACE = (
 
 
 def _size(job: JobRecord) -> int:
-    """GPUs of the job that its run time is of."""
+    """Return the number of GPUs that the job's run time refers to."""
     return job.spec.gpus if job.spec.elastic is None else job.spec.elastic.base_gpus
 
 
@@ -259,16 +259,16 @@ def _sizes(job: JobRecord) -> tuple[int, ...]:
     return (job.spec.gpus,) if job.spec.elastic is None else job.spec.elastic.sizes
 
 
-def _scale(job: JobRecord, told: Sequence[JobProgress]) -> Callable[[int], float]:
-    """How fast a job is with so many GPUs, its speed at its `_size` being 1: as policies that choose sizes see it."""
-    speeds, own = speeds_of(told), _size(job)
+def _scale(job: JobRecord, progress: Sequence[JobProgress]) -> Callable[[int], float]:
+    """Return a job's speed as a function of its GPUs, relative to its `_size`, as size policies estimate it."""
+    speeds, own = speeds_of(progress), _size(job)
     if job.spec.elastic is None or own < 1:
         return lambda gpus: 1.0
     return lambda gpus: 1.0 if gpus == own else pace_of(speeds, gpus) / pace_of(speeds, own)
 
 
 def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
-    """Seconds of an attempt whose steps the next one made again: it began before where this one had come to."""
+    """Return seconds of an attempt whose steps the next one repeated from an earlier checkpoint."""
     if one is None or after is None or one.step is None or one.first_step is None or after.first_step is None:
         return 0.0
     (pace,) = speeds_of([one]).values() or (0.0,)
@@ -276,7 +276,7 @@ def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
 
 
 def _dependencies(jobs: list[JobRecord]) -> tuple[Ints, list[str]]:
-    """Of each job, the row of the job it waited for that ended last; ``after`` (started) is not kept."""
+    """Return each job's last-ended dependency as a row; ``after`` (started) is dropped."""
     rows = {job.id: row for row, job in enumerate(jobs)}
     arrays: dict[str, list[int]] = {}
     for row, job in enumerate(jobs):

@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace; QoS classes are the groups. Pods that were never scheduled are left out. Times have no calendar.
+    """Read the trace; QoS classes are the groups. Pods never scheduled are excluded. Times have no calendar.
 
     Raises:
         FileError: Not such a file; or strict, and a row is bad.

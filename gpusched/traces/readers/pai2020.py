@@ -31,7 +31,7 @@ _ENDED = frozenset({"Terminated", "Failed"})
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace of a folder with the tables (or of one of them: the others stand next to it).
+    """Read the trace of a folder with the tables (or of one table beside the others).
 
     A job's GPUs are the sum over its instances; where they ask for parts of GPUs, ``gpu_milli`` is their mean. It runs
     from its first instance's start to its last one's end. ``gpu_type`` in the source is what it was given, not what it
@@ -72,7 +72,7 @@ def _table(folder: Path, name: str) -> Path:
 
 
 def _resources(jobs: Draft, tasks: Draft, owner: Ints) -> tuple[Ints, dict[str, Floats | Ints]]:
-    """GPUs, and thousandths, cores and memory of the jobs, summed over their tasks' instances."""
+    """Return GPUs, thousandths, cores and memory of the jobs, summed over their tasks' instances."""
     tasks.reject(owner < 0, "job_name", "a job of pai_job_table")
     instances = tasks.whole("inst_num", "a whole number of instances, at least 1", minimum=1)
     percent = _planned(tasks, "plan_gpu")
@@ -101,7 +101,7 @@ def _planned(tasks: Draft, column: str) -> Floats:
 
 
 def _spans(jobs: Draft, tasks: Draft, owner: Ints, rows: dict[str, int], folder: Path) -> tuple[Floats, Floats]:
-    """First start and last end of every job's instances, or of its tasks without that table; NaN for none."""
+    """Return first start and last end of every job's instances, or of its tasks without that table; NaN for none."""
     first, last = np.full(len(jobs), np.inf), np.full(len(jobs), -np.inf)
     try:
         file = _table(folder, "pai_instance_table")
@@ -120,7 +120,7 @@ def _spans(jobs: Draft, tasks: Draft, owner: Ints, rows: dict[str, int], folder:
 
 
 def _stream(file: Path, rows: dict[str, int], first: Floats, last: Floats) -> int:
-    """Widen the jobs' spans by every instance; the number of instances that say nothing."""
+    """Extend the jobs' spans by every instance; return the number of instances without times."""
     starts, ends = first.tolist(), last.tolist()  # lists: single elements are much quicker
     skipped = 0
     for fields in _instances(file):

@@ -24,7 +24,7 @@ _GAP = re.compile(r"[ \t\r\n]*")
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace: run time summed over the attempts, GPUs of the largest, waiting until the first.
+    """Read the trace: run time summed over the attempts, GPUs of the largest, waiting until the first.
 
     Jobs without attempts and those still running at the snapshot are left out; a job of which another attempt lacks a
     time (a flaw of the original's logging) is rejected.
@@ -55,7 +55,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 def _objects(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
-    """The list's objects with the lines they begin on, read one by one so that an error knows its line."""
+    """Parse the list's objects one by one, with the lines they begin on for errors."""
     decode = json.JSONDecoder().raw_decode
     at = _end_of(_GAP, text, 0)
     if text[at : at + 1] != "[":
@@ -77,7 +77,7 @@ def _objects(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _job(value: dict[str, Any]) -> dict[str, str]:
-    """One job's columns as text; ``flaw`` says what is wrong with its attempts."""
+    """Return one job's columns as text; ``flaw`` describes invalid attempts."""
     job = {name: _text(value.get(name)) for name in ("jobid", "user", "vc", "status", "submitted_time")}
     attempts = value.get("attempts")
     attempts = [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []

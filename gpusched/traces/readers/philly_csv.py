@@ -15,7 +15,7 @@ COLUMNS = ("submit_time", "duration_s", "num_gpus")
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace; jobs without a ``job_id`` column are numbered by row, from 1.
+    """Read the trace; jobs without a ``job_id`` column are numbered by row, from 1.
 
     Raises:
         FileError: Not such a file; or strict, and a row is bad.

@@ -1,4 +1,4 @@
-"""Slurm's accounting: what ``sacct -X -P`` prints, one line per run of a job, the names of the columns first.
+"""Slurm's accounting: the output of ``sacct -X -P``, one line per run of a job, after a header line.
 
 Columns in any order, by ``|`` or another separator; needed are an id, Submit, Start, End, State and AllocTRES or
 ReqTRES. Fields: https://slurm.schedmd.com/sacct.html
@@ -40,7 +40,7 @@ ADD_GPUS = "add gres/gpu to AccountingStorageTRES in slurm.conf: jobs from then 
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace; the group is the partition, the model the job's name where that column is there.
+    """Read the trace; the group is the partition, the model the job's name where given.
 
     A job counts as submitted when it became eligible: what it waited for its dependencies, its begin time or a hold was
     not for want of nodes. It runs from Start to End, also while suspended, since that keeps its GPUs, and its limit is
@@ -60,7 +60,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 class Rows(NamedTuple):
-    """What rows say, an entry each; those that are of no use, or wrong, are marked in ``draft``.
+    """Parsed rows, one entry each; unusable or invalid ones are marked in ``draft``.
 
     Attributes:
         submit, start, end: Unix seconds; ``submit``: when it became eligible.
@@ -82,7 +82,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(lines: Iterable[str], path: str, *, strict: bool = False, until: float | None = None) -> Rows:
-    """What lines say; ``path``: what errors call them.
+    """Parse lines; errors call them ``path``.
 
     ``until``: when rows that have begun and not ended are taken to end (Unix seconds); None: they are left out.
 
@@ -112,7 +112,7 @@ def rows_of(lines: Iterable[str], path: str, *, strict: bool = False, until: flo
 
 
 def trace_of(rows: Rows, name: str) -> Trace:
-    """The trace of the rows that are kept.
+    """Build the trace of the kept rows.
 
     Raises:
         FileError: Strict, and a row is bad.
@@ -151,7 +151,7 @@ def _without_steps(draft: Draft) -> Sequence[str]:
 
 
 def _leave_out_without_run(draft: Draft, running_too: bool) -> Mask:
-    """Also those that still run, but where these are wanted; which these are."""
+    """Exclude jobs that never ran, and running ones unless wanted; return the running ones."""
     draft.reject(draft.where("State", lambda state: not state), "State", "a state such as COMPLETED")
     running = draft.where("State", lambda s: s.startswith(_NOT_ENDED)) | draft.where("End", _NO_TIME.__contains__)
     if not running_too:
@@ -161,7 +161,7 @@ def _leave_out_without_run(draft: Draft, running_too: bool) -> Mask:
 
 
 def _runs(draft: Draft, ids: Sequence[str], start: Floats) -> tuple[tuple[str, ...], Ints]:
-    """An id for each run, and the row of the run before it of the same job, or -1."""
+    """Return an id for each run, and the row of the same job's previous run, or -1."""
     found, before, last = list(ids), np.full(len(draft), -1, np.int64), dict[str, int]()
     count: dict[str, int] = {}
     rows = np.flatnonzero(draft.kept)
@@ -184,7 +184,7 @@ def _runs(draft: Draft, ids: Sequence[str], start: Floats) -> tuple[tuple[str, .
 
 
 def _times(draft: Draft, column: str) -> Floats:
-    """Unix seconds: as such, or local times; NaN for what is not known. Other texts are rejected."""
+    """Parse times (Unix seconds or local times); NaN for unknown. Other text is rejected."""
     texts = draft.text(column)
     known = np.fromiter((text not in _NO_TIME for text in texts), np.bool_, len(texts))
     found = np.full(len(texts), np.nan)
@@ -197,7 +197,7 @@ def _times(draft: Draft, column: str) -> Floats:
 
 
 def _local(seconds: Floats, texts: Sequence[str]) -> Floats:
-    """Of clock times counted as if they were UTC, those of this machine's zone; times with a zone are as they are."""
+    """Convert clock times read as UTC to this machine's zone; times with a zone are unchanged."""
     hours, index = np.unique(np.floor(seconds / _HOUR_S), return_inverse=True)
     offsets = np.array([_offset(hour * _HOUR_S) for hour in hours.tolist()], np.float64)
     bare = np.fromiter((len(text) == _CLOCK_TIME for text in texts), np.bool_, len(texts))
@@ -216,7 +216,7 @@ _CLOCK_TIME = len("2026-11-20T18:00:00")
 
 
 def _limits(draft: Draft) -> tuple[Floats, Floats]:
-    """Seconds, NaN where only the partition's is known to hold; and for how long each was suspended."""
+    """Return time limits in seconds, NaN where only the partition's applies; and suspended seconds."""
     column = "TimelimitRaw" if draft.has("TimelimitRaw") else "Timelimit"
     limit = _seconds(draft, column, _limit, "minutes, a time such as 1-00:00:00, UNLIMITED or Partition_Limit")
     suspended = _seconds(draft, "Suspended", _clock, "a time such as 00:10:00")
@@ -224,7 +224,7 @@ def _limits(draft: Draft) -> tuple[Floats, Floats]:
 
 
 def _seconds(draft: Draft, column: str, read: Callable[[str], float | None], expected: str) -> Floats:
-    """A column by what each distinct text says; None is rejected."""
+    """Convert a column's distinct texts; None rejects a row."""
     texts = draft.text(column)
     known = {text: read(text) for text in set(texts)}
     wrong = {text for text, value in known.items() if value is None}
@@ -243,7 +243,7 @@ def _limit(text: str) -> float | None:
 
 
 def _clock(text: str) -> float | None:
-    """Seconds of ``[DAYS-][HOURS:]MINUTES:SECONDS``; NaN of nothing; None of anything else."""
+    """Parse ``[DAYS-][HOURS:]MINUTES:SECONDS`` into seconds; NaN for empty text; None if invalid."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         return np.nan if text == "" else None
@@ -258,7 +258,7 @@ Tres = tuple[npt.NDArray[np.int64], list[dict[str, str]]]  # of each row the ind
 
 
 def _tres(draft: Draft, column: str) -> Tres:
-    """What the rows have, or ask for: ``billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1``."""
+    """Parse allocated or requested TRES: ``billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1``."""
     texts = draft.text(column)
     index: dict[str, int] = {}
     rows = np.fromiter((index.setdefault(text, len(index)) for text in texts), np.int64, len(texts))
@@ -269,7 +269,7 @@ def _tres(draft: Draft, column: str) -> Tres:
 
 
 def _amount(draft: Draft, asked: Tres, given: Tres, what: str, unknown: int, column: str = "") -> Ints:
-    """A resource of the whole job: as a column of its own has it, else as it was given, else as it was asked for."""
+    """Return a resource of the whole job: its own column's, else as allocated, else as requested."""
     found = np.full(len(draft), -1, np.int64)
     if column and draft.has(column):
         found = draft.whole(column, "a whole number", optional=True)
@@ -284,7 +284,7 @@ def _amount(draft: Draft, asked: Tres, given: Tres, what: str, unknown: int, col
 
 
 def _count(said: dict[str, str], what: str) -> int | None:
-    """How many of it, all its types together where only these are counted; -1 not said; None no number."""
+    """Return a TRES count, summed over types where only these are given; -1 if missing; None if invalid."""
     texts = [said[what]] if what in said else [text for key, text in said.items() if key.startswith(f"{what}:")]
     if not all(text.isdecimal() for text in texts):
         return None
@@ -297,7 +297,7 @@ def _mib(said: dict[str, str]) -> int | None:
 
 
 def _types(draft: Draft, asked: Tres) -> Names:
-    """The type of GPU that a job asked for, where it asked for one."""
+    """Return the GPU type that each job requested, if any."""
     rows, said = asked
     types = [[key.partition(":")[2] for key in one if key.startswith("gres/gpu:")] for one in said]
     index, words = intern([one[0] if len(one) == 1 else "" for one in types])

@@ -21,7 +21,7 @@ _ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
 def read_helios(path: Path, *, strict: bool) -> Trace:
-    """The trace; ``vc`` is the group. Times are the cluster's own clock (no zone is given).
+    """Read the trace; ``vc`` is the group. Times are the cluster's own clock (no zone is given).
 
     Raises:
         FileError: Not such a file; or strict, and a row is bad.
@@ -30,7 +30,7 @@ def read_helios(path: Path, *, strict: bool) -> Trace:
 
 
 def read_acme(path: Path, *, strict: bool) -> Trace:
-    """The trace; the workload ``type`` (Pretrain, Evaluation...) is the group. Kalos gives memory per pod (node).
+    """Read the trace; the workload ``type`` (Pretrain, Evaluation...) is the group. Kalos gives memory per pod (node).
 
     Raises:
         FileError: Not such a file; or strict, and a row is bad.
@@ -39,7 +39,7 @@ def read_acme(path: Path, *, strict: bool) -> Trace:
 
 
 def _read(path: Path, what: str, group: str, more: tuple[str, ...], strict: bool) -> Trace:
-    """The trace, by the column that becomes the jobs' ``group``.
+    """Read the trace; ``group`` names the column of the jobs' groups.
 
     Run time is ``end_time`` - ``start_time`` and waiting ``start_time`` - ``submit_time``: Acme's Kalos log counts the
     waiting into its ``duration``. Jobs that never started, or have not ended, are left out. CPU-only jobs are kept.

@@ -27,7 +27,7 @@ _HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]+)")
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """The trace; times stay the log's own. The group is the partition where the log has any, else the queue.
+    """Read the trace; times stay the log's own. The group is the partition where the log has any, else the queue.
 
     Jobs cancelled before they ran and the parts of a job that is also there as a whole (status 2 to 4) are left out.
 
@@ -74,13 +74,13 @@ def _header(path: Path) -> dict[str, int]:
 
 
 def _known(draft: Draft, field: str, *, above: bool) -> Floats:
-    """A field in which -1 (and 0 where it must be ``above`` 0) says unknown."""
+    """Return a field in which -1 (and 0 where it must be ``above`` 0) means unknown."""
     values = draft.numbers(field, "a number, or -1", minimum=-1)
     return np.where(values > 0 if above else values >= 0, values, np.nan)
 
 
 def _processors(draft: Draft) -> Ints:
-    """Those requested, or where that is unknown those allocated."""
+    """Return requested processors, or where unknown the allocated ones."""
     requested = draft.whole("requested processors", "a whole number, or -1", minimum=-1)
     allocated = draft.whole("allocated processors", "a whole number, or -1", minimum=-1)
     processors = np.where(requested > 0, requested, allocated)
@@ -101,7 +101,7 @@ def _group(draft: Draft) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _preceding(draft: Draft, ids: tuple[str, ...]) -> Ints:
-    """Rows of the jobs that must have ended before; the think time between the two is not kept."""
+    """Return rows of the preceding jobs; think times are dropped."""
     preceding = draft.whole("preceding job", "a job number, or -1", minimum=-1)
     rows = {job: row for row, job in enumerate(ids)}
     found = np.full(len(ids), -1, np.int64)

@@ -1,4 +1,4 @@
-"""Setting rows aside that cannot be read, so that one of them stops nobody else's jobs.
+"""Set unreadable rows aside, so that one damaged row does not stop other users' jobs.
 
 What was in such a row is kept in an event, as far as it is small. A job is FAILED from then on, and what may still run
 of it is a leftover; a node is drained; of the rest the row is removed.
@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import wanted
+from gpusched.model.arrays import split_task_ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
-from gpusched.queue.damage import Damaged, UnreadableRow, unreadable
+from gpusched.queue.damage import DatabaseDamaged, UnreadableRow, unreadable
 from gpusched.queue.rows import SPEC
 from gpusched.queue.store import SUSPENDED_BY, NodeRecord, RankRecord, Store
 
@@ -23,12 +23,12 @@ KEPT_BYTES = 64 * 1024
 
 
 def set_aside_damaged(store: Store, now: float) -> list[UnreadableRow]:
-    """Set aside all rows that cannot be read, in one transaction; returns them.
+    """Set aside all unreadable rows in one transaction, and return them.
 
     Raises:
         sqlite3.Error: A page is damaged, too, or nothing can be written.
     """
-    found = list(unreadable(store._db, look_s=float("inf")))
+    found = list(unreadable(store._db, limit_s=float("inf")))
     if not found:
         return []
     with store.transaction():
@@ -36,7 +36,7 @@ def set_aside_damaged(store: Store, now: float) -> list[UnreadableRow]:
             try:
                 _set_aside(store, row, now)
             except UnicodeError:
-                raise Damaged(row) from None  # not even its key can be told
+                raise DatabaseDamaged(row) from None  # not even its key is readable
     return found
 
 
@@ -87,11 +87,11 @@ def _shown(value: Any) -> Any:
 
 
 def _job(store: Store, values: dict[str, Any], row: UnreadableRow, now: float) -> JobRecord:
-    """The job as far as it is known; one that had not ended is FAILED."""
+    """Return the job with all known fields; FAILED unless it had ended."""
     job_id, state = str(values["id"]), values["state"]
     ended = state in [*ENDED]
     (attempt,) = store._db.execute("SELECT coalesce(max(attempt), 0) FROM runs WHERE job_id = ?", (job_id,)).fetchone()
-    spans = wanted(job_id)[1]
+    spans = split_task_ids(job_id)[1]
     uid = -1
     with contextlib.suppress(KeyError):
         uid = pwd.getpwnam(str(values["user"])).pw_uid
@@ -129,7 +129,7 @@ def _spec_of(store: Store, values: dict[str, Any]) -> JobSpec:
 
 
 def _rank(store: Store, values: dict[str, Any]) -> RankRecord:
-    """Something of the job may be there, on GPUs that it was given, or on all of the node's."""
+    """Return a record of a rank that may still run, with its assigned GPUs; where unknown, all of the node's."""
     job_id, attempt, rank, node = (values[name] for name in ("job_id", "attempt", "rank", "node"))
     record = store.node_records().get(node)
     declared = record.declared if record is not None else None

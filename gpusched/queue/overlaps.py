@@ -1,4 +1,4 @@
-"""When two started attempts had the same GPUs: each is charged half of that time."""
+"""Overlapping use of GPUs by two attempts: each is charged half of that time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ K = TypeVar("K")
 
 
 class HeldGpus(NamedTuple):
-    """GPUs, by node, that an attempt had between two times (Unix seconds), alone or not."""
+    """GPUs by node that an attempt held between two times (Unix seconds), shared or not."""
 
     gpus: Mapping[str, Iterable[int]]
     begin: float
     end: float
 
 
-def together(held: Mapping[K, HeldGpus]) -> Iterator[tuple[K, K, int, float, float]]:
-    """Of every two attempts that had the same GPUs at a time: who, how many GPUs, from when to when."""
+def overlaps(held: Mapping[K, HeldGpus]) -> Iterator[tuple[K, K, int, float, float]]:
+    """Yield each pair of attempts that held the same GPUs at once: both keys, number of GPUs, begin, end."""
     by_gpu: dict[tuple[str, int], list[K]] = {}
     for key, one in held.items():
         for node, own in one.gpus.items():
