@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.agent_scale import workload
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.queued import AgentQueue, queue_for
+from gpusched.agents.common.queue_replay import AgentQueue, new_queue
 from gpusched.agents.gist.decide import by_score, score_queue, see_queue, walk
 from gpusched.agents.gist.networks import JOB_INPUTS, agent_of, heuristic, observation_of
 from gpusched.agents.gist.replay import judging
@@ -96,7 +96,7 @@ def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Reco
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)
     )
-    play(world.sim, log_of(world), world.passes, queue_for(world.sim, judging(world.sim, agent)), seed, record)
+    play(world.sim, log_of(world), world.passes, new_queue(world.sim, judging(world.sim, agent)), seed, record)
     n = int(record.total[0])
     return Record(record.seen[:n], record.count[:n], record.area[:n], record.total)
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     settings = RltuneSettings()
-    torch_.begin(0)
+    torch_.set_up(0)
     trace = generate(replace(load_workload(PHILLY_LIKE), jobs=3000), 0)
     base = without_net(
         CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.nets import forward, net_of, work_for
+from gpusched.agents.common.nets import forward, net_of, new_buffers
 from gpusched.agents.gist import dqn, expectimax
 from gpusched.agents.gist.clusters import Clusters
 from gpusched.agents.gist.setting import paper
@@ -72,7 +72,7 @@ def test_weights_decide_without_torch_as_they_were_judged():
     clusters = Clusters(setting, "wait", 81, 0, setting.sequences())
     batch = clusters.begin()
     net = net_of(learned.arrays, "q", batch.observation.shape[1], clusters.actions)
-    q, work = np.zeros(clusters.actions, np.float32), work_for(net)
+    q, work = np.zeros(clusters.actions, np.float32), new_buffers(net)
     while (batch.job >= 0).any():
         actions = np.zeros(81, np.int64)
         for c in range(81):

@@ -37,7 +37,7 @@ class Clusters:
         self.rules = EpisodeRules(
             waits=variant == "wait",
             masked=variant != "paper",
-            again=sequences is None,
+            repeat=sequences is None,
             gap_s=setting.gap_s,
             slots=slots,
         )
@@ -72,20 +72,20 @@ def _batch(
         # room for an episode's events and for the cuts that `advance` makes sure of, though nothing is ever cut
         log=EventLog(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
         masks=world.demand.masks,
-        whole=Resources(*(column.copy() for column in world.demand.resources)),
+        capacity=Resources(*(column.copy() for column in world.demand.resources)),
         kinds=JobDistribution(
             world.demand.shape[:kinds].copy(), np.array([k.run_s for k in setting.kinds]), setting.shares
         ),
         kind=np.zeros((clusters, jobs), np.int64),
-        asked=np.zeros((clusters, jobs), np.int64),
+        prompted=np.zeros((clusters, jobs), np.int64),
         job=np.full(clusters, -1, np.int64),
-        stubborn=np.zeros(clusters, np.int64),
+        reprompts=np.zeros(clusters, np.int64),
         rng=np.concatenate([seed_words(int(s)) for s in seeds]).reshape(clusters, 1),
         sequences=sequences,
         observation=np.zeros((clusters, inputs), np.float32),
         mask=np.zeros((clusters, actions), np.uint8),
         reward=np.zeros(clusters, np.float32),
-        over=np.zeros(clusters, np.uint8),
+        done=np.zeros(clusters, np.uint8),
         utilization=np.zeros(clusters),
         hours=np.zeros(clusters),
     )

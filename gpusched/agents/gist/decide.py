@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.nets import Reals, work_for
+from gpusched.agents.common.nets import Reals, new_buffers
 from gpusched.agents.gist.networks import (
     HOLD_INPUTS,
     JOB_INPUTS,
@@ -110,7 +110,7 @@ def see_queue(
 def score_queue(inputs: Reals, agent: GistWeights) -> tuple[Floats, bool]:
     """``float64[waiting]``, larger goes first; and whether all are numbers."""
     scores = np.empty(inputs.shape[0])
-    output, work = np.zeros(1, np.float32), work_for(agent.job.net)
+    output, work = np.zeros(1, np.float32), new_buffers(agent.job.net)
     sound = True
     for i in range(scores.size):
         scores[i] = score(agent.job, inputs[i], output, work)
@@ -158,7 +158,7 @@ def _seat(
         breaks = breaks or (resources.gpus[node] == usable.gpus[node] and request.gpus < resources.gpus[node])
     inputs, output = np.zeros(_HOLD, np.float32), np.zeros(1, np.float32)
     see_hold(inputs, obs, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
-    answer = score(agent.hold, inputs, output, work_for(agent.hold.net))
+    answer = score(agent.hold, inputs, output, new_buffers(agent.hold.net))
     hinders = late and in_the_way
     holds = hinders if age > agent.patience_s else answer > 0
     if holds and may_hold:
@@ -177,7 +177,7 @@ def best_servers(
         Whether there were enough, and whether all scores were numbers.
     """
     inputs, output = np.zeros(_SERVER, np.float32), np.zeros(1, np.float32)
-    work, best = work_for(agent.server.net), np.empty(request.parts)
+    work, best = new_buffers(agent.server.net), np.empty(request.parts)
     count, sound = 0, True
     for node in range(request.lo, request.hi):
         if not node_fits(within, masks, request, node):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.checkpoint import Checkpoint, below
+from gpusched.agents.common.checkpoint import Checkpoint, with_prefix
 from gpusched.agents.common.request import TrainingReport
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
 from gpusched.agents.gist.setting import EpisodeSetting
@@ -134,7 +134,7 @@ class ReplayBuffer:
 
 def network(inputs: int, actions: int, hyper: DQNSettings) -> Any:
     """ReLU layers, and on top Q; with ``dueling`` one output more, the value."""
-    torch = torch_.need("torch")
+    torch = torch_.require("torch")
     widths = [inputs, *[hyper.hidden] * hyper.layers]
     layers = [m for a, b in pairwise(widths) for m in (torch.nn.Linear(a, b), torch.nn.ReLU())]
     net = torch.nn.Sequential(*layers, torch.nn.Linear(widths[-1], actions + hyper.dueling))
@@ -171,8 +171,8 @@ class DQNAgent:
     """One agent in training."""
 
     def __init__(self, setting: EpisodeSetting, variant: str, hyper: DQNSettings, seed: int, device: str) -> None:
-        self.device = torch_.begin(seed, device)
-        self.torch = torch_.need("torch")
+        self.device = torch_.set_up(seed, device)
+        self.torch = torch_.require("torch")
         self.hyper = hyper
         self.rng = np.random.default_rng([seed, 1])
         self.clusters = Clusters(setting, variant, hyper.clusters, seed)
@@ -219,7 +219,7 @@ class DQNAgent:
         actions = np.where(self.rng.random(len(actions)) < epsilon, np.argmax(draws, axis=1), actions)
         seen = batch.observation.copy()
         self.clusters.step(actions)
-        over = batch.over != 0
+        over = batch.done != 0
         reward = (batch.reward - hyper.offset * over) * hyper.scale
         self.memory.add(seen, actions, reward, batch.observation, batch.mask, over)
         self.played.extend(batch.utilization[over].tolist())
@@ -262,7 +262,7 @@ class DQNAgent:
         arrays = {**self.memory.columns, **kept(self.clusters.batch), "played": np.array(self.played)}
         arrays["by_sequence"] = self.by_sequence
         learned = {"online": self.online, "target": self.target, "optimizer": self.optimizer}
-        arrays |= torch_.packed(**{name: of.state_dict() for name, of in learned.items()})
+        arrays |= torch_.pack_state(**{name: of.state_dict() for name, of in learned.items()})
         arrays |= {f"best.{key}": value for key, value in self.best_arrays.items()}
         return arrays, {
             "rng": self.rng.bit_generator.state, "course": self.course, "seconds": self.seconds,
@@ -279,11 +279,11 @@ class DQNAgent:
         self.rng.bit_generator.state = state["rng"]
         self.course = [Point(*point) for point in state["course"]]
         self.earlier_s = state["seconds"]
-        learned = torch_.unpacked(arrays)
+        learned = torch_.unpack_state(arrays)
         self.online.load_state_dict(learned["online"])
         self.target.load_state_dict(learned["target"])
         self.optimizer.load_state_dict(learned["optimizer"])
-        self.best_arrays = below("best.", arrays)
+        self.best_arrays = with_prefix("best.", arrays)
 
 
 def train(
@@ -339,8 +339,8 @@ def decisions_per_s(
     Compiling is left out, and the best of some rounds counts (``seconds``: of all of them together): what else runs on
     the machine only ever takes away.
     """
-    torch_.begin(0)
-    torch = torch_.need("torch")
+    torch_.set_up(0)
+    torch = torch_.require("torch")
     hyper = DQNSettings()
     many = Clusters(setting, variant, clusters, 0)
     batch = many.begin()

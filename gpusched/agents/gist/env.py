@@ -24,7 +24,7 @@ from gpusched.sched.state import Floats, Ints
 if TYPE_CHECKING:
     import gymnasium
 else:
-    gymnasium = torch_.need("gymnasium")
+    gymnasium = torch_.require("gymnasium")
 
 Seen = npt.NDArray[np.float32]
 
@@ -64,7 +64,7 @@ class ClusterEnv(gymnasium.Env[Seen, np.int64]):
         A job that is asked for starts or waits; an action of another kind of job counts as this one's.
         """
         batch = self._clusters.step(np.array([action], np.int64))
-        over = bool(batch.over[0])
+        over = bool(batch.done[0])
         info = self._info
         if over:
             info |= {"utilization": float(batch.utilization[0]), "hours": float(batch.hours[0])}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.queued import queued, run_of
+from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import GistWeights
 from gpusched.compiled import jit
@@ -42,7 +42,7 @@ def maps(model: TrainedModel) -> bool:
 
 def runner(world: SimWorld, prepared: GistWeights) -> tuple[SimWorld, Callable[[EventLog], int]]:
     """The run of one replay: to its end, or to where the log needs more room."""
-    return run_of(world, run_agent, judging(world.sim, prepared))
+    return prepare_replay(world, run_agent, judging(world.sim, prepared))
 
 
 @jit
@@ -50,4 +50,4 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, of: Judging) -> bo
     return agent_pass(state, passes.usable, queue, of.submit, of.priority, of.agent, False)[3]
 
 
-run_agent = queued(_decide)
+run_agent = queue_runner(_decide)

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.vector import joined, named
+from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
@@ -233,7 +233,7 @@ class _Template:
             question, _, part = name.partition(".")
             steps = [STEPS[question].get(x, 0.0) for x in QUESTIONS[question]] if part == "base" else None
             of[name] = np.array(steps) if steps else np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
-        self._start, far = joined(arrays, self._shapes), joined(of, self._shapes)
+        self._start, far = to_vector(arrays, self._shapes), to_vector(of, self._shapes)
         self._moves = far > 0.0
         self.values, self.steps = self._start[self._moves], far[self._moves]
 
@@ -241,4 +241,4 @@ class _Template:
         """The weights that a row of numbers stands for."""
         numbers = self._start.copy()
         numbers[self._moves] = values
-        return named(numbers, self._shapes)
+        return to_arrays(numbers, self._shapes)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from gpusched import __version__
-from gpusched.agents.common.torch_ import need
+from gpusched.agents.common.torch_ import require
 from gpusched.agents.predictor.calibrate import calibrated
 from gpusched.errors import GpuschedError
 from gpusched.estimation.features import ANCHOR, DAY_S, Forest
@@ -94,7 +94,7 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: BoostingSettin
     Raises:
         GpuschedError: scikit-learn is not installed, or there are too few such jobs.
     """
-    need("sklearn.ensemble")
+    require("sklearn.ensemble")
     settings = settings or BoostingSettings()
     ended = int((ends_of(trace) <= until).sum())
     if ended < MIN_JOBS:
@@ -124,8 +124,8 @@ def fit(trace: Trace, until: float, seed: int, settings: BoostingSettings) -> Fo
     Raises:
         GpuschedError: scikit-learn is not installed.
     """
-    boosting = need("sklearn.ensemble").HistGradientBoostingRegressor
-    limits = need("threadpoolctl").threadpool_limits
+    boosting = require("sklearn.ensemble").HistGradientBoostingRegressor
+    limits = require("threadpoolctl").threadpool_limits
     chosen = np.flatnonzero(ends_of(trace) <= until)
     logs = np.log(np.maximum(trace.duration[chosen], 1.0))
     typical = float(np.median(logs))

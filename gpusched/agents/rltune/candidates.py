@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
-from gpusched.agents.common.data import Bools, known_by
+from gpusched.agents.common.data import Bools, known_at
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import JobScorer, PreparedScorer
@@ -135,7 +135,7 @@ def learned_odds(job: TrainJob) -> tuple[HazardRates, HazardRates]:
     from.
     """
     trace = job.scenario.trace
-    early, over = known_by(trace, float(trace.submit[first_of_later(trace) - 1]))
+    early, over = known_at(trace, float(trace.submit[first_of_later(trace) - 1]))
     return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
-from gpusched.agents.common.attention import attended
-from gpusched.agents.common.nets import Net, forward, work_for
+from gpusched.agents.common.attention import apply_attention
+from gpusched.agents.common.nets import Net, forward, new_buffers
 from gpusched.agents.rltune.history import (
     FEATURES,
     JobHistory,
@@ -63,7 +63,7 @@ class JobScorer(NamedTuple):
         mean, scale: ``float32[FEATURES]``: the network sees ``(x - mean) * scale``; scale 0: it does not see x.
         window: ``int64[1]``: jobs scored at a decision.
         odds: Of run times, before much has been seen.
-        attention: See `attended`; of size 0: the network sees each job alone.
+        attention: See `apply_attention`; of size 0: the network sees each job alone.
     """
 
     net: Net
@@ -234,7 +234,7 @@ def scores_of(
     jobs, releases, shapes = state.jobs, state.releases, state.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
-    row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
+    row, work = np.zeros(seen.shape[1], np.float32), new_buffers(scorer.net)
     scores = np.empty((window.size, 2), np.float32)
     for i in range(releases.used[0]):
         note_running(known, _owner(releases, jobs, releases.order[i]), obs.now)
@@ -261,7 +261,7 @@ def scores_of(
 def _attend(scorer: JobScorer, seen: Reals, scores: Reals) -> None:
     """The network's part of a window's scores, where it sees the jobs together."""
     answers = np.empty(scores.shape, np.float32)
-    attended(scorer.net, scorer.attention, seen, answers)
+    apply_attention(scorer.net, scorer.attention, seen, answers)
     for i in range(scores.shape[0]):
         for o in range(scores.shape[1]):
             scores[i, o] += scorer.strength[o] * np.tanh(answers[i, o])

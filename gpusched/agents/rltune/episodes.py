@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.queued import queue_for, queued
+from gpusched.agents.common.queue_replay import new_queue, queue_runner
 from gpusched.agents.rltune.decide import PreparedScorer, Scored, arrange, look, nobody_fits, observation_of, scored_by
 from gpusched.agents.rltune.evaluation import MeanFigures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, JobHistory, Reals, note_ended
@@ -110,7 +110,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> b
     return True
 
 
-play_sequence = queued(_decide, _started, _ended)
+play_sequence = queue_runner(_decide, _started, _ended)
 
 
 @jit
@@ -223,7 +223,7 @@ def play(
     sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
     drawn = Drawn(scored_by(prepared, known, PLACEMENTS[world.rule]), temperature, seed_words(seed), trajectory)
-    queue, log = queue_for(sim, drawn), log_of(world)
+    queue, log = new_queue(sim, drawn), log_of(world)
     while play_sequence(sim, log, passes, queue) == GROW:
         log = grown(log, sim)
     return EpisodePlay(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.data import known_by
-from gpusched.agents.common.queued import UNSOUND, queue_for
+from gpusched.agents.common.data import known_at
+from gpusched.agents.common.queue_replay import INVALID_OUTPUT, new_queue
 from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.decide import PreparedScorer, scored_by
 from gpusched.agents.rltune.known import known_of_world
@@ -77,10 +77,10 @@ class TraceEvaluation:
         """One replay; None where a score is no number."""
         world = self._world
         sim, passes, known = deepcopy((world.sim, world.passes, self._known))  # what they share they share still
-        queue, log = queue_for(sim, scored_by(prepared, known, PLACEMENTS[world.rule])), log_of(world)
+        queue, log = new_queue(sim, scored_by(prepared, known, PLACEMENTS[world.rule])), log_of(world)
         while (code := run_scored(sim, log, passes, queue)) == GROW:
             log = grown(log, sim)
-        return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
+        return None if code == INVALID_OUTPUT else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:
@@ -104,7 +104,7 @@ def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], 
     The first part is as it was known when the last one began: it knows no run times that came to light later.
     """
     trace, first = scenario.trace, first_of_later(scenario.trace)
-    early, _ = known_by(trace, float(trace.submit[first - 1]))
+    early, _ = known_at(trace, float(trace.submit[first - 1]))
     if len(early) < 2:  # all came at one moment
         early = select(trace, np.arange(first))
     jobs, most = len(early), settings.replay_jobs

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
-from gpusched.agents.common.torch_ import packed, unpacked
+from gpusched.agents.common.torch_ import pack_state, unpack_state
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, EpisodePlay, play
@@ -109,12 +109,12 @@ class Learner:
     def state(self) -> tuple[Arrays, dict[str, int]]:
         """All that is needed to go on: arrays, and whole numbers."""
         arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
-        arrays |= packed(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
+        arrays |= pack_state(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
         return arrays, {"steps": self.steps, "plays": self._plays}
 
     def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
         """Goes on from a `state`."""
-        learned = unpacked(arrays)
+        learned = unpack_state(arrays)
         self.net.load(arrays)
         self.optimiser.load_state_dict(learned["optimiser"])
         self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))

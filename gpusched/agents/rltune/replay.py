@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.agents.common.queued import queued, run_of
+from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
     Scored,
@@ -42,7 +42,7 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
     by = scored_by(prepared, known_of_world(world, prepared.knows), PLACEMENTS[world.rule])
-    return (world, ScoredRun(world, by)) if is_mapped(world) else run_of(world, run_scored, by)
+    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
 
 
 @jit
@@ -68,7 +68,7 @@ def ended(sim: Sim, job: int, by: Scored) -> None:
     note_stop(by.known, job, sim.clock[0], sim.state[job]["status"] == DONE)
 
 
-run_scored = queued(_decide, started, ended)
+run_scored = queue_runner(_decide, started, ended)
 
 
 class ScoredRun(MappedRun):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, materials
+from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.request import UNTRAINED, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -115,18 +115,18 @@ def as_json(lines: list[ComparisonLine]) -> dict[str, Any]:
     return {"paper": rltune().published, "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _material(options: PaperOptions, vc: str | None, setting: ReplayRequest) -> Material:
+def _material(options: PaperOptions, vc: str | None, setting: ReplayRequest) -> TrainingData:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=rltune().load,
                            hold_out=rltune().hold_out)  # fmt: skip
     if options.trace is None:
         assert setting.workload is not None
         drawn = replace(setting.workload, jobs=rltune().quick.jobs) if options.quick else setting.workload
         request = msgspec.structs.replace(request, generate=drawn, nodes=setting.nodes)
-    return materials(request)[0]
+    return load_training_data(request)[0]
 
 
 def _agent(
-    options: PaperOptions, name: str, base: str, of: Material, folder: Path
+    options: PaperOptions, name: str, base: str, of: TrainingData, folder: Path
 ) -> tuple[TrainedModel, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **(_QUICK if options.quick else {})})

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.checkpoint import below
+from gpusched.agents.common.checkpoint import with_prefix
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import (
     HOLDS,
@@ -47,7 +47,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     trace, declared = job.scenario.trace, job.declared is not None
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
-    torch_.begin(job.seed)
+    torch_.set_up(job.seed)
     early, last = windows(job.scenario, settings)
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
     later = evaluations(last, job.scenario, settings, declared)  # which chooses
@@ -87,7 +87,7 @@ def _learned(
         arrays, state = saved
         learner.restore(arrays, state["numbers"])
         first = state["done"]
-        kept = [below(f"kept{k}.", arrays) for k in range(state["kept"])]
+        kept = [with_prefix(f"kept{k}.", arrays) for k in range(state["kept"])]
     else:
         learner.imitate(episodes, lambda done: told.step(0, settings.iterations))
         kept.append(learner.net.arrays())

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpusched.agents.common.vector import joined
+from gpusched.agents.common.vector import to_vector
 from gpusched.agents.topology.bids import (
     UNASKED,
     AuctionState,
@@ -41,7 +41,7 @@ _WORTH_TELLING = 0.005
 
 def prepare(model: TrainedModel) -> TopologyWeights:
     """The weights. ValueError: they are of another shape."""
-    return agent_of(joined(model.arrays, SHAPES))
+    return agent_of(to_vector(model.arrays, SHAPES))
 
 
 def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
