@@ -75,7 +75,7 @@ def predict(
         kind = tell_kind(what, gpus, nodes, racks, beside or ())
         output.show(lambda: kind, lambda: view.kind_screen(kind))
     elif service.is_trace(what):
-        told = service.tell_trace(model, what, format, vc)
+        told = service.predict_trace(model, what, format, vc)
         output.show(lambda: told, lambda: view.trace_screen(told))
     else:
         from gpusched.client.predict import tell_job

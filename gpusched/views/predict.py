@@ -13,7 +13,7 @@ from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.predictor.request import PredictedJob, TraceTold
+    from gpusched.agents.predictor.request import PredictedJob, TracePredictions
     from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
     from gpusched.model.interference import KindTold
 
@@ -27,7 +27,7 @@ def trained_screen(trained: TrainedPredictor) -> RenderableType:
     return Group(*parts, *(Text(f"- {note}") for note in trained.notes))
 
 
-def trace_screen(told: TraceTold) -> RenderableType:
+def trace_screen(told: TracePredictions) -> RenderableType:
     """The first jobs, and how good it was."""
     parts: list[RenderableType] = [jobs_table(told.jobs[:MOST_ROWS])]
     if len(told.jobs) > MOST_ROWS:
