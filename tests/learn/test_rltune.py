@@ -28,7 +28,7 @@ from gpusched.agents.rltune.candidates import (
     without_net,
 )
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
-from gpusched.agents.rltune.episodes import Episode, _reordered, cut
+from gpusched.agents.rltune.episodes import Episode, _reordered, cut_episodes
 from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, evaluations
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
@@ -253,7 +253,7 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     before = TraceEvaluation(scenario().trace, scenario().pool, settings).result(base)
     assert before is not None
     torch_.set_up(seed)
-    return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
+    return Learner(base, settings, seed), cut_episodes(before, settings, 4, np.random.default_rng(0))
 
 
 def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was() -> None:

@@ -170,7 +170,7 @@ def best_servers(
     within: Resources, resources: Resources, usable: Resources, masks: Flags, request: PlacementRequest, limit: float,
     now: float, agent: GistWeights, obs: PartitionObservation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
+    """Write the best servers among those that fit ``within`` to ``scratch.chosen[:parts]``; ties to lower rows.
 
     Returns:
         Whether there were enough, and whether all scores were numbers.
@@ -224,7 +224,7 @@ def run_queue(
     state: ClusterState, usable: Resources, ordered: Ints, submit: Floats, agent: GistWeights,
     obs: PartitionObservation, fits: Flags
 ) -> tuple[int, float, bool]:  # fmt: skip
-    """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
+    """Start jobs of ``ordered``; return as `agent_pass`, without the queue.
 
     With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
     waits for ever.
