@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.agent_scale import workload
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.queued import AgentQueue, queue_for
-from gpusched.agents.gist.decide import by_score, score_queue, see_queue, walk
+from gpusched.agents.common.queue_replay import AgentQueue, new_queue
+from gpusched.agents.gist.decide import by_score, queue_inputs, run_queue, score_queue
 from gpusched.agents.gist.networks import JOB_INPUTS, agent_of, heuristic, observation_of
-from gpusched.agents.gist.replay import judging
+from gpusched.agents.gist.replay import pass_arguments
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
 from gpusched.sched.fit import fitting
@@ -72,7 +72,7 @@ def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, 
             continue
         observation = observation_of(sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own)
         inputs = np.zeros((own.size, len(JOB_INPUTS)), np.float32)
-        see_queue(inputs, observation, passes.usable, passes.requests, passes.jobs, own, judged.submit, now, fits)
+        queue_inputs(inputs, observation, passes.usable, passes.requests, passes.jobs, own, judged.submit, now, fits)
         scores, _ = score_queue(inputs, judged.agent)
         noisy = scores - np.log(-np.log(np.random.random(own.size)))
         ordered = by_score(own, noisy, judged.priority)
@@ -84,7 +84,7 @@ def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, 
             record.count[at], record.area[at] = min(own.size, MOST), record.total[1]
             record.total[0] += 1
         queue.outcome.total[:] = 0
-        walk(state, passes.usable, ordered, judged.submit, judged.agent, observation, fits)
+        run_queue(state, passes.usable, ordered, judged.submit, judged.agent, observation, fits)
         apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 
 
@@ -96,7 +96,7 @@ def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Reco
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)
     )
-    play(world.sim, log_of(world), world.passes, queue_for(world.sim, judging(world.sim, agent)), seed, record)
+    play(world.sim, log_of(world), world.passes, new_queue(world.sim, pass_arguments(world.sim, agent)), seed, record)
     n = int(record.total[0])
     return Record(record.seen[:n], record.count[:n], record.area[:n], record.total)
 

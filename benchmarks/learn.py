@@ -31,7 +31,7 @@ def main() -> None:
             found = dqn.train(
                 paper("A100"), variant, dqn.DQNSettings(), seed, until=lambda point: point.utilization >= MARK * optimum
             )
-            last = found.course[-1]
+            last = found.evaluations[-1]
             print(
                 f"{variant:7} seed {seed}: U {last.utilization:.4f} after {last.episodes} episodes, "
                 f"{found.seconds:.2f} s, {time.process_time() - cpu:.2f} s of CPU time"

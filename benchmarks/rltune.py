@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpusched.agents.common import torch_
 from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, odds_of, without_net
-from gpusched.agents.rltune.episodes import cut
+from gpusched.agents.rltune.episodes import cut_episodes
 from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     settings = RltuneSettings()
-    torch_.begin(0)
+    torch_.set_up(0)
     trace = generate(replace(load_workload(PHILLY_LIKE), jobs=3000), 0)
     base = without_net(
         CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration)
@@ -52,7 +52,7 @@ def main() -> None:
     evaluation = TraceEvaluation(trace, Pool.uniform(4, 8), settings)
     before = evaluation.result(base)
     assert before is not None
-    episodes = cut(before, settings, 16, np.random.default_rng(0))
+    episodes = cut_episodes(before, settings, 16, np.random.default_rng(0))
     learner = Learner(base, settings, 0)
     learner.imitate(episodes, lambda done: None)
     costs = [0.0] * len(episodes)

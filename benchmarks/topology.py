@@ -28,7 +28,7 @@ import numpy as np
 from msgspec.structs import replace as with_changes
 
 from benchmarks.decide import build, median_ms
-from gpusched.agents.common.vector import named
+from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.topology import live as agents
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, untrained
 from gpusched.agents.topology.replay import placed_by
@@ -120,7 +120,7 @@ def live(nodes: int, waiting: int, repeat: int) -> None:
 
 def by_agents(nodes: int, waiting: int, repeat: int) -> None:
     """One decision, by one scheduler and by four."""
-    model = TrainedModel("topology", named(untrained(0), SHAPES), {}, "", "")
+    model = TrainedModel("topology", to_arrays(untrained(0), SHAPES), {}, "", "")
     for name, full in (("full", 0.97), ("empty", 0.0)):
         *_, (_, _, snapshot) = decisions(nodes, waiting, full)
         names = [node.name for node in snapshot.nodes]

@@ -64,14 +64,14 @@ if find_spec("torch") is None:  # `make test` fetches no CUDA (decision 0045); w
     from gpusched.agents.common import torch_
 
     WITHOUT_TORCH = "needs torch, of which pip found no build without CUDA (requirements/torch.in)"
-    _need = torch_.need
+    _need = torch_.require
 
     def _need_or_skip(name: str) -> Any:
         if name == "torch":
             pytest.skip(WITHOUT_TORCH)
         return _need(name)
 
-    torch_.need = _need_or_skip
+    torch_.require = _need_or_skip
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

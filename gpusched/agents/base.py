@@ -1,4 +1,4 @@
-"""What an agent is: the parts that its folder offers, each a module with the functions of a protocol; and the registry.
+"""The parts of an agent, each a module that implements a protocol, and the registry of agents.
 
 ============  =====================================================  ==================================================
 module        offers                                                 called by
@@ -8,14 +8,15 @@ module        offers                                                 called by
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ============  =====================================================  ==================================================
 
-An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and in
-replays, and no ``replay``: the stages of its policy's file do the rest. One that chooses nodes by what they cost
-(`AgentTraits.places`) learns elsewhere: no ``train``.
+An agent that sizes resizable jobs (`AgentTraits.sizes`) implements `Sizes` in ``live``, used live and in replays, and
+has no ``replay``: the other stages of its policy file are the built-in ones. One that places jobs by estimated cost
+(`AgentTraits.places`) is trained by ``gpusched reproduce`` and has no ``train``.
 
-What the weights can is the type of what ``prepare`` makes of them, once, when they are loaded: RLTune's stop running
-jobs (`TrainedModel.preempts`) or do not. What the parts have in common is compiled and has no torch: by custom in
-``decide``. A new agent is a folder, an entry each in `describe`, `model.policy.Agent` and `AGENTS`, a policy file in
-``data/policies``, and its names in pyproject.toml (layers of the agents; who has no torch). ``predictor`` is none yet.
+``prepare`` converts the weights once, when they are loaded; the type it returns says what they can do: those of RLTune
+preempt running jobs (`TrainedModel.preempts`) or do not. Code shared by the parts is compiled, does not import torch,
+and is by convention in ``decide``. To add an agent, add a folder, an entry in `describe`, `model.policy.Agent` and
+`AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the agents; modules without
+torch). ``predictor`` is not an agent yet.
 """
 
 from __future__ import annotations
@@ -57,59 +58,59 @@ if TYPE_CHECKING:
     from gpusched.sim.engine.state import EventLog
 
 P = TypeVar("P")
-"""The weights as an agent's passes take them."""
-Taken = TypeVar("Taken", contravariant=True)
+"""The weights, in the form that an agent's compiled passes take."""
+Prepared = TypeVar("Prepared", contravariant=True)
 
 
 class Live(Protocol[P]):
     """Decides about the queue of one partition."""
 
     def prepare(self, model: TrainedModel) -> P:
-        """The weights as its passes take them. ValueError: they are of another shape."""
+        """Convert the weights for the compiled passes. ValueError: they have the wrong shape."""
 
     def decide_queue(self, prepared: P, context: Context) -> tuple[list[int], QueueBlock]:
-        """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
+        """Start jobs in the arrays of ``context``; return the queue in order, and what blocked it.
 
-        It takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
-        `kernel.queue_pass` does.
+        Started jobs are subtracted from ``world.resources`` and recorded in ``releases`` and ``outcome``, as in
+        `kernel.queue_pass`.
 
-        ValueError: it cannot decide (a network's answer is no number); the fallback does then.
+        ValueError: it cannot decide (a network's output is NaN); the fallback policy decides instead.
         """
 
 
 class Sizes(Protocol[P]):
-    """Chooses sizes of one partition's resizable jobs, among those that brakes allow."""
+    """Chooses the sizes of one partition's resizable jobs, among those that resize limits allow."""
 
     def prepare(self, model: TrainedModel) -> P:
-        """As of `Live`."""
+        """Convert the weights for the compiled passes, as in `Live`."""
 
     def choose_sizes(self, prepared: P, question: Question) -> Sequence[int] | Ints:
-        """A size for every job of the question, ``int64[jobs]``; see `Question` for what is sound.
+        """Return a size for every job of the question, ``int64[jobs]``; see `Question` for what is valid.
 
-        ValueError: it cannot choose; the rule of its fallback does then.
+        ValueError: it cannot choose; the fallback rule chooses instead.
         """
 
 
-class Replay(Protocol[Taken]):
+class Replay(Protocol[Prepared]):
     """Runs replays."""
 
     def maps(self, model: TrainedModel) -> bool:
-        """Whether it leaves nodes to ``place: milp`` and ``fastest``."""
+        """Return whether it leaves node selection to ``place: milp`` and ``fastest``."""
 
-    def runner(self, world: SimWorld, prepared: Taken) -> tuple[SimWorld, Callable[[EventLog], int]]:
-        """The world with all that it needs, and what replays it to the end: see `sim.runs.Runner`."""
+    def runner(self, world: SimWorld, prepared: Prepared) -> tuple[SimWorld, Callable[[EventLog], int]]:
+        """Return the prepared world, and the function that replays it to its end: see `sim.runs.Runner`."""
 
 
 class Train(Protocol):
-    """Learns."""
+    """Trains weights."""
 
     def train_agent(self, job: TrainJob, report: TrainingReport) -> TrainerResult:
-        """One partition's agent."""
+        """Train the agent of one partition."""
 
 
 @dataclass(frozen=True)
 class AgentParts:
-    """An agent's parts, each imported when it is asked for: what lists policies imports none. None: not offered."""
+    """An agent's parts, each imported on first use, so that listing policies imports none. None: not offered."""
 
     live: Callable[[], Live[Any]] | None = None
     sizes: Callable[[], Sizes[Any]] | None = None
@@ -118,7 +119,7 @@ class AgentParts:
 
 
 def _parts_of(agent: Agent, traits: AgentTraits) -> AgentParts:
-    """Return what an agent's folder offers, by its traits."""
+    """Return the parts that an agent's folder has, by its traits."""
     live, replay, train = (
         partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
     )
@@ -129,7 +130,7 @@ def _parts_of(agent: Agent, traits: AgentTraits) -> AgentParts:
 
 REGISTRY: dict[str, AgentParts] = {agent: _parts_of(agent, traits) for agent, traits in AGENTS.items()}
 
-if TYPE_CHECKING:  # modules that are imported by name have no types there: here they are held to the protocols
+if TYPE_CHECKING:  # imports by name are untyped: check here that the modules implement the protocols
     _gist: tuple[Live[GistWeights], Replay[GistWeights], Train] = (gist_live, gist_replay, gist_train)
     _rltune: tuple[Live[RltuneWeights | RltuneRanks], Replay[RltuneWeights | RltuneRanks], Train] = (
         rltune_live, rltune_replay, rltune_train

@@ -1,4 +1,4 @@
-"""What decides in trained weights, in words read off the weights: a linear rule, or a neural network too."""
+"""Descriptions of trained weights, read from the arrays: a linear rule, or also a neural network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONTENTION = "the rule of contention: what a place costs against how long the j
 Layer = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
 
 
-def what_decides(model: TrainedModel) -> str:
+def describe_weights(model: TrainedModel) -> str:
     """Return a phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
     return {"gist": _gist, "rltune": _rltune, "dl2": _dl2, "maifs": _maifs, "topology": _topology}[model.agent](model)
 
@@ -29,8 +29,8 @@ def _gist(model: TrainedModel) -> str:
         if _has_nonzero_output(layers):
             return f"{rule}, and a {_network_text(layers)}"
     for name in STARTS:
-        begun = start(name, width=0)
-        if all(np.array_equal(begun[f"{q}.base"], arrays.get(f"{q}.base", np.empty(0))) for q in QUESTIONS):
+        initial = start(name, width=0)
+        if all(np.array_equal(initial[f"{q}.base"], arrays.get(f"{q}.base", np.empty(0))) for q in QUESTIONS):
             return f"untrained, its start '{name}': {rule}, {_NO_NETWORK}"
     return f"{rule}, {_NO_NETWORK}"
 
@@ -82,7 +82,7 @@ def _topology(model: TrainedModel) -> str:
 
 
 def _count_used(array: npt.NDArray[np.generic] | None) -> int:
-    """Return how many of its numbers are not 0."""
+    """Return the number of nonzero elements."""
     return 0 if array is None else int(np.count_nonzero(array))
 
 
@@ -95,11 +95,11 @@ def _layers_of(arrays: Arrays, name: str) -> list[Layer]:
 
 
 def _has_nonzero_output(layers: list[Layer]) -> bool:
-    """Return whether it can answer anything but 0: its last layer is not all 0."""
+    """Return whether the network can output anything but 0: its last layer is not all zeros."""
     return bool(layers) and any(_count_used(array) for array in layers[-1])
 
 
 def _network_text(layers: list[Layer]) -> str:
-    """Return such as ``neural network of width 16 and 16``."""
+    """Return a phrase, such as ``neural network of width 16 and 16``."""
     widths = [str(weight.shape[0]) for weight, _ in layers[:-1]]
     return f"neural network of width {' and '.join(widths)}" if widths else "further linear layer"

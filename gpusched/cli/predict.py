@@ -75,7 +75,7 @@ def predict(
         job_class = describe_class(what, gpus, nodes, racks, beside or ())
         output.show(lambda: job_class, lambda: view.kind_screen(job_class))
     elif service.is_trace(what):
-        predictions = service.tell_trace(model, what, format, vc)
+        predictions = service.predict_trace(model, what, format, vc)
         output.show(lambda: predictions, lambda: view.trace_screen(predictions))
     else:
         from gpusched.client.predict import predict_job

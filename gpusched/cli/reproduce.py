@@ -123,9 +123,9 @@ def _reproducer(paper: PaperName) -> Callable[[PaperOptions, Advance], PaperFigu
 
 
 def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> None:
-    from gpusched.agents.common.torch_ import need
+    from gpusched.agents.common.torch_ import require
 
-    need("torch")
+    require("torch")
     if paper is PaperName.RLTUNE:
         from gpusched.agents.rltune import reproduce as rltune
         from gpusched.views import rltune as rltune_view

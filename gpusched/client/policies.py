@@ -139,12 +139,12 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
     """Return partition -> what decides in its weights, in words, or why they cannot be used."""
     if spec.agent is None or not (partitions := trained_for(spec)):
         return {}
-    from gpusched.agents.describe import what_decides
+    from gpusched.agents.describe import describe_weights
 
     found = {}
     for name in partitions:
         try:
-            found[name] = what_decides(load_model(Path(spec.folder), name, spec.agent))
+            found[name] = describe_weights(load_model(Path(spec.folder), name, spec.agent))
         except ModelError as error:
             found[name] = f"the fallback: {error.line()}"
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpusched.agents.predictor.request import PredictedJob, loaded, tell_jobs
+from gpusched.agents.predictor.request import PredictedJob, load_predictor, predict_jobs
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
@@ -35,10 +35,10 @@ def predict_job(model: str | None, text: str) -> list[PredictedJob]:
         UsageError: No such job.
         GpuschedError: The predictor cannot be read.
     """
-    predictor, client = loaded(model), Client()
+    predictor, client = load_predictor(model), Client()
     jobs = [first_task_of(job) for job in Resolver(client).target(text).jobs]
     last_submit = max(job.submit_time for job in jobs)
-    return tell_jobs(predictor, client.reader.ended_runs(until=last_submit) if client.reader else [], jobs)
+    return predict_jobs(predictor, client.reader.ended_runs(until=last_submit) if client.reader else [], jobs)
 
 
 def is_job_class(text: str) -> bool:

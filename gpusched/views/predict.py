@@ -13,7 +13,7 @@ from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.agents.predictor.request import PredictedJob, TraceTold
+    from gpusched.agents.predictor.request import PredictedJob, TracePredictions
     from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
     from gpusched.model.interference import JobClassReport
 
@@ -27,7 +27,7 @@ def trained_screen(trained: TrainedPredictor) -> RenderableType:
     return Group(*parts, *(Text(f"- {note}") for note in trained.notes))
 
 
-def trace_screen(result: TraceTold) -> RenderableType:
+def trace_screen(result: TracePredictions) -> RenderableType:
     """Return the first jobs, and the accuracy."""
     parts: list[RenderableType] = [jobs_table(result.jobs[:MAX_ROWS])]
     if len(result.jobs) > MAX_ROWS:

@@ -28,7 +28,7 @@ def progress_fields(progress: TrainingProgress) -> dict[str, Any]:
     if progress.left_s is not None:
         words.append(f"{format_duration(progress.left_s)} left")
     return {
-        "description": progress.what, "completed": progress.done, "total": progress.total, "figures": ", ".join(words),
+        "description": progress.label, "completed": progress.done, "total": progress.total, "figures": ", ".join(words),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.agents.dl2.reproduce import Dl2Row as Dl2Row
 from gpusched.agents.maifs.reproduce import MaifsRow as MaifsRow
-from gpusched.agents.predictor.request import PredictedJob, TraceTold
+from gpusched.agents.predictor.request import PredictedJob, TracePredictions
 from gpusched.agents.predictor.train import EstimateEvaluation, EstimateScore, TrainedPredictor
 from gpusched.agents.rltune.reproduce import ComparisonLine
 from gpusched.agents.topology.reproduce import TopologyRow as TopologyRow
@@ -38,7 +38,7 @@ def json_keys() -> dict[str, list[str]]:
         "nightly-predictions": list(Score.__struct_fields__),
         "trace-stats": list(trace_stats(_trace())),
         "predict": list(PredictedJob.__struct_fields__),
-        "predict-trace": list(TraceTold.__struct_fields__),
+        "predict-trace": list(TracePredictions.__struct_fields__),
         "predict-train": list(TrainedPredictor.__struct_fields__),
         "predict-evaluation": list(EstimateEvaluation.__struct_fields__),
         "predict-estimate": list(EstimateScore.__struct_fields__),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.dl2.decide import STEP, nobody
+from gpusched.agents.dl2.decide import STEP, zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.config.weights import save_model
 from gpusched.model.jobs import ENDED
@@ -108,7 +108,7 @@ def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) ->
     job = resizable(elastic, share, "--sizes", "1,4,8")
     wait_until(lambda: gpus(elastic, job) == 8, 30, "8 GPUs, by the fallback's rule")
     assert "no weights" in elastic.cli("status").stdout
-    actor = nobody()
+    actor = zero_actor()
     actor.linear[STEP.index("gain per slot, over all larger sizes")] = 1.0
     actor.linear[STEP.index("done")] = -30.0
     (folder / "learned").mkdir()

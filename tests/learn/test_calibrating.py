@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpusched.agents.predictor import calibrate as calibrating
 from gpusched.agents.predictor import train as predict
-from gpusched.agents.predictor.calibrate import calibrated, shift_of
+from gpusched.agents.predictor.calibrate import calibrate, shift_of
 from gpusched.estimation.features import Forest
 from gpusched.estimation.predictor import ends_of
 from tests.learn.test_predict import DATA, EPOCH, FAST, Cli, cli, habits
@@ -62,7 +62,7 @@ def test_shifts_are_found_on_jobs_later_than_what_was_learned_from() -> None:
         return constant(600.0) if len(asked) > 1 else None
 
     until = 10 * DAY_S
-    found = calibrated(trace, until, LEVELS, fit)
+    found = calibrate(trace, until, LEVELS, fit)
     seen = trace.submit[trace.submit < until]
     assert asked == [seen[int(part * len(seen))] for part in calibrating.EDGES[:-1]]
     assert found.jobs == int((seen >= asked[1]).sum())
@@ -71,8 +71,8 @@ def test_shifts_are_found_on_jobs_later_than_what_was_learned_from() -> None:
 
 def test_too_few_later_jobs_shift_nothing() -> None:
     trace = habits(120)
-    assert calibrated(trace, float(trace.submit[-1]), LEVELS, lambda until: constant(60.0)) == ((0.0, 0.0, 0.0), 0)
-    assert calibrated(trace, -1.0, LEVELS, lambda until: constant(60.0)) == ((0.0, 0.0, 0.0), 0)
+    assert calibrate(trace, float(trace.submit[-1]), LEVELS, lambda until: constant(60.0)) == ((0.0, 0.0, 0.0), 0)
+    assert calibrate(trace, -1.0, LEVELS, lambda until: constant(60.0)) == ((0.0, 0.0, 0.0), 0)
 
 
 def test_nothing_later_is_looked_at() -> None:

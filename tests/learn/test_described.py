@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.common.evaluate import before, table
+from gpusched.agents.common.evaluate import final_table, untrained_policy
 from gpusched.agents.common.request import UNTRAINED
-from gpusched.agents.describe import what_decides
+from gpusched.agents.describe import describe_weights
 from gpusched.agents.gist.networks import STARTS, start
 from gpusched.agents.gist.scale import policy_of
 from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net
@@ -29,14 +29,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def of(agent: str, arrays: Any, **about: str) -> str:
-    return what_decides(TrainedModel(agent, arrays, about, "", ""))
+    return describe_weights(TrainedModel(agent, arrays, about, "", ""))
 
 
 @pytest.mark.parametrize("servers", ["8", "32"])
 def test_the_agents_that_come_along_are_linear_rules(servers: str) -> None:
     model = load_model(ROOT / "benchmarks" / "agents" / servers, "default", "gist")
     assert not any(array.any() for name, array in model.arrays.items() if not name.endswith(".base"))
-    said = what_decides(model)
+    said = describe_weights(model)
     assert said == "a linear rule of 21 weights (job 6, server 8, hold 7), no neural network"
 
 
@@ -74,17 +74,17 @@ def test_rltune_is_a_rule_with_odds_and_a_network_only_with_strength() -> None:
     blind = RltuneSettings(knows="nothing")
     assert untrained(blind) is None
     rank = model_of(Rank("index", {"index": 1.0}), begun.scorer.odds.prior, "estimate")
-    assert "chosen by replays, by odds of run times, no neural network" in what_decides(rank)
+    assert "chosen by replays, by odds of run times, no neural network" in describe_weights(rank)
 
 
 def test_the_final_table_has_the_untrained_start_beside_the_agent() -> None:
     pool = Pool.uniform(1, 8)
     trace = trace_of([0.0, 0.0, 1.0, 2.0], [50.0, 60.0, 10.0, 5.0], [8, 8, 1, 2], limit=[100.0, 90.0, 20.0, 5.0])
     agent = policy_of(start("first come, easy", width=0), "mine")
-    assert before(agent, None) is None
-    begun = before(agent, start("shortest limit, easy", width=0))
+    assert untrained_policy(agent, None) is None
+    begun = untrained_policy(agent, start("shortest limit, easy", width=0))
     assert begun is not None
-    rows = table(agent, [Scenario(trace, pool, power_model(pool))], untrained=begun)
+    rows = final_table(agent, [Scenario(trace, pool, power_model(pool))], untrained=begun)
     assert [row.policy for row in rows[:2]] == ["mine", UNTRAINED]
     by_name = {row.policy: row.value for row in rows}
     assert by_name[UNTRAINED] == by_name["sjf+easy"]

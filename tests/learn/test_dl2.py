@@ -13,7 +13,7 @@ import pytest
 
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import Played, Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, play
+from gpusched.agents.dl2.slots import Played, Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, simulate
 from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload, dl2, draw
 from gpusched.sched.state import Ints
 from gpusched.sim.profiles.dl2 import read_speeds
@@ -44,7 +44,7 @@ def rule(name: str, jobs: SlotJobs) -> Policy:
 
 
 def played(name: str, jobs: SlotJobs) -> Played:
-    return play(jobs, rule(name, jobs))
+    return simulate(jobs, rule(name, jobs))
 
 
 def test_the_figures_of_an_independent_implementation(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def assert_within(jobs: SlotJobs, decide: Policy) -> None:
         assert (sizes[:, 1] * (jobs.need[jobs.kind, 0, 1, 1] > 0)).sum() <= 2 * jobs.nodes
         full += bool((tasks.sum(0) >= 0.7 * SLOTS * jobs.nodes).any())
 
-    play(jobs, looked_at)
+    simulate(jobs, looked_at)
     assert full > 20
 
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.resized import ResizableWorkload, WorkloadLog, by_drf, run
-from gpusched.agents.describe import what_decides
+from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, drf_policy, run
+from gpusched.agents.describe import describe_weights
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
-from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, nobody
-from gpusched.agents.dl2.learn import Dl2Recipe, Public
+from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, zero_actor
+from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
-from gpusched.agents.dl2.observed import all_told, new_observed
-from gpusched.agents.dl2.slots import SpeedChange, play
+from gpusched.agents.dl2.observed import fully_observed, new_observed
+from gpusched.agents.dl2.slots import SpeedChange, simulate
 from gpusched.agents.dl2.train import PartitionWorld
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import draw
@@ -41,7 +41,7 @@ from tests.traces.samples import real
 
 def ranked(**weights: float) -> Actor:
     """A linear score by the names of its inputs, spaces as underlines."""
-    actor = nobody()
+    actor = zero_actor()
     for name, weight in weights.items():
         actor.linear[STEP.index(name.replace("_", " "))] = weight
     return actor
@@ -53,7 +53,7 @@ GREEDY.linear[0] = 1.0
 
 def all_known() -> SpeedLearner:
     speeds = read_speeds(None, 16)
-    return all_told(list(speeds), np.array(list(speeds.values())))
+    return fully_observed(list(speeds), np.array(list(speeds.values())))
 
 
 # What it may do
@@ -68,7 +68,7 @@ def test_no_slot_gives_more_than_there_is(actor: Actor) -> None:
 def test_it_knows_a_speed_only_when_a_job_told_it() -> None:
     one = prepare(draw("24 nodes", 1), read_speeds(None, 16))
     observed = new_observed(16)
-    play(one.jobs, Player(read_actors(None)["warm"], observed, one))
+    simulate(one.jobs, Player(read_actors(None)["warm"], observed, one))
     truth = {name: one.jobs.rate[k] * one.scale[k] for k, name in enumerate(one.names)}
     for row, name in enumerate(observed.names):
         told = observed.speeds.times[row].reshape(16, 16) > 0
@@ -147,17 +147,17 @@ def test_a_restart_costs_a_part_of_a_slot_and_only_who_goes_on_at_another_size()
 
         return policy
 
-    assert play(jobs, sizes(1), 0.1).jct.tolist() == [5.0]
-    assert play(jobs, sizes(1, 2), 0.1).jct.tolist() == [1 + 0.1 + 4 / 2]  # 1, then 1.8, then 2 and what is left
-    assert play(jobs, sizes(1, 2, 1, 1), 0.0).jct.tolist() == [4.0]
+    assert simulate(jobs, sizes(1), 0.1).jct.tolist() == [5.0]
+    assert simulate(jobs, sizes(1, 2), 0.1).jct.tolist() == [1 + 0.1 + 4 / 2]  # 1, then 1.8, then 2 and what is left
+    assert simulate(jobs, sizes(1, 2, 1, 1), 0.0).jct.tolist() == [4.0]
 
 
 def test_a_change_of_speed_is_for_one_kind_from_its_slot_on() -> None:
     jobs = prepare(*workload((0, 5.0), nodes=1)).jobs
     drf = rule("drf", jobs)
-    assert play(jobs, drf).jct.tolist() == [2.5]
-    assert play(jobs, drf, changes=[SpeedChange(1, 0, 0.5)]).jct.tolist() == [4.0]
-    assert play(jobs, drf).jct.tolist() == [2.5]  # the workload is as it was
+    assert simulate(jobs, drf).jct.tolist() == [2.5]
+    assert simulate(jobs, drf, changes=[SpeedChange(1, 0, 0.5)]).jct.tolist() == [4.0]
+    assert simulate(jobs, drf).jct.tolist() == [2.5]  # the workload is as it was
 
 
 # What it reaches
@@ -211,7 +211,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
             assert np.array_equal(course.sizes, known), calls
         calls += 1
 
-    play(one.jobs, policy, changes=[SpeedChange(20, halved, 0.5)])
+    simulate(one.jobs, policy, changes=[SpeedChange(20, halved, 0.5)])
     assert calls > 60
 
 
@@ -221,15 +221,15 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
     torch = pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12,), kept=64)
-    school = learning._School(recipe, Public(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
+    school = learning._School(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
     taken = school._play(2, 0.1)
     batch = learning._batch_of(taken, [np.zeros(0, np.float32)] * 2)
     assert len(batch.chosen) > 60
     assert batch.there.sum(1).max() > 10
     scores = school._scores(batch, np.arange(len(batch.chosen))).log_softmax(-1)
     torchs = scores[torch.arange(len(batch.chosen)), torch.as_tensor(batch.chosen)].detach().numpy()
-    np.testing.assert_allclose(batch.chance, torchs, atol=2e-5)
-    assert batch.chance.std() > 0.1
+    np.testing.assert_allclose(batch.log_prob, torchs, atol=2e-5)
+    assert batch.log_prob.std() > 0.1
 
 
 def test_an_advantage_is_what_the_rest_of_the_slot_brought() -> None:
@@ -249,12 +249,12 @@ def test_an_advantage_is_what_the_rest_of_the_slot_brought() -> None:
 
 def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
     recipe = Dl2Recipe(nodes=(16,), kept=16)
-    world = Public(recipe, read_speeds(None, 16))
+    world = PublicSetting(recipe, read_speeds(None, 16))
     one = world.draw(np.random.default_rng(1))
     tape = learning.new_tape(20_000, 16, 2_000)
     learning.seed_draws(1)
     observed = all_known()
-    player, brought, sizes = Player(nobody(), observed, one, tape), [], []
+    player, brought, sizes = Player(zero_actor(), observed, one, tape), [], []
 
     def policy(jobs: Any, course: Any, there: Any) -> None:
         player(jobs, course, there)
@@ -264,7 +264,7 @@ def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
         brought.append(float((rate / best * left**-0.25).sum()))
         sizes.append(course.sizes.sum())
 
-    play(one.jobs, policy)
+    simulate(one.jobs, policy)
     ends = [*player.slots[1:], int(tape.number[0])]
     for first, last, whole in zip(player.slots, ends, brought, strict=True):
         assert tape.reward[first:last].sum() == pytest.approx(whole, abs=1e-4)
@@ -274,19 +274,19 @@ def test_a_step_s_reward_is_what_it_adds_to_the_slot() -> None:
 @pytest.mark.slow
 def test_the_same_seed_learns_the_same_and_imitation_comes_near_what_it_imitates() -> None:
     pytest.importorskip("torch")
-    recipe = Dl2Recipe(nodes=(12, 24), taught=8, teaching=400, rounds=2, batch=3, kept=64)
+    recipe = Dl2Recipe(nodes=(12, 24), imitated=8, imitation_steps=400, rounds=2, batch=3, kept=64)
     speeds = read_speeds(None, 16)
-    first, again = (learning.learn(recipe, Public(recipe, speeds), 5, workers=n) for n in (1, 2))
+    first, again = (learning.learn(recipe, PublicSetting(recipe, speeds), 5, workers=n) for n in (1, 2))
     for stage in ("untrained", "warm", "best"):
         for one, other in zip(getattr(first, stage), getattr(again, stage), strict=True):
             assert np.array_equal(one, other), stage
     fresh = [prepare(draw("24 nodes", 900 + k), speeds) for k in range(2)]
     for one in fresh:
         jct = {
-            name: play(one.jobs, Player(actor, all_known(), one)).jct.mean()
+            name: simulate(one.jobs, Player(actor, all_known(), one)).jct.mean()
             for name, actor in (("untrained", first.untrained), ("warm", first.warm))
         }
-        drf = play(one.jobs, rule("drf", one.jobs)).jct.mean()
+        drf = simulate(one.jobs, rule("drf", one.jobs)).jct.mean()
         assert jct["warm"] == pytest.approx(drf, rel=0.12)
         assert jct["untrained"] > 1.5 * drf
 
@@ -317,7 +317,7 @@ def test_after_a_kill_it_goes_on_and_ends_where_it_would_have_ended(tmp_path: Pa
     rng = np.random.default_rng(3)
     trace = trace_of(np.cumsum(rng.exponential(300, 80)).tolist(), rng.lognormal(7, 1, 80).tolist(), [1, 2, 4, 8] * 20)
     log = WorkloadLog(trace, 16, np.array([1, 2, 4, 8]), 300.0, 30.0)
-    recipe = Dl2Recipe(hidden=4, taught=2, teaching=20, rounds=4, batch=2, kept=32)
+    recipe = Dl2Recipe(hidden=4, imitated=2, imitation_steps=20, rounds=4, batch=2, kept=32)
 
     def learned(workloads: int, checkpoint: Checkpoint | None) -> tuple[learning.Dl2Result, Dying]:
         world = Dying(log, workloads)
@@ -345,7 +345,7 @@ def model(actor: Actor, slot_s: str | None = "300") -> TrainedModel:
 def test_its_sizes_are_sound(case: tuple[list[One], int], seed: int) -> None:
     ones, capacity = case
     rng = np.random.default_rng(seed)
-    drawn = Actor(*(part + rng.normal(size=part.shape).astype(np.float32) for part in nobody(4)))
+    drawn = Actor(*(part + rng.normal(size=part.shape).astype(np.float32) for part in zero_actor(4)))
     claims = claims_of(ones, capacity)
     question = question_of(claims, "p", 0.0, ("",) * len(ones))
     found = choose_sizes(prepare_live(model(drawn)), question).tolist()
@@ -403,7 +403,7 @@ def test_a_partition_s_workloads_end_as_their_speeds_say() -> None:
     most = [0]
 
     def policy(claims: Any, coming: int) -> Any:
-        chosen = by_drf(claims)
+        chosen = drf_policy(claims)
         most[0] = max(most[0], int(chosen.sum()))
         return chosen
 
@@ -422,6 +422,8 @@ def drawn_trace() -> Any:
 
 
 def test_what_decides_is_said() -> None:
-    assert what_decides(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
-    assert what_decides(model(GREEDY)) == "a linear score of 20 inputs, no neural network"
+    assert (
+        describe_weights(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
+    )
+    assert describe_weights(model(GREEDY)) == "a linear score of 20 inputs, no neural network"
     assert (len(STEP), len(CLUSTER)) == (INPUTS, SHARED) == (20, 7)

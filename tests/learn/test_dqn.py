@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.nets import forward, net_of, work_for
+from gpusched.agents.common.nets import forward, net_of, new_buffers
 from gpusched.agents.gist import dqn, expectimax
 from gpusched.agents.gist.clusters import Clusters
 from gpusched.agents.gist.setting import paper
@@ -27,7 +27,7 @@ def test_masked_reaches_99_percent_of_the_optimum(seed):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_papers_variant_is_as_good(seed):
     free = dqn.train(paper("A100"), "paper", replace(SHORT, episodes=320), seed)
-    assert free.course[-1].utilization == pytest.approx(OPTIMUM, rel=0.02)
+    assert free.evaluations[-1].utilization == pytest.approx(OPTIMUM, rel=0.02)
 
 
 def test_the_published_reward_reaches_its_own_bound_and_no_more():
@@ -47,8 +47,8 @@ def test_same_seed_same_weights_and_a_resumed_training_is_the_same(tmp_path):
     for other in (again, resumed):
         assert whole.arrays.keys() == other.arrays.keys()
         assert all(np.array_equal(whole.arrays[name], other.arrays[name]) for name in whole.arrays)
-        np.testing.assert_array_equal(whole.played, other.played)
-    assert [p.utilization for p in whole.course] == [p.utilization for p in resumed.course]
+        np.testing.assert_array_equal(whole.episode_utilization, other.episode_utilization)
+    assert [p.utilization for p in whole.evaluations] == [p.utilization for p in resumed.evaluations]
     different = dqn.train(setting, "wait", hyper, 8)
     assert not np.array_equal(whole.arrays["q.0.weight"], different.arrays["q.0.weight"])
 
@@ -72,7 +72,7 @@ def test_weights_decide_without_torch_as_they_were_judged():
     clusters = Clusters(setting, "wait", 81, 0, setting.sequences())
     batch = clusters.begin()
     net = net_of(learned.arrays, "q", batch.observation.shape[1], clusters.actions)
-    q, work = np.zeros(clusters.actions, np.float32), work_for(net)
+    q, work = np.zeros(clusters.actions, np.float32), new_buffers(net)
     while (batch.job >= 0).any():
         actions = np.zeros(81, np.int64)
         for c in range(81):

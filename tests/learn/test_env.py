@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from gpusched.agents.gist.clusters import VARIANTS, Clusters
 from gpusched.agents.gist.env import ClusterEnv
-from gpusched.agents.gist.section6 import replayed
+from gpusched.agents.gist.section6 import replay_episodes
 from gpusched.agents.gist.setting import paper
 from gpusched.sim.stepper import Stepper
 
@@ -58,7 +58,7 @@ def test_first_fit_in_all_clusters_at_once_is_that_of_the_replay(gap_h):
     batch = clusters.begin()
     while (batch.job >= 0).any():
         clusters.step(batch.mask.argmax(axis=1))
-    found = replayed("largest-skip", "first-fit", gap_h)
+    found = replay_episodes("largest-skip", "first-fit", gap_h)
     np.testing.assert_allclose(batch.utilization, found.utilization, rtol=1e-12)
     np.testing.assert_allclose(batch.hours, found.hours, rtol=1e-12)
 

@@ -56,7 +56,7 @@ def test_the_lowest_naive_episode():
 def test_naive_played_is_the_exact_mean_within_its_error():
     setting = paper("A100")
     sequences = np.tile(setting.sequences(), (20, 1))
-    played = naive.play(setting, sequences, seed=3)
+    played = naive.simulate(setting, sequences, seed=3)
     error = played.utilization.std() / np.sqrt(len(sequences))
     assert abs(played.utilization.mean() - naive.exact(setting).utilization) < 4 * error
     assert played.utilization.min() == pytest.approx(0.2875)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.agents.common.data import materials
+from gpusched.agents.common.data import load_training_data
 from gpusched.agents.common.request import TrainRequest
 from gpusched.cli import main as cli
 from gpusched.errors import GpuschedError
@@ -55,7 +55,7 @@ def test_a_store_that_cannot_be_read_is_said_and_not_taken_for_an_empty_one(
 def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> None:
     for make in (lambda: None, lambda: Store.create_or_open(state).close()):
         make()
-        names = [m.scenario.trace.name for m in materials(TrainRequest(policy=""))]
+        names = [m.scenario.trace.name for m in load_training_data(TrainRequest(policy=""))]
         assert names == ["generated from the flavors of A100, seed 0", "generated from the flavors of V100, seed 0"]
         with pytest.raises(GpuschedError, match="no job of that period has run and ended"):
-            materials(TrainRequest(policy="", since="3d"))
+            load_training_data(TrainRequest(policy="", since="3d"))

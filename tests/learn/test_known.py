@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, known_by, materials
+from gpusched.agents.common.data import TrainingData, known_at, load_training_data
 from gpusched.agents.common.request import TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows
@@ -37,10 +37,10 @@ def log(long_s: float) -> Trace:
     return trace_of(submit.tolist(), ran.tolist(), [1, 2] * (JOBS // 2), limit=[np.nan] * JOBS)
 
 
-def material(folder: Path, trace: Trace, **request: Any) -> Material:
+def material(folder: Path, trace: Trace, **request: Any) -> TrainingData:
     file = folder / "log.gpusched.npz"
     tracefile.write(file, trace)
-    return materials(TrainRequest(policy="", trace=str(file), nodes=4, gpus_per_node=8, **request))[0]
+    return load_training_data(TrainRequest(policy="", trace=str(file), nodes=4, gpus_per_node=8, **request))[0]
 
 
 def job(folder: Path, trace: Trace, **settings: object) -> TrainJob:
@@ -54,11 +54,11 @@ def job(folder: Path, trace: Trace, **settings: object) -> TrainJob:
 
 def test_what_ended_later_had_run_so_long_and_had_not_ended() -> None:
     trace = trace_of([0.0, 10.0, 20.0, 30.0], [5.0, 500.0, 80.0, 1.0], [1, 2, 4, 8])
-    seen, ended = known_by(trace, 100.0)
+    seen, ended = known_at(trace, 100.0)
     assert seen.duration.tolist() == [5.0, 90.0, 80.0, 1.0]
     assert ended.tolist() == [True, False, True, True]
     waited = replace(trace, wait=np.array([0.0, 95.0, 0.0, 69.5]))  # the second had not begun, the last one just had
-    seen, ended = known_by(waited, 100.0)
+    seen, ended = known_at(waited, 100.0)
     assert seen.gpus.tolist() == [1, 4, 8]
     assert seen.duration.tolist() == [5.0, 80.0, 0.5]
     assert ended.tolist() == [True, True, False]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.agents.common.vector import joined, named, size_of
+from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, refresh, watch
 from gpusched.agents.maifs.engine import MaifsRun, alone, apply, plan_of, play, serve
@@ -181,7 +181,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
 def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
     (run, course), known = new_run(world.jobs), told(world.truth)
-    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, size_of(WEIGHTS)))
+    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, vector_size(WEIGHTS)))
     beliefs = new_beliefs(world.truth, 0.0)
     mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
     rule = {"las": rules.LAS, "synergy": rules.SYNERGY, "greedy": rules.GREEDY}.get(name, 0)
@@ -272,9 +272,9 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
 
 def test_weights_are_kept_whole() -> None:
     numbers = weights_of()
-    assert np.array_equal(joined(named(numbers, WEIGHTS), WEIGHTS), numbers)
+    assert np.array_equal(to_vector(to_arrays(numbers, WEIGHTS), WEIGHTS), numbers)
     with pytest.raises(ValueError, match="attention is missing"):
-        joined({k: v for k, v in named(numbers, WEIGHTS).items() if k != "attention"}, WEIGHTS)
+        to_vector({k: v for k, v in to_arrays(numbers, WEIGHTS).items() if k != "attention"}, WEIGHTS)
 
 
 def test_training_is_the_same_every_time_and_never_keeps_what_is_worse_than_the_start() -> None:
@@ -345,7 +345,7 @@ def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[
 
 
 def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None:
-    agent = live.prepare(TrainedModel("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
+    agent = live.prepare(TrainedModel("maifs", to_arrays(weights_of(), WEIGHTS), {}, "", ""))
     few = live.choose_sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9))
     assert few.tolist() == [8, 1]  # the first is faster with every GPU, the second is not
     assert live.choose_sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)).tolist() == [1, 1, 1]
@@ -358,6 +358,6 @@ def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None
 
 
 def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:
-    agent = live.prepare(TrainedModel("maifs", named(weights_of(), WEIGHTS), {}, "", ""))
+    agent = live.prepare(TrainedModel("maifs", to_arrays(weights_of(), WEIGHTS), {}, "", ""))
     assert live.choose_sizes(agent, question([(4, 20.0, 0.2)], 16)).tolist() == [4]
     assert live.choose_sizes(agent, question([(4, 9000.0, 1.0)], 16)).tolist() == [8]

@@ -16,7 +16,7 @@ from msgspec.structs import replace as replace_fields
 from safetensors import safe_open
 
 from gpusched.agents.predictor import train as predict
-from gpusched.agents.predictor.request import tell_jobs
+from gpusched.agents.predictor.request import predict_jobs
 from gpusched.config.weights import ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
 from gpusched.estimation.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
@@ -135,7 +135,7 @@ def test_features_by_hand() -> None:
 def test_better_than_the_usual_estimates_on_days_not_seen(trained: Predictor) -> None:
     trace = habits()
     later = np.flatnonzero(~trained.knew(trace))
-    found = predict.evaluate(trained, trace, later, predict.median_learned(trace, 10 * 86400.0))
+    found = predict.evaluate(trained, trace, later, predict.training_median(trace, 10 * 86400.0))
     by_name = {row.estimate: row for row in found.rows}
     assert set(by_name) == {"predicted (median)", "mean of last two", "limit", "median of all"}
     assert by_name["predicted (median)"].log_error < 0.45
@@ -265,9 +265,9 @@ def test_a_job_of_the_past_is_told_as_of_its_submission(trained: Predictor) -> N
 
     before, job, after = ended(0.0, 100.0), ended(1000.0, 50.0), ended(900.0, 5000.0)
     waits = replace_fields(job, state=JobState.PENDING, start_time=None, end_time=None)
-    (told,), (then,) = tell_jobs(trained, [before, job, after], [job]), tell_jobs(trained, [before], [waits])
+    (told,), (then,) = predict_jobs(trained, [before, job, after], [job]), predict_jobs(trained, [before], [waits])
     assert (told.run_s, then.run_s) == (50.0, None)
-    assert replace_fields(told, run_s=None) == then != replace_fields(tell_jobs(trained, [], [waits])[0], run_s=None)
+    assert replace_fields(told, run_s=None) == then != replace_fields(predict_jobs(trained, [], [waits])[0], run_s=None)
 
 
 def test_usage(cli: Cli) -> None:

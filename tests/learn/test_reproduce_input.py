@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusched.agents.dl2.decide import nobody
+from gpusched.agents.dl2.decide import zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.agents.dl2.workloads import Dl2Setting, draw
 from gpusched.config.weights import save_model
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"('{model}', 'dist_sync', 32, {s}, 1, [2.0], [1.0], [1.0])\n" for s in (1, 2)]
         (folder / f"{name}.txt").write_text("".join(lines) + (lines[0] if name == "twice" else ""))
     (folder / "one.json").write_bytes(msgspec.json.encode([draw(Dl2Setting(4, 3, 1), 1)]))
-    save_model(folder / "half.safetensors", "dl2", arrays_of({"trained": nobody()}), {})
+    save_model(folder / "half.safetensors", "dl2", arrays_of({"trained": zero_actor()}), {})
     (folder / "empty.yaml").write_text("top: {}\n")
     (folder / "tiny.yaml").write_text("top: {nodes: [a]}\n")
     (folder / "wrong.csv").write_text(HEADER + "a,2,2,a,2,2,-1\n")

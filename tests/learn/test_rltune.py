@@ -16,7 +16,7 @@ import pytest
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import known_by
+from gpusched.agents.common.data import known_at
 from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import (
     CandidateRule,
@@ -28,7 +28,7 @@ from gpusched.agents.rltune.candidates import (
     without_net,
 )
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
-from gpusched.agents.rltune.episodes import Episode, _reordered, cut
+from gpusched.agents.rltune.episodes import Episode, _reordered, cut_episodes
 from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, evaluations
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
     assert bits(train_agent(job(tmp_path / "c", seed=1), TrainingReport())) != bits(one)
 
     def kill(progress: TrainingProgress) -> None:
-        if progress.what == "network" and progress.done == 2:
+        if progress.label == "network" and progress.done == 2:
             raise Killed
 
     with pytest.raises(Killed):
@@ -182,7 +182,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
         train_agent(one, TrainingReport())
     trace = one.scenario.trace
     early = int(0.7 * len(trace))  # `evaluation.windows` judges by the rest
-    known, over = known_by(trace, float(trace.submit[early - 1]))
+    known, over = known_at(trace, float(trace.submit[early - 1]))
     assert np.array_equal(found[0].prior, odds_of(known.gpus, known.duration, over).prior)
     assert not np.array_equal(found[0].prior, ODDS.prior)
 
@@ -252,8 +252,8 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     base = without_net(CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
     before = TraceEvaluation(scenario().trace, scenario().pool, settings).result(base)
     assert before is not None
-    torch_.begin(seed)
-    return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
+    torch_.set_up(seed)
+    return Learner(base, settings, seed), cut_episodes(before, settings, 4, np.random.default_rng(0))
 
 
 def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was() -> None:

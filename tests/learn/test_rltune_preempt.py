@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import known_by
+from gpusched.agents.common.data import known_at
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import odds_of
 from gpusched.agents.rltune.live import prepare
@@ -136,7 +136,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
     with pytest.raises(InterruptedError):
         train_agent(job(tmp_path), TrainingReport())
     early = int(0.7 * len(TRACE))
-    known, over = known_by(TRACE, float(TRACE.submit[early - 1]))
+    known, over = known_at(TRACE, float(TRACE.submit[early - 1]))
     assert len(found) == 2
     for prior in found:
         assert np.array_equal(prior, odds_of(known.gpus, known.duration, over).prior)

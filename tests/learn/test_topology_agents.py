@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from gpusched.agents.common.vector import joined, named, size_of
+from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.topology import network
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
 from gpusched.agents.topology.replay import new_acting, placed_by, replayed, run_agents
@@ -124,10 +124,10 @@ def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
 
 
 def test_weights_of_another_shape_are_told() -> None:
-    arrays = named(untrained(0), SHAPES)
-    assert np.allclose(joined(arrays, SHAPES), untrained(0), atol=1e-6)
+    arrays = to_arrays(untrained(0), SHAPES)
+    assert np.allclose(to_vector(arrays, SHAPES), untrained(0), atol=1e-6)
     with pytest.raises(ValueError, match=r"wait\.in is missing or not of shape"):
-        joined({**arrays, "wait.in": arrays["wait.in"][:-1]}, SHAPES)
+        to_vector({**arrays, "wait.in": arrays["wait.in"][:-1]}, SHAPES)
 
 
 @given(st.integers(0, 999), st.sampled_from([1, 2, 4]), st.sampled_from(["16x4-racks", "8x8-racks", "16x4"]))
@@ -136,7 +136,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     setting, rng = SETTINGS[name], np.random.default_rng(seed)
     trace, kind = draw(setting, 1.0, seed, 60)
     model, pool = machines()[setting.machine].model(), setting.pool
-    wild = agent_of(rng.normal(0, 1.0, size_of(SHAPES)))
+    wild = agent_of(rng.normal(0, 1.0, vector_size(SHAPES)))
     result = replayed(trace, pool, PlacementNetwork(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
     assert (result.start >= trace.submit).all()
@@ -204,8 +204,8 @@ def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> 
 
 def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path) -> None:
     (tmp_path / "agents").mkdir()
-    numbers = np.random.default_rng(3).normal(0, 0.5, size_of(SHAPES)).astype(np.float32).astype(np.float64)
-    save_model(tmp_path / "agents/default.safetensors", "topology", named(numbers, SHAPES), {})
+    numbers = np.random.default_rng(3).normal(0, 0.5, vector_size(SHAPES)).astype(np.float32).astype(np.float64)
+    save_model(tmp_path / "agents/default.safetensors", "topology", to_arrays(numbers, SHAPES), {})
     (tmp_path / "agents.yaml").write_text("agent: topology\nschedulers: 4\norder: fifo\nbackfill: skip\n")
     trace, kind = draw(RACKS, 0.9, 3, 300)
     here = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
-from gpusched.agents.common.vector import named
+from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.gist import live as gist_live
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.policies import BUILT_IN, load_policy
@@ -394,7 +394,7 @@ def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place
     folder = place.folder / "policies"
     (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\nbudget: 60s\n")
     (folder / "racks").mkdir()
-    save_model(folder / "racks/default.safetensors", "topology", named(untrained(0), SHAPES))
+    save_model(folder / "racks/default.safetensors", "topology", to_arrays(untrained(0), SHAPES))
     place.open(load_policy(folder / "racks.yaml"))
     assert place.decided_by() == "contention"
     assert "no measured placement costs yet" in place.store.fallbacks()["p"].line

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from gpusched.agents.common.vector import named
+from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import load_policies
@@ -290,7 +290,7 @@ def test_an_agent_that_chooses_nodes_is_shown_and_says_how_it_is_trained(site: S
     refused = site.call("train", "racks", "--force")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert f"gpusched reproduce topology --out {folder / 'racks/default.safetensors'}" in refused.err
-    save_model(folder / "racks/default.safetensors", "topology", named(untrained(0), SHAPES))
+    save_model(folder / "racks/default.safetensors", "topology", to_arrays(untrained(0), SHAPES))
     assert "untrained: the rule of contention" in site.call("policy", "show", "racks").ok().out
     edit(site, "  V100:\n", "  V100:\n    policy: racks\n")
     words = ("submit", "--dry-run", "--flavor", "s-V100", "--", "x")

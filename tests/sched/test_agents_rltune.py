@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.rltune.candidates import CandidateRule, linear_of
-from gpusched.agents.rltune.history import FACTS, FEATURES, grouped, history_of
+from gpusched.agents.rltune.history import FACTS, FEATURES, group_jobs, history_of
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.table import agent_of_model
 from gpusched.config.weights import TrainedModel, load_model, save_model
@@ -167,7 +167,7 @@ def test_what_ended_of_the_same_user_tells_who_is_short() -> None:
 
 def test_kinds_and_bursts() -> None:
     submit = np.array([0.0, 10.0, 20.0, 5000.0, 5500.0, 5900.0])
-    kind, burst = grouped(submit, np.array([1, 2, 1, 1, 1, 2]))
+    kind, burst = group_jobs(submit, np.array([1, 2, 1, 1, 1, 2]))
     assert kind.tolist() == [0, 1, 0, 0, 0, 1]
     assert burst.tolist() == [0, 2, 0, 1, 1, 3]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.agents.common import vector
-from gpusched.agents.common.vector import size_of
+from gpusched.agents.common.vector import vector_size
 from gpusched.agents.topology.deal import Site, parts_of
 from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
@@ -37,7 +37,7 @@ DAY_S = 86_400.0
 
 
 def weights(numbers: Floats | None = None) -> TrainedModel:
-    arrays = vector.named(untrained(0) if numbers is None else numbers, SHAPES)
+    arrays = vector.to_arrays(untrained(0) if numbers is None else numbers, SHAPES)
     return TrainedModel("topology", arrays, {}, "", f"w{id(numbers)}")
 
 
@@ -258,8 +258,8 @@ def test_what_it_learned_counts() -> None:
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    arrays = vector.named(untrained(0), SHAPES)
-    assert sum(part.size for part in prepare(TrainedModel("topology", arrays, {}, "", ""))) == size_of(SHAPES)
+    arrays = vector.to_arrays(untrained(0), SHAPES)
+    assert sum(part.size for part in prepare(TrainedModel("topology", arrays, {}, "", ""))) == vector_size(SHAPES)
     arrays["rack"] = arrays["rack"][:2]
     with pytest.raises(ValueError, match="rack is missing or not of shape"):
         prepare(TrainedModel("topology", arrays, {}, "", ""))

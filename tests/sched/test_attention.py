@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpusched.agents.common.attention import NONE, PARTS, arrays_of, attended, attention_of
+from gpusched.agents.common.attention import NONE, PARTS, apply_attention, arrays_of, attention_of
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.live import OUTPUTS, prepare
@@ -45,12 +45,12 @@ def test_the_compiled_pass_computes_what_torch_does_whatever_stands_beside_the_w
     rows = np.zeros((48, INPUTS), np.float32)
     rows[:jobs] = np.random.default_rng(2).normal(size=(jobs, INPUTS))
     found = np.empty((jobs, OUTPUTS), np.float32)
-    attended(net, attention_of(network.arrays(), net), rows[:jobs], found)
+    apply_attention(net, attention_of(network.arrays(), net), rows[:jobs], found)
     with torch.no_grad():
         told = network(torch.from_numpy(rows)[None], torch.arange(48)[None] < jobs)[0, :jobs].numpy()
     assert np.abs(found - told).max() <= 1e-4
     alone = np.empty((jobs, OUTPUTS), np.float32)
-    attended(net, np.zeros((3, 16, 16), np.float32), rows[:jobs], alone)
+    apply_attention(net, np.zeros((3, 16, 16), np.float32), rows[:jobs], alone)
     assert np.abs(alone - found).max() > 1e-2, "the matrices are read"
 
 

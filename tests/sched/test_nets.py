@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusched.agents.common.nets import arrays_of, forward, net_of, work_for
+from gpusched.agents.common.nets import arrays_of, forward, net_of, new_buffers
 from gpusched.config.weights import load_model, save_model
 from gpusched.errors import GpuschedError
 
@@ -23,7 +23,7 @@ def layers(sizes: list[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray
 def test_forward_is_a_multilayer_perceptron(sizes: list[int]) -> None:
     made = layers(sizes)
     net = net_of(arrays_of(made, "q"), "q", sizes[0], sizes[-1])
-    work, found = work_for(net), np.zeros(sizes[-1], np.float32)
+    work, found = new_buffers(net), np.zeros(sizes[-1], np.float32)
     for x in np.random.default_rng(1).normal(size=(20, sizes[0])).astype(np.float32):
         expected = x.astype(np.float64)
         for i, (weight, bias) in enumerate(made):
@@ -38,7 +38,7 @@ def test_a_nan_comes_out() -> None:
     made[0][0][:] = np.nan
     net = net_of(arrays_of(made, "q"), "q", 2, 1)
     found = np.zeros(1, np.float32)
-    forward(net, np.ones(2, np.float32), found, work_for(net))
+    forward(net, np.ones(2, np.float32), found, new_buffers(net))
     assert np.isnan(found[0])
 
 

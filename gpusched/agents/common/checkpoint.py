@@ -1,4 +1,4 @@
-"""What a training needs to go on after a kill: arrays and plain values in one file, written whole or not at all."""
+"""Checkpoints of a training, to resume after a kill: arrays and plain values in one file, written atomically."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpusched.config.weights import Arrays
 EVERY_S = 5.0
 
 
-def below(prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """Return the arrays whose names begin so, by the rest of their names."""
+def with_prefix(prefix: str, arrays: Arrays) -> dict[str, Any]:
+    """Return the arrays whose names have this prefix, by their names without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 class Checkpoint:
-    """One training's file, a safetensors; a file of another training (another ``key``) counts as none.
+    """The checkpoint file of one training, in safetensors format; a file with another ``key`` is ignored.
 
     Args:
-        path: Where.
-        key: Digest of all that the training depends on: data, hyper-parameters, seed, code.
-        every_s: How often `due` says yes; the first time it always does.
+        path: Of the file.
+        key: Digest of all inputs of the training: data, hyper-parameters, seed, code.
+        every_s: Seconds between saves; `due` is true at first.
     """
 
     def __init__(self, path: Path, key: str, every_s: float = EVERY_S) -> None:
@@ -34,7 +34,7 @@ class Checkpoint:
         self._every_s, self._last = every_s, float("-inf")
 
     def load(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """Arrays and values as saved last; None where there is nothing to go on from."""
+        """Return the arrays and values saved last; None: there is no checkpoint to resume from."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -47,13 +47,13 @@ class Checkpoint:
             return None
 
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Return whether it is time to save."""
         return time.monotonic() - self._last >= self._every_s
 
     def save(self, arrays: Arrays, state: dict[str, Any]) -> None:
-        """Replaces what was saved; a kill at any moment leaves the old file or the new one.
+        """Replace the checkpoint atomically: a kill leaves the old file or the new one.
 
-        ``state``: whatever JSON can hold; whole numbers may be of any size (random generators have 128 bits).
+        ``state``: JSON values; integers may have any size (the state of random generators has 128 bits).
         """
         from safetensors.numpy import save
 
@@ -63,5 +63,5 @@ class Checkpoint:
         self._last = time.monotonic()
 
     def remove(self) -> None:
-        """The training is done."""
+        """Remove the file after the training."""
         self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a training learns from: traces, histories and descriptions brought to nodes, one `Material` per partition."""
+"""Training data: traces, histories and workload descriptions placed on nodes, one `TrainingData` per partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpusched.traces.trace import Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
 HELD_OUT_DRAWS = 5
-"""How many other draws of a generated workload the final table is made on."""
+"""Draws of a generated workload for the final table."""
 FIRST_SEED, FIRST_HELD_OUT = 0, 1_000_003
 _JOBS_OF_FLAVORS = 2000
 
@@ -36,8 +36,8 @@ _JOBS_OF_FLAVORS = 2000
 Bools = npt.NDArray[np.bool_]
 
 
-class Material(NamedTuple):
-    """One partition's: what to learn from and what to judge by; see `request.TrainJob`."""
+class TrainingData(NamedTuple):
+    """The training and held-out data of one partition; see `request.TrainJob`."""
 
     partition: str
     declared: Partition | None
@@ -47,12 +47,12 @@ class Material(NamedTuple):
     ended: Bools | None = None
 
 
-def materials(request: TrainRequest) -> list[Material]:
-    """For every partition that is asked for, or ``default`` where the nodes are of no inventory.
+def load_training_data(request: TrainRequest) -> list[TrainingData]:
+    """Load the data of every requested partition; ``default`` if the nodes belong to no inventory.
 
     Raises:
-        UsageError: Options contradict each other or name what does not exist.
-        GpuschedError: A trace, the history or the inventory cannot be read, or no job is left.
+        UsageError: Options contradict each other or name something that does not exist.
+        GpuschedError: A trace, the history or the inventory cannot be read, or no job remains.
     """
     if request.trace is not None and request.generate is not None:
         raise UsageError("--trace and --generate cannot be combined", "use one of them")
@@ -73,7 +73,7 @@ def materials(request: TrainRequest) -> list[Material]:
 
 
 def _inventory(request: TrainRequest) -> Inventory | None:
-    """The one named; the one in force where no other nodes are given."""
+    """Return the named inventory, or the one in force if no other nodes are given."""
     if request.inventory is not None:
         return inventory_or_kept(Path(request.inventory), state_folder())
     own = request.trace is None and request.generate is None
@@ -98,7 +98,7 @@ def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Part
 
 
 def _scenario(request: TrainRequest, trace: Trace, partition: Partition | None, load: float | None) -> Scenario:
-    """The trace on its nodes."""
+    """Return the trace on its nodes."""
     inventory = None if partition is None else Inventory(path="", partitions=(partition,))
     return scenario_of(
         trace, nodes=request.nodes, gpus_per_node=request.gpus_per_node, inventory=inventory, load=load,
@@ -113,33 +113,33 @@ def _trace(request: TrainRequest, partition: Partition | None, partitions: int) 
     return load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until)
 
 
-def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> Material:
-    """A trace, parted by time into what is learned from and what is held out.
+def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> TrainingData:
+    """Split a trace by time into the training data and a held-out part.
 
-    What is learned from is what was known at the cut: a job that ran on beyond it has not ended, and how long it ran in
-    the end is not told. Without a held-out part the cut is ``--until``; without that either, all is past.
+    Training data holds what was known at the cut: a job that ran beyond it has not ended, and its final run time is
+    unknown. Without a held-out part the cut is ``--until``; without either, all jobs have ended.
     """
     scenario = _scenario(request, trace, partition, request.load)
     name = DEFAULT if partition is None else partition.name
-    over = _over_s(request, trace)
+    over = _tail_s(request, trace)
     trace = scenario.trace
     cut = float(trace.submit[0] + (trace.submit[-1] - trace.submit[0]) * (1 - request.hold_out))
     after = np.flatnonzero(trace.submit > cut)
-    before, ended = known_by(trace, cut if len(after) else float(trace.submit[-1]) + over)
-    if not len(before):  # all came at one moment: what they ran is all there is
-        return Material(name, partition, scenario, (), None)
+    before, ended = known_at(trace, cut if len(after) else float(trace.submit[-1]) + over)
+    if not len(before):  # all submitted at one instant: their run times are the only data
+        return TrainingData(name, partition, scenario, (), None)
     held = select(trace, after, "the held-out end of the trace, started on empty nodes")
     held_out = (scenario._replace(trace=held),) if len(after) else ()
     running = int((~ended).sum())
     note = (
         f"{count_of(running, 'job')} still running at the end of the training data: counted with their run time so far"
     )
-    told = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
-    return Material(name, partition, told, held_out, None, ended)
+    known = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
+    return TrainingData(name, partition, known, held_out, None, ended)
 
 
-def _over_s(request: TrainRequest, trace: Trace) -> float:
-    """Seconds from the last submission to ``--until``, when what is learned from ends; infinite: when all had ended."""
+def _tail_s(request: TrainRequest, trace: Trace) -> float:
+    """Return the seconds from the last submission to ``--until``; infinite: all jobs had ended."""
     if request.until is None:
         return float("inf")
     try:
@@ -152,38 +152,38 @@ def _over_s(request: TrainRequest, trace: Trace) -> float:
     return max(0.0, until - float(trace.submit[-1]))
 
 
-def known_by(trace: Trace, until: float) -> tuple[Trace, Bools]:
-    """The jobs that had begun by ``until``, as they were known then, and which of them had ended: ``bool[jobs]``.
+def known_at(trace: Trace, until: float) -> tuple[Trace, Bools]:
+    """Return the jobs started by ``until``, as known then, and which of them had ended: ``bool[jobs]``.
 
-    A job that still ran has the run time that it had had: more than that nobody could know. One that waited is not
-    there. Where the log has no waiting times a job counts as begun when it was submitted.
+    A job still running counts with its run time so far; a pending one is excluded. In a log without waiting times a job
+    counts as started at its submission.
     """
     end = ends_of(trace)
     begin, ended = end - trace.duration, end <= until
-    there = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
+    started = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
     ran = np.where(ended, trace.duration, until - begin)
-    return replace(select(trace, there), duration=ran[there]), ended[there]
+    return replace(select(trace, started), duration=ran[started]), ended[started]
 
 
-def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:
-    """Draws of a description, on the partition's nodes; its load is one on these nodes."""
+def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> TrainingData:
+    """Draw jobs from a description, for the partition's nodes; its load is relative to these nodes."""
     load = request.load if request.load is not None else workload.load
     scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
     if load is not None and scenario.pool.total_gpus:
         workload = replace(workload, load=load, per_hour=None, load_gpus=scenario.pool.total_gpus)
-        if partition is not None or request.nodes is not None:  # its notes are to be of the load that is learned at
+        if partition is not None or request.nodes is not None:  # the notes name the load trained at
             scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
     scenario = scenario._replace(trace=generate(workload, FIRST_SEED))
     draws = HELD_OUT_DRAWS if request.hold_out else 0
     held_out = tuple(scenario._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
-    return Material(DEFAULT if partition is None else partition.name, partition, scenario, held_out, workload)
+    return TrainingData(DEFAULT if partition is None else partition.name, partition, scenario, held_out, workload)
 
 
 _WITHOUT_LIMITS = "the record was made under limits of users, groups or classes; training applies none"
 
 
 def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
-    """This cluster's own jobs; None: there are none yet."""
+    """Return this cluster's own jobs; None: there are none yet."""
     try:
         trace = history(request.since or "30d", request.until, own=inventory)
     except NoHistory:
@@ -191,8 +191,8 @@ def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
     return replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes)) if limited(inventory) else trace
 
 
-def _history_or_flavors(request: TrainRequest, own: Trace | None, partition: Partition) -> Material:
-    """The partition's own jobs; where there are none yet, its flavors, drawn: they say what may come."""
+def _history_or_flavors(request: TrainRequest, own: Trace | None, partition: Partition) -> TrainingData:
+    """Return the partition's own jobs; without any, jobs drawn from its flavors."""
     if own is not None and partition.name in own.groups:
         return _recorded(request, slice_trace(own, vc=partition.name), partition)
     if request.since is not None or request.until is not None:
@@ -201,7 +201,7 @@ def _history_or_flavors(request: TrainRequest, own: Trace | None, partition: Par
 
 
 def workload_of(partition: Partition) -> Workload:
-    """Jobs of the partition's flavors, equally often, arriving at random, run times about a third of the limits.
+    """Return a workload of the partition's flavors, equally frequent, with Poisson arrivals; run times near limit / 3.
 
     Raises:
         UsageError: It has no flavors that use GPUs.

@@ -1,4 +1,4 @@
-"""The final table: the trained agent against every heuristic that knows as much, and against what nobody can beat."""
+"""The final table: the trained agent, every heuristic with the same information, and a lower bound."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _BACKFILL_KNOWS = {"+none": "nothing", "+skip": "nothing", "+easy": "limit"}
 
 
 def heuristics(knows: str) -> list[ReplayPolicy]:
-    """Every heuristic without preemption that knows no more of run times than ``knows``.
+    """Return every heuristic without preemption that uses no more information on run times than ``knows``.
 
-    Conservative backfill is left out: it is near EASY, and several times slower.
+    Conservative backfill is excluded: its results are near EASY's, and it is several times slower.
     """
     found = []
     for name, rule in ORDERS.items():
@@ -37,8 +37,8 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     return found
 
 
-def rules(agent: ReplayPolicy) -> list[ReplayPolicy]:
-    """What an agent is compared with: heuristics that know as much; of one that chooses sizes the rules for sizes."""
+def baselines(agent: ReplayPolicy) -> list[ReplayPolicy]:
+    """Return the policies to compare an agent with: heuristics with the same information, or sizing rules."""
     if not agent.chooses_sizes:
         return heuristics(agent.knows)
     return [
@@ -47,24 +47,24 @@ def rules(agent: ReplayPolicy) -> list[ReplayPolicy]:
     ]
 
 
-def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
-    """The agent as it was before it learned anything."""
+def untrained_policy(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
+    """Return the agent with its initial weights."""
     if agent.model is None or untrained is None:
         return None
     model = replace(agent.model, arrays=untrained, digest="", path=f"<{UNTRAINED}>")
     return replace(agent, name=UNTRAINED, model=model)
 
 
-def table(
+def final_table(
     agent: ReplayPolicy, scenarios: Sequence[Scenario], advance: Callable[[int, int], None] = lambda done, total: None,
     untrained: ReplayPolicy | None = None,
 ) -> tuple[ResultRow, ...]:  # fmt: skip
-    """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
+    """Return rows for the agent, its untrained start, the heuristics by mean JCT, and the lower bound.
 
-    Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
-    one it is a bootstrap over days, as in ``gpusched replay``. ``advance`` is called with (replays done, in all).
+    Over several scenarios (draws of a workload) intervals are Student's, and the change is paired by scenario; over
+    one they are a bootstrap over days, as in ``gpusched replay``. ``advance`` is called with (replays done, total).
     """
-    policies = [agent, *([] if untrained is None else [untrained]), *rules(agent)]
+    policies = [agent, *([] if untrained is None else [untrained]), *baselines(agent)]
     about = agent.model.about if agent.model is not None and agent.chooses_sizes else {}
     restart_s = float(about.get("restart_s", 0.0))
     runs = [
@@ -77,15 +77,15 @@ def table(
     for i, outcome in enumerate(carry_out(runs)):
         outcomes[i // len(scenarios)].append(outcome)
         advance(i + 1, len(runs))
-    return rows_of([(p.name, mine[0].result.knows) for p, mine in zip(policies, outcomes, strict=True)], outcomes)
+    return rows_of([(p.name, own[0].result.knows) for p, own in zip(policies, outcomes, strict=True)], outcomes)
 
 
 def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[StudyOutcome]]) -> tuple[ResultRow, ...]:
-    """The table of policies (``named``: name, and what it knows), in the order of `table`; the agent comes first.
+    """Return the table of policies (``named``: name, information used), the agent first, as in `final_table`.
 
     ``outcomes``: of each policy, over the same scenarios.
     """
-    first, *rows = (_row(*names, mine, outcomes[0]) for names, mine in zip(named, outcomes, strict=True))
+    first, *rows = (_row(*names, own, outcomes[0]) for names, own in zip(named, outcomes, strict=True))
     rows.sort(key=lambda row: (row.policy != UNTRAINED, row.value is None, row.value))
     bounds = [o.bounds.mean_jct_s for o in outcomes[0]]
     known = [b for b in bounds if b is not None]
@@ -96,24 +96,28 @@ def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[StudyOutco
     return (first, *rows)
 
 
-def _row(name: str, knows: str, mine: list[StudyOutcome], agents: list[StudyOutcome]) -> ResultRow:
-    known = [o.metrics.mean_jct_s for o in mine if o.metrics.mean_jct_s is not None]
+def _row(name: str, knows: str, outcomes: list[StudyOutcome], agent_outcomes: list[StudyOutcome]) -> ResultRow:
+    known = [o.metrics.mean_jct_s for o in outcomes if o.metrics.mean_jct_s is not None]
     low, high = interval(known)
-    change, change_low, change_high = (None, None, None) if mine is agents else _change(mine, agents)
+    change, change_low, change_high = (
+        (None, None, None) if outcomes is agent_outcomes else _change(outcomes, agent_outcomes)
+    )
     return ResultRow(
         policy=name, knows=knows, figure=FIGURE, value=_mean(known), low=low, high=high,
-        mean_jct_s=_mean(known), mean_wait_s=_mean([o.metrics.mean_wait_s for o in mine]),
-        utilization=_mean([o.metrics.utilization for o in mine]), change=change, change_low=change_low,
+        mean_jct_s=_mean(known), mean_wait_s=_mean([o.metrics.mean_wait_s for o in outcomes]),
+        utilization=_mean([o.metrics.utilization for o in outcomes]), change=change, change_low=change_low,
         change_high=change_high,
     )  # fmt: skip
 
 
-def _change(mine: list[StudyOutcome], agents: list[StudyOutcome]) -> tuple[float | None, float | None, float | None]:
-    """The agent's mean JCT over the heuristic's, less 1."""
-    if len(mine) == 1:
-        changes = compare(mine[0].result, agents[0].result)
+def _change(
+    outcomes: list[StudyOutcome], agent_outcomes: list[StudyOutcome]
+) -> tuple[float | None, float | None, float | None]:
+    """Return the agent's mean JCT divided by the heuristic's, minus 1, and its interval."""
+    if len(outcomes) == 1:
+        changes = compare(outcomes[0].result, agent_outcomes[0].result)
         return (changes[0].relative, changes[0].low, changes[0].high) if changes else (None, None, None)
-    pairs = [(a.metrics.mean_jct_s, b.metrics.mean_jct_s) for a, b in zip(agents, mine, strict=True)]
+    pairs = [(a.metrics.mean_jct_s, b.metrics.mean_jct_s) for a, b in zip(agent_outcomes, outcomes, strict=True)]
     relative = [a / b - 1 for a, b in pairs if a is not None and b]
     return _mean(relative), *interval(relative)
 
@@ -124,7 +128,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Student's 95 % interval of the mean; nothing with fewer than two values."""
+    """Return Student's 95 % confidence interval of the mean; (None, None) with fewer than two values."""
     n = len(values)
     if n < 2:
         return None, None

@@ -1,4 +1,4 @@
-"""CMA-ES: search over a few hundred numbers by trying them out, without gradients."""
+"""CMA-ES: search over a few hundred parameters by evaluating candidates, without gradients."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
 
 Candidate = TypeVar("Candidate")
-Try = TypeVar("Try")
+Sample = TypeVar("Sample")
 
 
 class Evolution:
     """(mu/mu_w, lambda)-CMA-ES, after Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), Section 5.
 
-    `ask` gives a population, `tell` takes its costs (smaller is better; only their order counts). All state is in
-    arrays that `state` gives and `restore` takes, so that a search goes on after a kill bit for bit.
+    `ask` returns a population, `tell` takes its costs (smaller is better; only their order counts). `state` returns all
+    state as arrays and `restore` takes it, so that a search continues after a kill bit for bit.
 
     Args:
-        mean: ``float64[n]``: where to begin.
-        scale: ``float64[n]``: how far a step of each coordinate is at first, in the units of that coordinate.
-        population: How many candidates per generation.
-        seed: Of the draws.
+        mean: ``float64[n]``: the initial mean.
+        scale: ``float64[n]``: the initial standard deviation of each coordinate, in its units.
+        population: Candidates per generation.
+        seed: Of the random draws.
     """
 
     def __init__(self, mean: Floats, scale: Floats, population: int, seed: int) -> None:
@@ -48,13 +48,13 @@ class Evolution:
 
     @property
     def mean(self) -> Floats:
-        """Where the search stands, in the caller's units."""
+        """The current mean, in the caller's units."""
         mean: Floats = self._origin + self._scale * self._mean
         return mean
 
     @property
     def generation(self) -> int:
-        """How many generations have been told."""
+        """The number of generations evaluated."""
         return int(self._generation[0])
 
     @property
@@ -63,62 +63,63 @@ class Evolution:
         return float(self._sigma[0])
 
     def ask(self) -> Floats:
-        """This generation's candidates, ``float64[population, n]``; the same until `tell`."""
+        """Return this generation's candidates, ``float64[population, n]``; the same until `tell`."""
         candidates: Floats = self._origin + self._scale * (self._mean + self._sigma[0] * self._draws()[1])
         return candidates
 
     def _draws(self) -> tuple[Floats, Floats]:
-        """The draws of this generation before and after the covariance's root."""
+        """Return this generation's draws, before and after scaling by the root of the covariance."""
         values, vectors = np.linalg.eigh(self._covariance)
         roots = np.sqrt(np.maximum(values, 1e-20))
         rng = np.random.default_rng((self._seed, self.generation))
         half = rng.standard_normal((self._population // 2, len(self._mean)))
-        normal = np.concatenate((half, -half))  # in mirrored pairs: their sum says nothing about the step
+        normal = np.concatenate((half, -half))  # in mirrored pairs, which sum to 0
         return (normal @ vectors.T), (normal * roots) @ vectors.T
 
     def tell(self, costs: Floats) -> None:
-        """The costs of what `ask` gave, ``float64[population]``."""
+        """Update the search with the costs of the candidates from `ask`, ``float64[population]``."""
         plain, steps = self._draws()
         best = np.argsort(costs, kind="stable")[: len(self._weights)]
-        step, straight = self._weights @ steps[best], self._weights @ plain[best]
+        step, isotropic_step = self._weights @ steps[best], self._weights @ plain[best]
         self._generation += 1
         self._mean = self._mean + self._sigma[0] * step
         rate, n = self._path_rate, len(self._mean)
-        self._path = (1 - rate) * self._path + np.sqrt(rate * (2 - rate) * self._mu) * straight
+        self._path = (1 - rate) * self._path + np.sqrt(rate * (2 - rate) * self._mu) * isotropic_step
         expected = np.sqrt(1 - (1 - rate) ** (2 * self.generation))
         steady = float(np.linalg.norm(self._path)) / expected < (1.4 + 2 / (n + 1)) * self._length
         rate = self._shape_path_rate
         self._shape_path = (1 - rate) * self._shape_path
         if steady:
             self._shape_path = self._shape_path + np.sqrt(rate * (2 - rate) * self._mu) * step
-        kept = 0.0 if steady else self._one_rate * rate * (2 - rate)
+        correction = 0.0 if steady else self._one_rate * rate * (2 - rate)
         spread = (steps[best].T * self._weights) @ steps[best]
         self._covariance = (
-            (1 - self._one_rate - self._rank_rate + kept) * self._covariance
+            (1 - self._one_rate - self._rank_rate + correction) * self._covariance
             + self._one_rate * np.outer(self._shape_path, self._shape_path)
             + self._rank_rate * spread
         )
         self._covariance = (self._covariance + self._covariance.T) / 2
-        grown = (float(np.linalg.norm(self._path)) / self._length - 1) * self._path_rate / self._damping
-        self._sigma = self._sigma * np.exp(min(grown, 1.0))
+        log_growth = (float(np.linalg.norm(self._path)) / self._length - 1) * self._path_rate / self._damping
+        self._sigma = self._sigma * np.exp(min(log_growth, 1.0))
 
     def state(self) -> Arrays:
-        """Everything that changes, for a checkpoint."""
+        """Return all mutable state, for a checkpoint."""
         return {
             "search.mean": self._mean, "search.sigma": self._sigma, "search.covariance": self._covariance,
             "search.path": self._path, "search.shape_path": self._shape_path, "search.generation": self._generation,
         }  # fmt: skip
 
     def restore(self, state: Arrays) -> None:
-        """Goes on where `state` was taken."""
+        """Restore the state returned by `state`."""
         for name in self.state():
             setattr(self, name.replace("search.", "_"), np.array(state[name]))
 
 
 def mean_costs(
-    pool: Executor, cost: Callable[[Candidate, Try], float], candidates: Sequence[Candidate], tries: Sequence[Try]
+    pool: Executor, cost: Callable[[Candidate, Sample], float], candidates: Sequence[Candidate],
+    samples: Sequence[Sample],
 ) -> Floats:  # fmt: skip
-    """Return each candidate's mean cost over the tries, ``float64[candidates]``; all are looked at side by side."""
-    found = pool.map(lambda pair: cost(*pair), [(candidate, one) for candidate in candidates for one in tries])
-    means: Floats = np.array(list(found)).reshape(len(candidates), len(tries)).mean(1)
+    """Return each candidate's mean cost over the samples, ``float64[candidates]``, evaluated in parallel."""
+    costs = pool.map(lambda pair: cost(*pair), [(candidate, sample) for candidate in candidates for sample in samples])
+    means: Floats = np.array(list(costs)).reshape(len(candidates), len(samples)).mean(1)
     return means

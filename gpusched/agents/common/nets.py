@@ -28,10 +28,10 @@ class Net(NamedTuple):
 
 
 def check_shapes(arrays: Arrays, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Nothing, if all of these are there.
+    """Check that all of these arrays exist.
 
     Raises:
-        ValueError: One is missing or of another shape.
+        ValueError: One is missing or has another shape.
     """
     for name, shape in wanted.items():
         if name not in arrays or arrays[name].shape != shape:
@@ -40,12 +40,12 @@ def check_shapes(arrays: Arrays, wanted: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def net_of(arrays: Arrays, name: str, inputs: int, outputs: int) -> Net:
-    """The network that a weights file holds as ``NAME.0.weight [out, in]``, ``NAME.0.bias [out]``, and so on.
+    """Load the network stored in a weights file as ``NAME.0.weight [out, in]``, ``NAME.0.bias [out]``, and so on.
 
-    The matrices are laid out as torch's `nn.Linear` has them.
+    The layout of the matrices is that of torch's `nn.Linear`.
 
     Raises:
-        ValueError: A layer is missing or of another shape than its neighbours, the inputs or the outputs.
+        ValueError: A layer is missing, or its shape does not match its neighbours, the inputs or the outputs.
     """
     layers: list[Reals] = []
     sizes = [inputs]
@@ -64,7 +64,7 @@ def net_of(arrays: Arrays, name: str, inputs: int, outputs: int) -> Net:
 
 
 def arrays_of(layers: Sequence[tuple[Reals, Reals]], name: str) -> dict[str, Reals]:
-    """The other way: layers as (``[out, in]``, ``[out]``) to what a weights file holds."""
+    """Convert layers (``[out, in]``, ``[out]``) to the arrays of a weights file."""
     return {
         f"{name}.{i}.{kind}": np.ascontiguousarray(array, np.float32)
         for i, layer in enumerate(layers)
@@ -73,17 +73,17 @@ def arrays_of(layers: Sequence[tuple[Reals, Reals]], name: str) -> dict[str, Rea
 
 
 @jit
-def work_for(net: Net) -> Reals:
-    """Room for `forward`, ``float32[2, widest layer]``."""
+def new_buffers(net: Net) -> Reals:
+    """Return buffers for `forward`, ``float32[2, widest layer]``."""
     return np.zeros((2, net.sizes.max()), np.float32)
 
 
 @jit
 def forward(net: Net, inputs: Reals, outputs: Reals, work: Reals) -> None:
-    """One row through the network: ``inputs: float32[sizes[0]]`` to ``outputs: float32[sizes[-1]]``.
+    """Apply the network to one row: ``inputs: float32[sizes[0]]`` to ``outputs: float32[sizes[-1]]``.
 
-    Sums run over the outputs of a layer in the inner loop, which the compiler turns into vector code as it stands: no
-    reordering of sums, so the same bits on every machine with the same float arithmetic.
+    The inner loop runs over a layer's outputs, which the compiler vectorizes without reordering sums: the same bits on
+    every machine with the same float arithmetic.
     """
     sizes, weights = net.sizes, net.weights
     layers = sizes.size - 1
@@ -104,7 +104,7 @@ def forward(net: Net, inputs: Reals, outputs: Reals, work: Reals) -> None:
                     target[o] += value * weights[row + o]
         if layer < layers - 1:
             for o in range(after):
-                # not max(): a NaN must come out as one, so that the fallback decides
+                # not max(): a NaN must propagate, so that the fallback decides
                 if target[o] < 0.0:
                     target[o] = 0.0
         at = bias + after

@@ -1,4 +1,4 @@
-"""What is asked of ``gpusched train``, what an agent's trainer is given, and what it gives back."""
+"""The request of ``gpusched train``, the input of an agent's trainer, its progress and its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpusched.traces.workload import Workload
 
 UNTRAINED = "untrained start"
-"""The row of a final table that shows what the agent was before it learned anything."""
+"""The row of the final table for the agent with its initial weights."""
 _Settings = TypeVar("_Settings")
 
 
@@ -31,8 +31,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``gpusched train``, as given.
 
     Attributes:
-        hold_out: Part of the workload's time span, at its end, that is not trained on but judged by.
-        force: Learn from however few jobs.
+        hold_out: Fraction of the workload's time span, at its end, kept for evaluation.
+        force: Train on any number of jobs.
     """
 
     policy: str
@@ -59,17 +59,17 @@ class TrainJob:
     """One agent to train: one partition, one seed.
 
     Attributes:
-        spec: The policy; ``spec.settings`` are the hyper-parameters as its file gives them (see `settings_of`).
-        partition: Whose agent it is; ``default`` where the nodes are of no inventory.
-        scenario: What to learn from: a trace on its nodes, without the held-out part, as it was known at the cut.
-        ended: ``bool[jobs]`` of that trace: which had ended by then; what the others ran is only what they had run.
-            None: all have.
-        held_out: What the final table is made on, one or more; not to be learned from.
-        workload: What ``scenario`` was generated from, if it was; `generate` draws more of it.
-        declared: The partition as inventory.yaml has it, if there is one.
-        seed: Of everything that draws. The same seed gives the same weights, bit for bit, on a CPU.
+        spec: The policy; ``spec.settings`` are the hyper-parameters of its file (see `settings_of`).
+        partition: Of the agent; ``default`` if the nodes belong to no inventory.
+        scenario: Training data: a trace on its nodes, without the held-out part, as known at the cut.
+        ended: ``bool[jobs]`` of that trace: ended by the cut; the others count with their run time so far. None: all
+            ended.
+        held_out: Scenarios of the final table, one or more; not for training.
+        workload: The source of a generated ``scenario``; `generate` draws more from it.
+        declared: The partition in inventory.yaml, if any.
+        seed: Of all random draws. The same seed gives the same weights, bit for bit, on a CPU.
         device: ``cpu`` or ``cuda``.
-        checkpoint: Where to keep what is needed to go on after a kill.
+        checkpoint: The state to resume from after a kill.
     """
 
     spec: PolicySpec
@@ -85,9 +85,9 @@ class TrainJob:
 
 
 class TrainingProgress(NamedTuple):
-    """How far a training is. ``reward``, ``utilization``: lately; None: not known. ``left_s``: seconds."""
+    """Progress of a training. ``reward``, ``utilization``: recent; None: unknown. ``left_s``: seconds."""
 
-    what: str
+    label: str
     done: int
     total: int
     reward: float | None
@@ -97,43 +97,43 @@ class TrainingProgress(NamedTuple):
 
 @dataclass
 class TrainingReport:
-    """Where a trainer says how it goes.
+    """The receiver of a trainer's progress.
 
     Attributes:
-        show: Called with every progress; nothing unless set.
-        note: Called with a sentence worth reading.
-        what: Of what the progress is.
+        show: Called with every `TrainingProgress`.
+        note: Called with a message for the user.
+        label: What the progress is of.
     """
 
     show: Callable[[TrainingProgress], None] = lambda progress: None
     note: Callable[[str], None] = lambda line: None
-    what: str = ""
+    label: str = ""
     _begin: tuple[float, int] = field(default=(0.0, -1), repr=False)
 
     def step(self, done: int, total: int, reward: float | None = None, utilization: float | None = None) -> None:
-        """``done`` of ``total`` of whatever the trainer counts are done; the time left follows from the pace."""
+        """Report ``done`` of ``total`` units; the time left follows from the pace."""
         now = time.monotonic()
         if self._begin[1] < 0 or done < self._begin[1]:
             self._begin = (now, done)
         since, first = self._begin
         left = (now - since) / (done - first) * (total - done) if done > first else None
-        self.show(TrainingProgress(self.what, done, total, reward, utilization, left))
+        self.show(TrainingProgress(self.label, done, total, reward, utilization, left))
 
-    def of(self, what: str) -> TrainingReport:
-        """A report of something else, to the same place."""
-        return TrainingReport(self.show, self.note, what)
+    def of(self, label: str) -> TrainingReport:
+        """Return a report with another label and the same receivers."""
+        return TrainingReport(self.show, self.note, label)
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the final table.
 
     Attributes:
-        policy: Its name; ``optimum`` and ``lower bound`` are no policies.
-        knows: Of run times, as in ``gpusched replay``; "" where it makes no sense.
-        value: Mean of the figure. low, high: Its 95 % interval over seeds, None with fewer than two.
-        figure: Which: ``mean_jct_s``, ``utilization``.
-        mean_jct_s, mean_wait_s, utilization: Beside it, where known.
-        change: The agent's figure over this one's, less 1. change_low, change_high: Its 95 % interval.
+        policy: Its name; ``optimum`` and ``lower bound`` are not policies.
+        knows: Information on run times, as in ``gpusched replay``; "" if not applicable.
+        value: Mean of the figure. low, high: Its 95 % interval over seeds; None with fewer than two.
+        figure: ``mean_jct_s`` or ``utilization``.
+        mean_jct_s, mean_wait_s, utilization: Further figures, where known.
+        change: The agent's figure divided by this one, minus 1. change_low, change_high: Its 95 % interval.
     """
 
     policy: str
@@ -152,16 +152,16 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerResult:
-    """What a trainer gives back.
+    """The result of a trainer.
 
     Attributes:
         arrays: The weights, by name.
-        about: Text that belongs to them: ``knows`` (nothing, limit, estimate, oracle), ``backfill``, settings.
-        score: Of the trainer's own validation; of several seeds the highest is kept.
-        hyper_parameters: All of them, as used.
-        notes: What a reader of the card should know, in sentences.
-        rows: The final table, where the trainer makes its own; None: `gpusched.agents.common.evaluate` does.
-        untrained: The weights that it began with, which the final table shows beside those it ended with.
+        about: Their metadata: ``knows`` (nothing, limit, estimate, oracle), ``backfill``, settings.
+        score: Of the trainer's own validation; the seed with the highest is kept.
+        hyper_parameters: All, as used.
+        notes: Sentences for readers of the card.
+        rows: The final table, if the trainer makes its own; None: `gpusched.agents.common.evaluate` makes it.
+        untrained: The initial weights, also shown in the final table.
     """
 
     arrays: Arrays
@@ -174,12 +174,12 @@ class TrainerResult:
 
 
 def settings_of(base: _Settings, given: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> _Settings:
-    """Hyper-parameters (fields: int, float, bool, str), those replaced that a policy file's ``train`` section gives.
+    """Return hyper-parameters (fields: int, float, bool, str) with the values of a policy file's ``train`` section.
 
-    ``ignore``: names that are somebody else's.
+    ``ignore``: names used by other readers of the section.
 
     Raises:
-        UsageError: There is no such hyper-parameter, or its value is of another kind.
+        UsageError: There is no such hyper-parameter, or its value has another type.
     """
     known: dict[str, Any] = asdict(base)  # type: ignore[call-overload]
     values: dict[str, Any] = {}

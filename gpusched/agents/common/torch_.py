@@ -1,4 +1,4 @@
-"""The way to torch: present or one clear line, and set up so that the same seed gives the same bits."""
+"""Import and set-up of torch: one clear error where it is missing, and the same bits for the same seed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 EXTRA = "pip install 'gpusched-cluster[learn]'"
 
 
-def need(name: str) -> Any:
-    """The module, imported.
+def require(name: str) -> Any:
+    """Import a module and return it.
 
     Raises:
         GpuschedError: It is not installed.
@@ -31,42 +31,42 @@ def need(name: str) -> Any:
         raise GpuschedError(f"training needs {name}, which is not installed", EXTRA) from None
 
 
-def begin(seed: int, device: str = "cpu") -> Device:
-    """Torch's own generators seeded, one thread, only deterministic kernels.
+def set_up(seed: int, device: str = "cpu") -> Device:
+    """Seed torch's generators, with one thread and deterministic kernels only; return the device.
 
     Args:
-        seed: Of `torch.manual_seed`; the trainer's own draws have generators of their own.
+        seed: Of `torch.manual_seed`; trainers use generators of their own besides.
         device: ``cpu`` or ``cuda``.
 
     Raises:
-        GpuschedError: Torch is not installed, or there is no such device.
+        GpuschedError: Torch is not installed, or no such device exists.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it in deterministic mode
-    torch: Any = need("torch")
+    torch: Any = require("torch")
     if device not in ("cpu", "cuda"):
         raise UsageError(f"--device {device!r} is neither cpu nor cuda")
     if device == "cuda":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a driver that is too old warns where False says enough
+            warnings.simplefilter("ignore")  # torch warns of an old driver; False is enough here
             available = torch.cuda.is_available()
         if not available:
             raise GpuschedError("--device cuda: torch finds no GPU here", "omit it to train on the CPU")
     torch.set_num_threads(1)  # more would change the order of sums with the machine
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
-    found: Device = torch.device(device)
-    return found
+    torch_device: Device = torch.device(device)
+    return torch_device
 
 
-def packed(**state: Any) -> Arrays:
-    """Return what networks, optimisers and generators keep, for a checkpoint."""
+def pack_state(**state: Any) -> Arrays:
+    """Pack the state of networks, optimisers and generators, for a checkpoint."""
     data = BytesIO()
-    need("torch").save(state, data)
+    require("torch").save(state, data)
     return {"torch": np.frombuffer(data.getvalue(), np.uint8)}
 
 
-def unpacked(arrays: Arrays) -> dict[str, Any]:
-    """The other way."""
+def unpack_state(arrays: Arrays) -> dict[str, Any]:
+    """Unpack the state packed by `pack_state`."""
     data = BytesIO(arrays["torch"].tobytes())
-    found: dict[str, Any] = need("torch").load(data, map_location="cpu", weights_only=True)
-    return found
+    state: dict[str, Any] = require("torch").load(data, map_location="cpu", weights_only=True)
+    return state

@@ -1,4 +1,4 @@
-"""What a search moves, one long vector of numbers, and the named arrays that a weights file holds."""
+"""Conversion between the parameter vector of a search and the named arrays of a weights file."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from gpusched.sched.state import Floats
 
 SHIPPED = Path(gpusched.__file__).parent / "data"
 Shapes = Mapping[str, tuple[int, ...]]
-"""Name -> shape of what is learned, in the vector's order."""
+"""Name -> shape of each learned array, in the vector's order."""
 
 
-def size_of(shapes: Shapes) -> int:
-    """How many numbers are learned."""
+def vector_size(shapes: Shapes) -> int:
+    """Return the number of learned parameters."""
     return sum(int(np.prod(shape)) for shape in shapes.values())
 
 
-def parts_of(numbers: Floats, shapes: Shapes) -> list[Floats]:
-    """``float64[size_of(shapes)]`` as arrays, one for each name."""
+def split_vector(vector: Floats, shapes: Shapes) -> list[Floats]:
+    """Split ``float64[vector_size(shapes)]`` into arrays, one for each name."""
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
-    split = np.split(np.asarray(numbers, np.float64), ends[:-1])
+    split = np.split(np.asarray(vector, np.float64), ends[:-1])
     return [np.ascontiguousarray(part.reshape(shape)) for part, shape in zip(split, shapes.values(), strict=True)]
 
 
-def named(numbers: Floats, shapes: Shapes) -> Arrays:
-    """What a weights file holds."""
-    return {name: part.astype(np.float32) for name, part in zip(shapes, parts_of(numbers, shapes), strict=True)}
+def to_arrays(vector: Floats, shapes: Shapes) -> Arrays:
+    """Convert the vector to the arrays of a weights file."""
+    return {name: part.astype(np.float32) for name, part in zip(shapes, split_vector(vector, shapes), strict=True)}
 
 
-def joined(arrays: Arrays, shapes: Shapes) -> Floats:
-    """The other way.
+def to_vector(arrays: Arrays, shapes: Shapes) -> Floats:
+    """Convert the arrays of a weights file to the vector.
 
     Raises:
-        ValueError: An array is missing or of another shape.
+        ValueError: An array is missing or has another shape.
     """
     for name, shape in shapes.items():
         if name not in arrays or arrays[name].shape != shape:
@@ -45,19 +45,19 @@ def joined(arrays: Arrays, shapes: Shapes) -> Floats:
     return np.concatenate([np.asarray(arrays[name], np.float64).ravel() for name in shapes])
 
 
-def rounded(numbers: Floats) -> Floats:
-    """As a weights file has them: in steps of float32."""
-    return numbers.astype(np.float32).astype(np.float64)
+def round_to_float32(vector: Floats) -> Floats:
+    """Round to float32, as in a weights file."""
+    return vector.astype(np.float32).astype(np.float64)
 
 
 def read_vector(agent: str, shapes: Shapes, file: str | None = None) -> Floats:
-    """What agents have learned, from a file; None: that which comes along.
+    """Load an agent's vector from a weights file; None: the one that ships with gpusched.
 
     Raises:
-        ModelError: The file is not what it should be.
+        ModelError: The file is not a weights file of this agent.
     """
     model = load_file(Path(file) if file else SHIPPED / f"{agent}.safetensors", agent)
     try:
-        return joined(model.arrays, shapes)
+        return to_vector(model.arrays, shapes)
     except ValueError as error:
         raise ModelError(f"{model.path}: {error}") from None

@@ -1,9 +1,8 @@
-"""How DL2's agent learns: it imitates the present policy, then plays itself, actor and critic, with experience replay.
+"""Training of DL2's agent: imitation of the present policy, then actor-critic learning with experience replay.
 
-As in the public code the critic's target is the reward of the slot alone. It is given choice by choice: what a step
-adds to the sum over jobs of epochs trained in this slot, in parts of what the job's best size would train, more for
-jobs with little left. So the steps of a slot are one episode, and a step's advantage is what the rest of its slot
-brought.
+As in the public code the critic's target is the reward of the slot alone. Each step has a reward: what it adds to the
+sum over jobs of the epochs trained in this slot, relative to the job's best size, weighted more for jobs with little
+left. The steps of a slot are one episode, and a step's advantage is computed from the rest of its slot.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpusched.agents.common.checkpoint import Checkpoint, below
-from gpusched.agents.common.torch_ import begin, packed, unpacked
+from gpusched.agents.common.checkpoint import Checkpoint, with_prefix
+from gpusched.agents.common.torch_ import pack_state, set_up, unpack_state
 from gpusched.agents.dl2.agent import PlayableWorkload, Player, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
 from gpusched.agents.dl2.rules import drf
-from gpusched.agents.dl2.slots import play
-from gpusched.agents.dl2.workloads import MOST_TASKS, Dl2Setting, draw
+from gpusched.agents.dl2.slots import simulate
+from gpusched.agents.dl2.workloads import MAX_TASKS, Dl2Setting, draw
 from gpusched.compiled import jit
 from gpusched.config.weights import Arrays
 from gpusched.estimation.speeds import SpeedLearner
@@ -31,10 +30,10 @@ from gpusched.sched.state import Floats, Ints
 if TYPE_CHECKING:
     import torch
 
-_STEPS, _ROWS = 100_000, 120  # of a workload at most; rows of a step on the average that are kept
-_LOOK_EVERY = 10  # rounds
-_FEW = 20  # nodes, on which fewer jobs come
-_CHOICE = 1 << 20  # seeds by which weights are chosen; those for learning are larger, those for judging smaller
+_STEPS, _ROWS = 100_000, 120  # maximum of a workload; average rows of a recorded step
+_VALIDATE_EVERY = 10  # rounds
+_SMALL_CLUSTER = 20  # nodes; up to here arrivals are fewer
+_VALIDATION_SEED = 1 << 20  # seeds of training are larger, those of the evaluation smaller
 
 
 class Dl2Recipe(NamedTuple):
@@ -42,24 +41,24 @@ class Dl2Recipe(NamedTuple):
 
     Attributes:
         hidden: Width of the network's one hidden layer.
-        nodes: Of workloads to learn from; one of these each.
-        taught: Workloads whose decisions are imitated. teaching: Steps of gradient on them.
-        rounds: Of play and learning. batch: Workloads of a round. kept: Their steps that are learned from, each.
-        within: Lambda of generalised advantages, from step to step of a slot.
-        entropy: Weight of the entropy bonus at first, and at the end.
-        rate: Of learning at first; it falls to nothing. clip: Of importance weights. passes: Over what is replayed.
-        replayed: Rounds whose experience is learned from, the last one included.
-        explore: By job and slot, the chance of a drawn size, in the warm-up and at first after it.
+        nodes: Cluster sizes of training workloads, drawn per workload.
+        imitated: Workloads of the imitation. imitation_steps: Gradient steps on them.
+        rounds: Of simulation and training. batch: Workloads of a round. kept: Recorded steps of each.
+        gae_lambda: Lambda of generalised advantages, between steps of a slot.
+        entropy: Initial and final weight of the entropy bonus.
+        rate: Initial learning rate; it falls to 0. clip: Of importance weights. passes: Over the replayed experience.
+        replayed: Rounds of experience replayed, the last one included.
+        explore: Per job and slot, the probability of a random size, in the imitation and at first after it.
     """
 
     hidden: int = 32
     nodes: tuple[int, ...] = (8, 10, 12, 12, 16, 24, 32, 64, 96)
-    taught: int = 48
-    teaching: int = 2000
+    imitated: int = 48
+    imitation_steps: int = 2000
     rounds: int = 150
     batch: int = 18
     kept: int = 384
-    within: float = 0.85
+    gae_lambda: float = 0.85
     entropy: tuple[float, float] = (0.01, 0.001)
     rate: float = 0.02
     clip: float = 0.2
@@ -69,7 +68,7 @@ class Dl2Recipe(NamedTuple):
 
 
 class Dl2Result(NamedTuple):
-    """Weights after each stage. best: of those of the last stage that did best on workloads drawn for the choice."""
+    """Weights after each stage. best: those of the last stage with the best result on the validation workloads."""
 
     untrained: Actor
     warm: Actor
@@ -77,135 +76,137 @@ class Dl2Result(NamedTuple):
     score: float
 
 
-class Take(NamedTuple):
-    """One workload, played and written down. slots: The step with which each slot begins."""
+class Recording(NamedTuple):
+    """The record of one simulated workload. slots: The first step of each slot."""
 
     tape: Tape
     slots: Ints
 
 
 class Dl2World(Protocol):
-    """What an agent learns in."""
+    """The environment of a training."""
 
     def draw(self, rng: np.random.Generator) -> Any:
-        """A workload."""
+        """Draw a workload."""
 
-    def choice(self) -> Sequence[Any]:
-        """Workloads by which weights are chosen; `draw` never gives them."""
+    def validation_workloads(self) -> Sequence[Any]:
+        """Return the workloads for the choice of weights; `draw` never returns them."""
 
-    def take(self, actor: Actor, one: Any, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
-        """Plays a workload, each step drawn and written down; the step with which each slot begins, ``int64[slots]``.
+    def record(self, actor: Actor, one: Any, tape: Tape, explore: float, seed: int, imitate: bool) -> Ints:
+        """Run and record a workload, sampling each step; return the first step of each slot, ``int64[slots]``.
 
-        ``taught``: the steps are those of the present policy, that is DRF.
+        ``imitate``: the steps are those of the present policy, DRF.
         """
 
     def join(self) -> None:
-        """What was seen in workloads played side by side is known in those that follow."""
+        """Share what was observed in parallel workloads with those that follow."""
 
     def jct(self, actor: Actor | None, one: Any) -> float:
-        """Mean JCT, the best step taken each time; None: of the present policy."""
+        """Return the mean JCT with the best step taken each time; None: of the present policy."""
 
 
-class Public:
-    """DL2's public setting. What jobs told in one workload is known in those that follow."""
+class PublicSetting:
+    """DL2's public setting. Speeds reported in one workload are known in those that follow."""
 
     def __init__(self, recipe: Dl2Recipe, speeds: Mapping[str, Floats]) -> None:
         self._nodes, self._speeds = recipe.nodes, speeds
-        self._observed = new_observed(MOST_TASKS)
+        self._observed = new_observed(MAX_TASKS)
         self._seen: list[SpeedLearner] = []
 
     def draw(self, rng: np.random.Generator) -> PlayableWorkload:
-        """Other nodes, more or fewer jobs, denser or thinner, each time."""
+        """Draw a workload with random nodes, jobs and arrivals."""
         nodes, jobs = int(rng.choice(self._nodes)), int(rng.integers(30, 80))
-        arrivals = int(rng.integers(2, 5)) if nodes > _FEW else int(rng.integers(1, 4))
+        arrivals = int(rng.integers(2, 5)) if nodes > _SMALL_CLUSTER else int(rng.integers(1, 4))
         return prepare(draw(Dl2Setting(nodes, jobs, arrivals), int(rng.integers(1 << 40, 1 << 50))), self._speeds)
 
-    def choice(self) -> list[PlayableWorkload]:
-        """Of three of the settings."""
+    def validation_workloads(self) -> list[PlayableWorkload]:
+        """Return workloads of three of the settings."""
         names = ("96 nodes", "24 nodes", "12 nodes")
-        return [prepare(draw(name, _CHOICE + k), self._speeds) for name in names for k in range(4)]
+        return [prepare(draw(name, _VALIDATION_SEED + k), self._speeds) for name in names for k in range(4)]
 
-    def take(self, actor: Actor, one: PlayableWorkload, tape: Tape, explore: float, seed: int, taught: bool) -> Ints:
-        """See `Dl2World`."""
+    def record(self, actor: Actor, one: PlayableWorkload, tape: Tape, explore: float, seed: int, imitate: bool) -> Ints:
+        """Run and record a workload; see `Dl2World`."""
         observed = self._observed.copy()
-        teacher = drf if taught else None
+        teacher = drf if imitate else None
         player = Player(actor, observed, one, tape, explore, np.random.default_rng(seed), teacher)
-        play(one.jobs, player)
+        simulate(one.jobs, player)
         self._seen.append(observed)
         return np.array(player.slots)
 
     def join(self) -> None:
-        """See `Dl2World`."""
+        """Share observed speeds; see `Dl2World`."""
         for observed in self._seen:
             self._observed.join(observed)
         self._seen.clear()
 
     def jct(self, actor: Actor | None, one: PlayableWorkload) -> float:
-        """See `Dl2World`."""
+        """Return the mean JCT; see `Dl2World`."""
         policy = drf if actor is None else Player(actor, self._observed.copy(), one)
-        return float(play(one.jobs, policy).jct.mean())
+        return float(simulate(one.jobs, policy).jct.mean())
 
 
 class _StepBatch(NamedTuple):
-    """Steps to learn from, rows padded to the most: float32[steps, most, INPUTS], bool[steps, most] and so on."""
+    """Steps to learn from; rows are padded: float32[steps, max_rows, INPUTS], ``valid`` bool[steps, max_rows]."""
 
     rows: Reals
-    there: Any
+    valid: Any
     shared: Reals
     chosen: Ints
-    chance: Reals
+    log_prob: Reals
     advantage: Reals
 
 
 def learn(
     recipe: Dl2Recipe, world: Dl2World, seed: int, device: str = "cpu", workers: int = 2,
-    tell: Callable[[str, float], None] = lambda text, done: None, checkpoint: Checkpoint | None = None,
+    report: Callable[[str, float], None] = lambda text, done: None, checkpoint: Checkpoint | None = None,
 ) -> Dl2Result:  # fmt: skip
-    """Trains an agent, from where ``checkpoint`` left it. Same seed, same weights, bit for bit on a CPU.
+    """Train an agent, resuming from ``checkpoint``. The same seed gives the same weights, bit for bit on a CPU.
 
     Args:
-        recipe: How.
-        world: In what.
-        seed: Of all draws.
+        recipe: Hyper-parameters.
+        world: The environment.
+        seed: Of all random draws.
         device: ``cpu`` or ``cuda``.
-        workers: Threads that play.
-        tell: Called with what was reached, and the part that is done.
-        checkpoint: For worlds that remember nothing between workloads (`Dl2World.join`); None: there is none.
+        workers: Threads that simulate.
+        report: Called with a message on the results and the fraction done.
+        checkpoint: For worlds without state between workloads (see `Dl2World.join`); None: not used.
 
     Raises:
-        GpuschedError: Torch is not installed, or there is no such device.
+        GpuschedError: Torch is not installed, or no such device exists.
     """
-    where = begin(seed, device)
-    school = _School(recipe, world, seed, workers, where)
-    untrained = school.networks.weights()
+    where = set_up(seed, device)
+    trainer = _Trainer(recipe, world, seed, workers, where)
+    untrained = trainer.networks.weights()
     saved = checkpoint.load() if checkpoint is not None else None
-    first = school.restore(*saved) if saved is not None else 0
+    first = trainer.restore(*saved) if saved is not None else 0
     if saved is None:
-        school.imitate()
-    warm = Actor(**below("warm.", saved[0])) if saved is not None else school.networks.weights()
-    choice = world.choice()
-    present = [world.jct(None, one) for one in choice]
+        trainer.imitate()
+    warm = Actor(**with_prefix("warm.", saved[0])) if saved is not None else trainer.networks.weights()
+    validation_workloads = world.validation_workloads()
+    present = [world.jct(None, one) for one in validation_workloads]
 
     def score(actor: Actor) -> float:
-        return float(np.mean([world.jct(actor, one) / jct for one, jct in zip(choice, present, strict=True)]))
+        return float(
+            np.mean([world.jct(actor, one) / jct for one, jct in zip(validation_workloads, present, strict=True)])
+        )
 
     if saved is not None:
-        best, least = Actor(**below("best.", saved[0])), saved[1]["least"]
+        best, least = Actor(**with_prefix("best.", saved[0])), saved[1]["least"]
     else:
         best, least = warm, score(warm)
-        tell(f"after the warm-up {least - 1:+.1%} against DRF", 0.0)
+        report(f"after the warm-up {least - 1:+.1%} against DRF", 0.0)
     for number in range(first, recipe.rounds):
-        school.round(number / recipe.rounds)
-        if number % _LOOK_EVERY == _LOOK_EVERY - 1 or number == recipe.rounds - 1:
-            now = score(school.networks.weights())
+        trainer.round(number / recipe.rounds)
+        if number % _VALIDATE_EVERY == _VALIDATE_EVERY - 1 or number == recipe.rounds - 1:
+            now = score(trainer.networks.weights())
             if now < least:
-                best, least = school.networks.weights(), now
-            tell(
+                best, least = trainer.networks.weights(), now
+            report(
                 f"after round {number + 1} {now - 1:+.1%} against DRF, best {least - 1:+.1%}",
                 (number + 1) / recipe.rounds,
             )
         if checkpoint is not None and checkpoint.due():
-            arrays, state = school.state()
+            arrays, state = trainer.state()
             kept = {
                 f"{of}.{n}": a for of, actor in (("warm", warm), ("best", best)) for n, a in actor._asdict().items()
             }
@@ -213,8 +214,8 @@ def learn(
     return Dl2Result(untrained, warm, best, -least)
 
 
-class _School:
-    """What goes on while an agent learns."""
+class _Trainer:
+    """The state of a training."""
 
     def __init__(self, recipe: Dl2Recipe, world: Dl2World, seed: int, workers: int, device: Any) -> None:
         import torch
@@ -227,18 +228,18 @@ class _School:
         self._memory: deque[tuple[_StepBatch, Reals, Reals]] = deque(maxlen=recipe.replayed)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """Everything, for a checkpoint."""
+        """Return the state, for a checkpoint."""
         actor = [part.detach() for part in self.networks.actor]
         critic, optimiser = self.networks.critic.state_dict(), self._optimiser.state_dict()
-        arrays = packed(actor=actor, critic=critic, optimiser=optimiser)
+        arrays = pack_state(actor=actor, critic=critic, optimiser=optimiser)
         for k, (batch, states, targets) in enumerate(self._memory):
             arrays |= {f"memory.{k}.{i}": part for i, part in enumerate((*batch, states, targets))}
         rounds = {"rng": self._rng.bit_generator.state, "memory": len(self._memory)}
         return arrays, rounds
 
     def restore(self, arrays: Arrays, state: dict[str, Any]) -> int:
-        """The other way; rounds that are done."""
-        learned = unpacked(arrays)
+        """Restore the state; return the number of finished rounds."""
+        learned = unpack_state(arrays)
         with self.torch.no_grad():
             for part, kept in zip(self.networks.actor, learned["actor"], strict=True):
                 part.copy_(kept)
@@ -251,31 +252,31 @@ class _School:
         return int(state["done"])
 
     def imitate(self) -> None:
-        """Warm-up: cross-entropy on DRF's decisions, written as steps to the smallest share."""
+        """Warm up by cross-entropy on DRF's decisions, written as steps to the smallest share."""
         recipe, networks, torch = self._recipe, self.networks, self.torch
-        taught = self._play(recipe.taught, recipe.explore[0], True)
-        data = _batch_of(taught, [np.zeros(0, np.float32)] * len(taught))
+        imitated = self._simulate(recipe.imitated, recipe.explore[0], True)
+        data = _batch_of(imitated, [np.zeros(0, np.float32)] * len(imitated))
         optimiser = torch.optim.Adam(networks.actor, lr=0.01)
-        for step in range(recipe.teaching):
+        for step in range(recipe.imitation_steps):
             for group in optimiser.param_groups:
-                group["lr"] = 0.01 * (1.0 - step / recipe.teaching) + 1e-4
+                group["lr"] = 0.01 * (1.0 - step / recipe.imitation_steps) + 1e-4
             i = self._rng.integers(0, len(data.chosen), 256)
-            loss = torch.nn.functional.cross_entropy(self._scores(data, i), self._there(data.chosen[i]))
+            loss = torch.nn.functional.cross_entropy(self._scores(data, i), self._tensor(data.chosen[i]))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
 
     def round(self, part: float) -> None:
-        """Workloads played with the present weights, and what is learned from them and from earlier ones."""
+        """Simulate workloads with the present weights; train on them and on earlier ones."""
         recipe, rng, torch = self._recipe, self._rng, self.torch
-        played = self._play(recipe.batch, recipe.explore[1] * (1.0 - part))
+        played = self._simulate(recipe.batch, recipe.explore[1] * (1.0 - part))
         advantages, states, targets = [], [], []
         for one in played:
             state = one.tape.state[: one.tape.number[0]]
             with torch.no_grad():
-                value = self.networks.critic(self._there(state)).squeeze(-1).cpu().numpy()
+                value = self.networks.critic(self._tensor(state)).squeeze(-1).cpu().numpy()
             advantage = np.zeros(len(state), np.float32)
-            _advantages(one.tape.reward, value, one.slots, recipe.within, advantage)
+            _advantages(one.tape.reward, value, one.slots, recipe.gae_lambda, advantage)
             advantages.append(advantage)
             some = rng.random(len(state)) < min(1.0, 2000.0 / len(state))
             states.append(state[some])
@@ -296,43 +297,43 @@ class _School:
     def _step(self, batch: _StepBatch, i: Ints, state: Reals, target: Reals, bonus: float) -> None:
         torch, clip = self.torch, self._recipe.clip
         chances = self._scores(batch, i).log_softmax(-1)
-        chosen = chances.gather(1, self._there(batch.chosen[i])[:, None]).squeeze(1)
-        weight, advantage = (chosen - self._there(batch.chance[i])).exp(), self._there(batch.advantage[i])
+        chosen = chances.gather(1, self._tensor(batch.chosen[i])[:, None]).squeeze(1)
+        weight, advantage = (chosen - self._tensor(batch.log_prob[i])).exp(), self._tensor(batch.advantage[i])
         gain = torch.minimum(weight * advantage, weight.clamp(1.0 - clip, 1.0 + clip) * advantage).mean()
         entropy = -(chances.exp() * chances.clamp(min=-20.0)).sum(-1).mean()
         j = self._rng.integers(0, len(target), 4096)
-        value = self.networks.critic(self._there(state[j])).squeeze(-1)
-        loss = -gain - bonus * entropy + 0.5 * (value - self._there(target[j])).pow(2).mean()
+        value = self.networks.critic(self._tensor(state[j])).squeeze(-1)
+        loss = -gain - bonus * entropy + 0.5 * (value - self._tensor(target[j])).pow(2).mean()
         self._optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.networks.actor, 1.0)
         self._optimiser.step()
 
-    def _play(self, count: int, explore: float, taught: bool = False) -> list[Take]:
-        """So many drawn workloads, side by side."""
+    def _simulate(self, count: int, explore: float, imitate: bool = False) -> list[Recording]:
+        """Simulate and record ``count`` drawn workloads in parallel."""
         world, weights, kept = self._world, self.networks.weights(), self._recipe.kept
         ones = [world.draw(self._rng) for _ in range(count)]
         seeds = [int(seed) for seed in self._rng.integers(0, 1 << 31, count)]
 
-        def take(one: Any, seed: int) -> Take:
+        def record(one: Any, seed: int) -> Recording:
             seed_draws(seed)
             tape = new_tape(_STEPS, kept, kept * _ROWS)
-            return Take(tape, world.take(weights, one, tape, explore, seed, taught))
+            return Recording(tape, world.record(weights, one, tape, explore, seed, imitate))
 
         with ThreadPoolExecutor(self._workers) as pool:
-            found = list(pool.map(take, ones, seeds))
+            found = list(pool.map(record, ones, seeds))
         world.join()
         return found
 
     def _scores(self, data: _StepBatch, i: Ints) -> torch.Tensor:
-        return self.networks.scores(*(self._there(a[i]) for a in (data.rows, data.shared, data.there)))
+        return self.networks.scores(*(self._tensor(a[i]) for a in (data.rows, data.shared, data.valid)))
 
-    def _there(self, array: Any) -> torch.Tensor:
+    def _tensor(self, array: Any) -> torch.Tensor:
         return self.torch.as_tensor(array, device=self._device)
 
 
 class _Networks:
-    """Actor (what `decide` computes) and critic, to be learned."""
+    """The actor (the network of `decide`) and the critic, in torch."""
 
     def __init__(self, hidden: int, seed: int, device: Any) -> None:
         import torch
@@ -350,43 +351,43 @@ class _Networks:
         self.critic = torch.nn.Sequential(*layers, torch.nn.Linear(64, 1)).to(device)
 
     def weights(self) -> Actor:
-        """The actor's, for compiled passes."""
+        """Return the actor's weights for compiled passes."""
         return Actor(*(np.ascontiguousarray(part.detach().cpu().numpy().copy(), np.float32) for part in self.actor))
 
-    def scores(self, rows: torch.Tensor, shared: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """As `decide.allocate` has them; of rows that are none, so low that they have no chance."""
+    def scores(self, rows: torch.Tensor, shared: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        """Return scores as in `decide.allocate`; -1e9 for padding rows."""
         linear, done, own, common, bias, out = self.actor
         hidden = (rows @ own + (shared @ common)[:, None] + bias).relu()
         score = rows @ linear + hidden @ out + rows[..., DONE_ROW] * (shared @ done)[:, None]
-        return score.masked_fill(~there, -1e9)
+        return score.masked_fill(~valid, -1e9)
 
 
-def _batch_of(played: Sequence[Take], advantages: Sequence[Reals]) -> _StepBatch:
+def _batch_of(played: Sequence[Recording], advantages: Sequence[Reals]) -> _StepBatch:
     counts = [int(one.tape.number[1]) for one in played]
     kept = sum(counts)
     most = max(int(one.tape.kept[:n, 2].max()) for one, n in zip(played, counts, strict=True))
-    rows, there = np.zeros((kept, most, INPUTS), np.float32), np.zeros((kept, most), bool)
+    rows, valid = np.zeros((kept, most, INPUTS), np.float32), np.zeros((kept, most), bool)
     advantage, i = np.zeros(kept, np.float32), 0
     for one, n, of in zip(played, counts, advantages, strict=True):
         for step, first, count, _ in one.tape.kept[:n].tolist():
-            rows[i, :count], there[i, :count] = one.tape.rows[first : first + count], True
+            rows[i, :count], valid[i, :count] = one.tape.rows[first : first + count], True
             advantage[i] = of[step] if len(of) else 0.0
             i += 1
-    shared, chance = (
+    shared, log_prob = (
         np.concatenate([part[:n] for part, n in zip(parts, counts, strict=True)])
-        for parts in ([one.tape.shared for one in played], [one.tape.chance for one in played])
+        for parts in ([one.tape.shared for one in played], [one.tape.log_prob for one in played])
     )
     chosen = np.concatenate([one.tape.kept[:n, 3] for one, n in zip(played, counts, strict=True)])
-    return _StepBatch(rows, there, shared, chosen, chance, advantage)
+    return _StepBatch(rows, valid, shared, chosen, log_prob, advantage)
 
 
 @jit
-def _advantages(reward: Reals, value: Reals, slots: Ints, within: float, advantage: Reals) -> None:
-    """Generalised advantages (Schulman et al., 2016), a slot an episode, undiscounted."""
+def _advantages(reward: Reals, value: Reals, slots: Ints, gae_lambda: float, advantage: Reals) -> None:
+    """Compute generalised advantages (Schulman et al., 2016); a slot is an episode, without discount."""
     slot, ahead, after = slots.size - 1, 0.0, 0.0
     for step in range(value.size - 1, -1, -1):
-        ahead = reward[step] + after - value[step] + within * ahead
+        ahead = reward[step] + after - value[step] + gae_lambda * ahead
         advantage[step], after = ahead, value[step]
-        while slot >= 0 and slots[slot] == step:  # the first of its slot
+        while slot >= 0 and slots[slot] == step:  # slots end here: no value flows back into the slot before
             ahead, after = 0.0, 0.0
             slot -= 1

@@ -1,6 +1,6 @@
-"""DL2 in our own clusters: a worker is a GPU of a resizable job, and servers do not exist; one action kind less.
+"""DL2 in real clusters: a worker is a GPU of a resizable job, and there are no servers.
 
-Everybody has its least size; who takes the next larger one is the agent's, until it says "done" or nothing fits.
+Every job starts from its smallest size; the agent chooses which job grows next, until "done" or nothing fits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.dl2.decide import Actor, Present, Tape, allocate, new_tape
+from gpusched.agents.dl2.decide import ActiveJobs, Actor, Tape, allocate, new_tape
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
@@ -19,25 +19,25 @@ from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
 from gpusched.sched.state import Ints
 
 NO_TEACHER: Ints = np.zeros(0, np.int64)
-_NEVER = 1 << 40  # GPUs that a size takes which there is not
-_KEPT = 0.05  # of the steps, for learning
+_NEVER = 1 << 40  # GPUs of sizes that a job does not have: they never fit
+_KEPT = 0.05  # fraction of steps recorded for training
 
 
 class LiveActor(NamedTuple):
-    """The weights, and the seconds that they take for a slot."""
+    """The weights, and the slot length in seconds that they were trained for."""
 
     actor: Actor
     slot_s: float
 
 
 class Learning(NamedTuple):
-    """What else there is while it learns.
+    """Inputs of a decision during training.
 
     Attributes:
-        tape: Where steps, drawn by their chances, are written down.
-        explore: By job, the chance that it begins with a drawn size.
-        teacher: ``int64[jobs]``: GPUs to be reached; empty: the weights decide.
-        coming: Jobs yet to arrive. restart: The part of a slot that another size costs.
+        tape: Records the sampled steps.
+        explore: Per job, the probability of a random initial size.
+        teacher: ``int64[jobs]``: target GPUs; empty: the weights decide.
+        coming: Jobs yet to arrive. restart: Cost of a resize as a fraction of a slot.
     """
 
     tape: Tape
@@ -51,10 +51,10 @@ _NOT_LEARNING = Learning(new_tape(0, 0, 0), 0.0, NO_TEACHER, 0.0, 0.0)
 
 
 def prepare(model: TrainedModel) -> LiveActor:
-    """The model's arrays, checked.
+    """Check the model's arrays and return them.
 
     Raises:
-        ValueError: One is missing or of another shape; they are DL2's own setting's; a slot is no time.
+        ValueError: An array is missing or has another shape, or the weights are of DL2's public setting.
     """
     slot_s = float(model.about.get("slot_s", "nan"))
     if not slot_s > 0.0:
@@ -63,38 +63,38 @@ def prepare(model: TrainedModel) -> LiveActor:
 
 
 def choose_sizes(prepared: LiveActor, question: Question) -> Ints:
-    """GPUs of each job.
+    """Choose the GPUs of each job.
 
     Raises:
-        Unusable: A score is no number.
+        Unusable: A score is NaN.
     """
     return choose(prepared, question.claims, None)
 
 
 def choose(prepared: LiveActor, claims: Claims, learning: Learning | None) -> Ints:
-    """GPUs of each job, ``int64[jobs]``; as `choose_sizes`."""
-    found = _choose(prepared.actor, claims, prepared.slot_s, learning is not None, learning or _NOT_LEARNING)
-    if len(found) < claims.number[COUNT]:
+    """Choose the GPUs of each job, ``int64[jobs]``, also during training; see `choose_sizes`."""
+    sizes = _choose(prepared.actor, claims, prepared.slot_s, learning is not None, learning or _NOT_LEARNING)
+    if len(sizes) < claims.number[COUNT]:
         raise Unusable(NO_NUMBER)
-    return found
+    return sizes
 
 
 @jit
 def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: Learning) -> Ints:
-    """As `choose`; nothing at all where a score is no number."""
-    count, whole, most = claims.number[COUNT], claims.number[CAPACITY], claims.sizes.shape[1]
+    """Choose sizes as `choose` does; return an empty array if a score is NaN."""
+    count, total_gpus, most = claims.number[COUNT], claims.number[CAPACITY], claims.sizes.shape[1]
     jobs, all_sizes, allowed, pace = claims.jobs[:count], claims.sizes, claims.allowed, claims.pace
     tape, explore, teacher, coming, restart = learning
-    # Sizes that it may have now: nothing first, 0 beyond the last. What is beyond would never fit.
+    # Allowed sizes of each job: none first, then ascending. Entries beyond the last keep `_NEVER` and are not chosen.
     sizes, speeds = np.zeros((count, most + 1), np.int64), np.zeros((count, 1, most + 1))
     need = np.full((count, 1, most + 1, 2), _NEVER)
-    before, begun, taught = (
+    before, initial, taught = (
         np.zeros((count, 2), np.int64),
         np.ones((count, 2), np.int64),
         np.zeros((count, 2), np.int64),
     )
     left, done = np.zeros(count), np.zeros(count)
-    free = np.full(2, whole)
+    free = np.full(2, total_gpus)
     for j in range(count):
         last = 0
         need[j, 0, 0] = 0
@@ -112,20 +112,20 @@ def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: L
         now = speeds[j, 0, before[j, 1]] if before[j, 1] > 0 else pace[j, 0] * slot_s
         left[j] = max(jobs[j]["left_s"] / slot_s * now, 1e-9)
         done[j] = jobs[j]["age_s"] / slot_s * now
-        begun[j, 0] = 0
+        initial[j, 0] = 0
         free -= sizes[j, 1]
-    for j in range(count):  # DL2's exploration by job: sizes drawn, so that speeds become known
+    for j in range(count):  # DL2's exploration by job: random sizes, so that their speeds are measured
         if explore > 0.0 and np.random.random() < explore:
             at = np.random.randint(1, (sizes[j] > 0).sum() + 1)
             if sizes[j, at] - sizes[j, 1] <= free[0]:
-                begun[j, 1] = at
+                initial[j, 1] = at
                 free -= sizes[j, at] - sizes[j, 1]
-    present = Present(np.arange(count), left, left + done, jobs["age_s"] / slot_s, before, begun)
-    capacity, steps = np.full(2, whole), taught if teacher.size > 0 else taught[:0]
+    present = ActiveJobs(np.arange(count), left, left + done, jobs["age_s"] / slot_s, before, initial)
+    capacity, steps = np.full(2, total_gpus), taught if teacher.size > 0 else taught[:0]
     kinds = kinds_of(speeds, need)
     if not allocate(actor, kinds, present, free, capacity, draw, _KEPT, tape, coming, steps, restart):
         return np.zeros(0, np.int64)
     chosen = np.zeros(count, np.int64)
     for j in range(count):
-        chosen[j] = sizes[j, begun[j, 1]]
+        chosen[j] = sizes[j, initial[j, 1]]
     return chosen

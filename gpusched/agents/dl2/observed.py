@@ -1,4 +1,4 @@
-"""How fast kinds of jobs are at their sizes, as far as jobs told while they ran at them."""
+"""Speeds of kinds of jobs at their sizes, as reported by running jobs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpusched.estimation.speeds import NOTHING, SpeedLearner, SpeedPrior
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints
 
-_LEVEL, _FAR = 10.0, 4.0  # deviation of a kind's level, of logarithms; how far sizes are alike, in doublings
-_LATEST = 0.5  # of what was told last
+_LEVEL, _CORRELATION_LENGTH = 10.0, 4.0  # standard deviation of a kind's log speed; of sizes, in doublings
+_LATEST_WEIGHT = 0.5  # of the latest report
 
 
 class ObservedClasses(NamedTuple):
-    """Kinds of jobs as the agent sees them; a size is (servers, workers), or an index of sizes where there is one axis.
+    """Kinds of jobs as observed; a size is (servers, workers), or (0, index of the size) in real clusters.
 
     Attributes:
-        relative: ``float64[kinds, servers + 1, workers + 1]``: speed in parts of the best that is expected; 0: none.
-        best: ``float64[kinds]``: that best, in work a slot.
+        relative: ``float64[kinds, servers + 1, workers + 1]``: expected speed relative to the best; 0: none.
+        best: ``float64[kinds]``: best expected speed, in work per slot.
         need: ``int64[kinds, servers + 1, workers + 1, 2]``: CPU and GPU slots.
-        front: ``int64[kinds, points, 2]``: sizes of which no smaller one is faster, by dominant need.
-        points: ``int64[kinds]``: how many of these there are.
+        front: ``int64[kinds, points, 2]``: the Pareto front: sizes faster than all smaller ones, by dominant need.
+        points: ``int64[kinds]``: number of sizes in the front.
     """
 
     relative: Floats
@@ -37,24 +37,24 @@ class ObservedClasses(NamedTuple):
 
 @cache
 def _prior(most: int) -> SpeedPrior:
-    """A size is its kind's level and a term of its own, like those of sizes near by (as factors)."""
+    """Return the prior: log speed is a kind's level plus a term of the size, correlated between near sizes."""
     at = np.log2(np.stack(np.divmod(np.arange(most * most), most), 1) + 1.0)
     apart = np.sqrt(((at[:, None] - at) ** 2).sum(-1))
     cov = np.zeros((len(at) + 1, len(at) + 1))
-    cov[0, 0], cov[1:, 1:] = _LEVEL**2, np.exp(-apart / _FAR)
+    cov[0, 0], cov[1:, 1:] = _LEVEL**2, np.exp(-apart / _CORRELATION_LENGTH)
     term = np.arange(1, len(cov))
     return SpeedPrior(np.zeros(len(cov)), cov, np.stack((0 * term, term), 1))
 
 
 def new_observed(most: int) -> SpeedLearner:
-    """Return the learner of speeds with one to so many servers, and workers, to which nothing was told."""
-    return SpeedLearner(_prior(most), (most, most), _LATEST)
+    """Return a learner of speeds without observations, for one to ``most`` servers and workers."""
+    return SpeedLearner(_prior(most), (most, most), _LATEST_WEIGHT)
 
 
-def all_told(names: Sequence[str], speeds: Floats) -> SpeedLearner:
-    """Return one to which every speed was told: ``float64[kinds, most + 1, most + 1]``."""
+def fully_observed(names: Sequence[str], speeds: Floats) -> SpeedLearner:
+    """Return a learner with every speed observed: ``float64[kinds, most + 1, most + 1]``."""
     most = speeds.shape[1] - 1
-    found = SpeedLearner(_prior(most), (most, most), _LATEST, tuple(names))
+    found = SpeedLearner(_prior(most), (most, most), _LATEST_WEIGHT, tuple(names))
     found.speeds.total[:] = np.log(np.maximum(speeds[:, 1:, 1:].reshape(len(names), -1), np.exp(NOTHING)))
     found.speeds.times[:] = 1.0
     return found
@@ -62,7 +62,7 @@ def all_told(names: Sequence[str], speeds: Floats) -> SpeedLearner:
 
 @jit
 def kinds_of(speeds: Floats, need: Ints) -> ObservedClasses:
-    """From expected speeds ``float64[kinds, ...sizes]`` (work a slot) and needs ``int64[kinds, ...sizes, 2]``."""
+    """Build kinds from expected speeds ``float64[kinds, ...]`` (work per slot) and needs ``int64[kinds, ..., 2]``."""
     kinds, rows, columns = speeds.shape
     best, dominant = np.full(kinds, 1e-300), np.zeros((kinds, rows, columns), np.int64)
     relative = np.zeros((kinds, rows, columns))

@@ -1,4 +1,4 @@
-"""DL2's public setting under rules and the agent: mean JCT and makespan, one row a workload and policy."""
+"""DL2's public setting under rules and the agent: mean JCT and makespan, one row per workload and policy."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpusched.agents.dl2.agent import Player, looked_around, prepare
+from gpusched.agents.dl2.agent import Player, explored_speeds, prepare
 from gpusched.agents.dl2.decide import Actor
-from gpusched.agents.dl2.learn import Dl2Recipe, Public, learn
+from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting, learn
 from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, play
+from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, simulate
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
-from gpusched.agents.dl2.workloads import MOST_TASKS, Dl2Workload, dl2, draw, read_workloads
+from gpusched.agents.dl2.workloads import MAX_TASKS, Dl2Workload, dl2, draw, read_workloads
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
 from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
 
-QUICK = Dl2Recipe(taught=4, teaching=200, rounds=4, batch=4, kept=128)
-_LOOKED = 3  # seed of what the agent saw before it is judged
-_MOST_FASTER = 100.0
+QUICK = Dl2Recipe(imitated=4, imitation_steps=200, rounds=4, batch=4, kept=128)
+_EXPLORATION_SEED = 3  # of the speeds observed before the evaluation
+_MAX_FACTOR = 100.0
 
 
 class Dl2Row(msgspec.Struct, frozen=True, kw_only=True):
     """One workload under one policy; times in slots.
 
-    ``bound_slots``: the mean JCT of jobs that are each alone on all nodes, at their best size.
+    ``bound_slots``: the mean JCT if each job had all nodes to itself, at its best size.
     """
 
     setting: str
@@ -42,11 +42,11 @@ class Dl2Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
-    """Every workload under every policy.
+    """Run every workload under every policy.
 
     Raises:
-        UsageError: A name or a file is not what it should be.
-        GpuschedError: There is no torch to learn with.
+        UsageError: A name or a file is invalid.
+        GpuschedError: Torch is not installed, and training is needed.
     """
     names, chosen = dl2().chosen(options.policies), _workloads(options)
     file = Path(options.speeds) if options.speeds is not None else None
@@ -56,7 +56,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     rivals = {name: dl2().policies[name] for name in names}
     if any(rival.stage for rival in rivals.values()):
         actors = _actors(options, file, advance)
-        seen = {most: looked_around(table, most, _LOOKED) for most, table in tables.items()}
+        seen = {most: explored_speeds(table, most, _EXPLORATION_SEED) for most, table in tables.items()}
 
     def rows(workload: Dl2Workload) -> list[Dl2Row]:
         one = prepare(workload, tables[workload.max_tasks])
@@ -71,7 +71,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
                 if rival.stage
                 else policy_of(rival, one.jobs, np.random.default_rng(workload.seed))
             )
-            result = play(one.jobs, policy, restart_s / workload.slot_s, slower)
+            result = simulate(one.jobs, policy, restart_s / workload.slot_s, slower)
             found.append(
                 Dl2Row(
                     setting=workload.setting, nodes=workload.nodes, seed=workload.seed, policy=name,
@@ -84,13 +84,13 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
 
 
 def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[str, Actor]:
-    """The agent's weights, by stage."""
+    """Return the agent's weights by stage, read or trained."""
     if options.weights is not None or options.workloads is not None:
         return read_actors(Path(options.weights) if options.weights is not None else None)
     recipe = QUICK if options.quick else Dl2Recipe()
-    table = read_speeds(file, MOST_TASKS)
+    table = read_speeds(file, MAX_TASKS)
     learned = learn(
-        recipe, Public(recipe, table), 0, options.device, options.jobs or os.cpu_count() or 1,
+        recipe, PublicSetting(recipe, table), 0, options.device, options.jobs or os.cpu_count() or 1,
         lambda text, done: advance(done, 1),
     )  # fmt: skip
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}
@@ -105,7 +105,7 @@ def _change(text: str) -> tuple[str, int, float]:
         found = model, int(slot), float(factor)
     except ValueError:
         found = "", -1, 0.0
-    if found[1] < 0 or not 0.0 < found[2] <= _MOST_FASTER:
+    if found[1] < 0 or not 0.0 < found[2] <= _MAX_FACTOR:
         raise UsageError(f"--change {text[:60]!r}", "expected MODEL:SLOT:FACTOR, such as vgg-16:20:0.5")
     return found
 

@@ -1,7 +1,7 @@
-"""DL2's public setting: in every slot all jobs are given new numbers of servers and workers, from an empty cluster.
+"""DL2's public setting: in every slot all jobs get new numbers of servers and workers, from an empty cluster.
 
-Nothing but these numbers matters for a job's speed: neither placement nor neighbours, and resizing costs nothing. A job
-ends within its last slot, at the fraction that it needs, and holds what it has to the end of that slot.
+A job's speed depends on these numbers only, not on placement or neighbours, and resizing is free. A job ends within its
+last slot, at the fraction that it needs, and keeps its resources to the end of that slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, Played, RoundProgress, give
 
-_PATIENCE = 20  # slots in which nothing is trained
+_MAX_IDLE_SLOTS = 20  # consecutive slots without any training
 
 
 class SlotJobs(NamedTuple):
@@ -27,8 +27,8 @@ class SlotJobs(NamedTuple):
     Attributes:
         nodes: Of `SLOTS` CPU slots and as many GPU slots each.
         kind: ``int64[jobs]``: row of ``rate`` and ``need``.
-        rate: ``float64[kinds, most + 1, most + 1]``: epochs a slot with ``[servers, workers]``.
-        need: ``int64[kinds, most + 1, most + 1, 2]``: CPU and GPU slots that these take.
+        rate: ``float64[kinds, max_tasks + 1, max_tasks + 1]``: epochs per slot with ``[servers, workers]``.
+        need: ``int64[kinds, max_tasks + 1, max_tasks + 1, 2]``: CPU and GPU slots of these.
         arrival: ``int64[jobs]``: slot. epochs: ``float64[jobs]``.
     """
 
@@ -41,13 +41,13 @@ class SlotJobs(NamedTuple):
 
 
 class SlotProgress(NamedTuple):
-    """What became of the jobs so far.
+    """The progress of the jobs.
 
     Attributes:
-        progress: How far each has come; work is epochs.
+        progress: Of each job; the unit of work is epochs.
         sizes: ``int64[jobs, 2]``: servers and workers in this slot.
-        before: ``int64[jobs, 2]``: in the last one.
-        speed: ``float64[jobs]``: what it told of its speed in the last slot, in epochs a slot; NaN: it did not run.
+        before: ``int64[jobs, 2]``: in the last slot.
+        speed: ``float64[jobs]``: reported speed in the last slot, in epochs per slot; NaN: it did not run.
     """
 
     progress: RoundProgress
@@ -57,11 +57,12 @@ class SlotProgress(NamedTuple):
 
 
 Policy = Callable[[SlotJobs, SlotProgress, Ints], None]
-"""Writes ``course.sizes`` for the jobs that are there (``int64[...]``, by arrival); those of all others are 0."""
+"""(jobs, slot_progress, active): writes ``slot_progress.sizes`` for the active jobs (``int64[...]``, by arrival); the
+sizes of all others are 0."""
 
 
 def kinds_in(workload: Dl2Workload) -> list[Dl2Job]:
-    """Its kinds of jobs, in the order in which they arrive: jobs that differ in no more than arrival and epochs."""
+    """Return a workload's kinds of jobs by first arrival; jobs of a kind differ in arrival and epochs only."""
     return list(dict.fromkeys(_kind(job) for job in _by_arrival(workload)))
 
 
@@ -74,10 +75,10 @@ def _kind(job: Dl2Job) -> Dl2Job:
 
 
 def jobs_of(workload: Dl2Workload, speeds: Mapping[str, Floats]) -> SlotJobs:
-    """The arrays of a workload; ``speeds``: as `sim.profiles.dl2.read_speeds` gives them for ``workload.max_tasks``.
+    """Return the arrays of a workload; ``speeds``: of `sim.profiles.dl2.read_speeds` for ``workload.max_tasks``.
 
     Raises:
-        UsageError: A model was not measured.
+        UsageError: A model has no measured speeds.
     """
     ordered, kinds, tasks = _by_arrival(workload), kinds_in(workload), np.arange(workload.max_tasks + 1)[:, None]
     if unknown := {kind.model for kind in kinds} - set(speeds):
@@ -94,61 +95,61 @@ def jobs_of(workload: Dl2Workload, speeds: Mapping[str, Floats]) -> SlotJobs:
 
 
 class SpeedChange(NamedTuple):
-    """From a slot on, a kind of job goes at another speed."""
+    """A change of speed of a kind of jobs, from a slot on."""
 
     slot: int
     kind: int
     factor: float
 
 
-def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> Played:
-    """All slots until the last job has ended.
+def simulate(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> Played:
+    """Simulate all slots until the last job has ended.
 
     Args:
         jobs: The workload.
-        policy: Who gets how much.
-        restart: What a job loses that goes on with another size than it had, in slots. The public setting has none.
-        changes: Of speed, on the way. The public setting has none.
+        policy: Chooses the sizes of jobs.
+        restart: Cost of a resize, in slots. The public setting has none.
+        changes: Changes of speed. The public setting has none.
 
     Raises:
-        UsageError: The policy leaves jobs that never end.
+        UsageError: The policy leaves jobs pending for ever.
     """
     run, count, idle = EngineRun(jobs.arrival, jobs.epochs, SLOT_BY_SLOT), len(jobs.kind), 0
     sizes, before = np.zeros((2, count, 2), np.int64)
-    course = SlotProgress(run.progress, sizes, before, np.full(count, np.nan))
+    slot_progress = SlotProgress(run.progress, sizes, before, np.full(count, np.nan))
     if changes:
         jobs = jobs._replace(rate=jobs.rate.copy())
     while run.next_round():
-        there, (slot, last) = run.there, run.progress.time[[NOW, BEFORE]]
+        active, (slot, last) = run.there, run.progress.time[[NOW, BEFORE]]
         for change in changes:
             if last < change.slot <= slot:
                 jobs.rate[change.kind] *= change.factor
         before[:] = sizes
         sizes[:] = 0
-        policy(jobs, course, there)
-        idle = 0 if _resize(jobs, course, there, restart) or jobs.arrival[-1] > slot else idle + 1
-        if idle > _PATIENCE:
-            raise UsageError(f"{len(there)} jobs are left that nothing runs on {jobs.nodes} nodes")
+        policy(jobs, slot_progress, active)
+        idle = 0 if _resize(jobs, slot_progress, active, restart) or jobs.arrival[-1] > slot else idle + 1
+        if idle > _MAX_IDLE_SLOTS:
+            raise UsageError(f"{len(active)} jobs are left that nothing runs on {jobs.nodes} nodes")
     return run.played
 
 
 @jit
-def _resize(jobs: SlotJobs, course: SlotProgress, there: Ints, restart: float) -> bool:
-    """Let jobs go on at their sizes for a slot; whether anything is trained."""
+def _resize(jobs: SlotJobs, slot_progress: SlotProgress, active: Ints, restart: float) -> bool:
+    """Apply the sizes of a slot; return whether any job is trained."""
     any_trained = False
-    for job in there:
-        size, before = course.sizes[job], course.before[job]
+    for job in active:
+        size, before = slot_progress.sizes[job], slot_progress.before[job]
         rate = jobs.rate[jobs.kind[job], size[0], size[1]]
         resized = size[0] != before[0] or size[1] != before[1]
-        if resized or rate != course.progress.rate[job]:
-            give(course.progress, job, rate, restart if resized else 0.0)
-        course.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
+        if resized or rate != slot_progress.progress.rate[job]:
+            give(slot_progress.progress, job, rate, restart if resized else 0.0)
+        slot_progress.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
         any_trained |= rate > 0.0
     return any_trained
 
 
 def fastest_alone(jobs: SlotJobs) -> Floats:
-    """A bound on every job's JCT, ``float64[jobs]`` in slots: alone from its arrival on, at its best size."""
+    """Return a lower bound on every job's JCT, ``float64[jobs]`` in slots: alone from its arrival, at its best size."""
     fits = (jobs.need <= SLOTS * jobs.nodes).all(-1)
     best = np.where(fits, jobs.rate, 0.0).max((1, 2))[jobs.kind]
     alone: Floats = np.divide(jobs.epochs, best, out=np.full(len(best), np.inf), where=best > 0)

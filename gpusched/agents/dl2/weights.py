@@ -1,4 +1,4 @@
-"""DL2's weights: in files, and those that come with gpusched, learned in its public setting."""
+"""DL2's weights in files; the shipped ones were trained in its public setting."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SHIPPED = Path(__file__).parents[2] / "data" / "dl2.safetensors"
 
 
 def arrays_of(stages: dict[str, Actor]) -> Arrays:
-    """What a weights file holds: ``STAGE.PART``."""
+    """Convert the stages to the arrays of a weights file, ``STAGE.PART``."""
     return {f"{stage}.{part}": array for stage, actor in stages.items() for part, array in actor._asdict().items()}
 
 
 def actor_of(model: TrainedModel, stage: str = STAGES[-1]) -> Actor:
-    """One stage's weights, checked.
+    """Check the weights of one stage and return them.
 
     Raises:
-        ValueError: An array is missing or of another shape.
+        ValueError: An array is missing or has another shape.
     """
     bias = model.arrays.get(f"{stage}.bias")
     hidden = len(bias) if bias is not None and bias.ndim == 1 else 1
@@ -36,11 +36,11 @@ def actor_of(model: TrainedModel, stage: str = STAGES[-1]) -> Actor:
 
 
 def read_actors(path: Path | None) -> dict[str, Actor]:
-    """All stages of a file; None: of that which comes with gpusched.
+    """Read all stages of a file; None: of the shipped one.
 
     Raises:
-        ModelError: It cannot be read.
-        UsageError: It has not all of them.
+        ModelError: The file cannot be read.
+        UsageError: A stage is missing.
     """
     model = load_file(path or SHIPPED, AGENT)
     try:

@@ -1,4 +1,4 @@
-"""Lists of jobs of DL2's public setting: read from JSON, or drawn."""
+"""Workloads of DL2's public setting, read from JSON or drawn."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpusched.traces.readers.columns import open_text
 
 SLOTS = 8
 """CPU slots, and GPU slots, of a node."""
-MOST_TASKS = 16
-"""Workers, and servers, of a job at most, where a workload says nothing else."""
+MAX_TASKS = 16
+"""Default maximum of workers, and of servers, of a job."""
 _Count = Annotated[int, Meta(ge=1, le=100_000)]
 _Slots = Annotated[int, Meta(ge=0, le=SLOTS)]
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class ModelClass(msgspec.Struct, frozen=True, kw_only=True):
-    """What all jobs of a model need. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
+    """The needs of all jobs of a model. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
 
     model: str
     epochs: _Positive
@@ -34,34 +34,34 @@ class ModelClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dl2Job(ModelClass, frozen=True, kw_only=True):
-    """What arrives."""
+    """A job of a workload."""
 
     arrival_slot: Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class Dl2Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs, in the order of their numbers, and the nodes they share.
+    """Jobs in the order of their numbers, and the nodes they share.
 
     Attributes:
         setting: Its name.
-        seed: What it was drawn with.
-        max_tasks: The most workers, and the most servers, of a job.
-        slot_s: Seconds after which all sizes are chosen anew.
+        seed: Of the draw.
+        max_tasks: Maximum of workers, and of servers, of a job.
+        slot_s: Seconds between decisions.
     """
 
     setting: str
     nodes: _Count
     seed: int
-    max_tasks: Annotated[int, Meta(ge=1, le=64)] = MOST_TASKS
+    max_tasks: Annotated[int, Meta(ge=1, le=64)] = MAX_TASKS
     slot_s: _Positive = 1200.0
     jobs: Annotated[tuple[Dl2Job, ...], Meta(min_length=1, max_length=100_000)]
 
 
 def read_workloads(path: Path) -> list[Dl2Workload]:
-    """The workloads of a JSON file, unpacked where it is packed.
+    """Read the workloads of a JSON file, decompressed if needed.
 
     Raises:
-        FileError: It is something else.
+        FileError: The content is invalid.
     """
     with open_text(path) as text:
         content = text.read()
@@ -72,7 +72,7 @@ def read_workloads(path: Path) -> list[Dl2Workload]:
 
 
 class Dl2Setting(msgspec.Struct, frozen=True):
-    """Nodes, jobs, and the most that arrive in one slot."""
+    """Nodes, jobs, and the maximum of arrivals in a slot."""
 
     nodes: int
     jobs: int = 60
@@ -80,9 +80,9 @@ class Dl2Setting(msgspec.Struct, frozen=True):
 
 
 class Dl2Rival(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy here: a rule, perhaps by speeds that are up to a part ``wrong``; or the agent.
+    """A policy of the scenario: a rule, with speeds mispredicted by up to a fraction ``wrong``; or the agent.
 
-    Of the agent either the weights of its ``score`` where every speed is known, or the ``stage`` of its training.
+    An agent is given by the weights of its ``score``, with every speed known, or by the ``stage`` of its training.
     """
 
     rule: str = ""
@@ -101,14 +101,14 @@ class Dl2(Paper, frozen=True, kw_only=True):
 
 @cache
 def dl2() -> Dl2:
-    """The setting that comes along."""
+    """Return the shipped scenario."""
     return read_paper("dl2", Dl2)
 
 
 def draw(name: str | Dl2Setting, seed: int) -> Dl2Workload:
-    """One workload of a setting: models at random, and in each slot between half and all of the most that may arrive.
+    """Draw a workload of a setting: random models; arrivals per slot between half the maximum and the maximum.
 
-    The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
+    The default arrival pattern of DL2's code cannot be run; the distribution of arrivals is our choice.
     """
     setting, models = dl2().clusters[name] if isinstance(name, str) else name, dl2().models
     rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""The GIST agent's pass over a partition's queue: live and in replays the same.
+"""The GIST agent's pass over a partition's queue, the same live and in replays.
 
-It orders the waiting jobs by their scores, reserves servers for the first that does not fit, puts every other one on
-its best servers, and asks whether it should wait all the same. Explicit priorities go before scores.
+It orders the waiting jobs by their scores, reserves servers for the first job that does not fit, and places each other
+job on its best servers unless the "hold" network keeps it waiting. Explicit priorities go before scores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.nets import Reals, work_for
+from gpusched.agents.common.nets import Reals, new_buffers
 from gpusched.agents.gist.networks import (
     HOLD_INPUTS,
     JOB_INPUTS,
@@ -18,12 +18,12 @@ from gpusched.agents.gist.networks import (
     GistWeights,
     Head,
     PartitionObservation,
+    hold_inputs,
+    job_inputs,
     observation_of,
     score,
-    see_hold,
-    see_job,
-    see_server,
-    see_times,
+    server_inputs,
+    time_inputs,
 )
 from gpusched.compiled import jit
 from gpusched.sched.backfill import protect, reserve
@@ -56,43 +56,42 @@ _JOB, _SERVER, _HOLD = len(JOB_INPUTS), len(SERVER_INPUTS), len(HOLD_INPUTS)
 @jit
 def agent_pass(
     state: ClusterState, usable: Resources, queue: Ints, submit: Floats, priority: Ints, agent: GistWeights,
-    wanted: bool,
+    need_order: bool,
 ) -> tuple[Ints, int, float, bool]:  # fmt: skip
-    """Decides for one partition's jobs, and does to ``state`` what any pass does to it (`kernel.queue_pass`).
+    """Decide about one partition's jobs and update ``state`` as any pass does (`kernel.queue_pass`).
 
-    ``usable`` is the nodes as they are, empty; ``submit: float64[jobs]`` is on the clock of ``state.now``,
-    ``priority: int64[jobs]``; ``queue: int64[waiting]`` is by (priority, submission, id), which is the order among
-    equal scores. ``wanted``: an order and a head are wanted also where nothing fits: the reasons need them, a replay
-    does not.
+    ``usable`` is the nodes' capacity when empty; ``submit: float64[jobs]`` is on the clock of ``state.now``,
+    ``priority: int64[jobs]``; ``queue: int64[waiting]`` is by (priority, submission, id), the order among equal scores.
+    ``need_order``: return an order and a head even if nothing fits: live reasons need them, a replay does not.
 
     Returns:
-        The queue in its order; the first job that did not fit (-1: none), and when it does at the latest; whether all
-        scores were numbers. If not, nothing of the rest is to be used.
+        The queue in order; the first job that did not fit (-1: none) and its latest start; whether all scores are
+        finite. If not, the other values are invalid.
     """
     if queue.size == 0:
         return queue, -1, np.inf, True
     resources, requests, jobs = state.resources, state.requests, state.jobs
     fits = fitting(state, queue)
-    if not wanted and not fits.any():
+    if not need_order and not fits.any():
         return queue, -1, np.inf, True
     obs = observation_of(resources, usable, state.releases, requests, jobs, queue)
     inputs = np.zeros((queue.size, _JOB), np.float32)
-    see_queue(inputs, obs, usable, requests, jobs, queue, submit, state.now, fits)
+    queue_inputs(inputs, obs, usable, requests, jobs, queue, submit, state.now, fits)
     scores, sound = score_queue(inputs, agent)
     if not sound:
         return queue, -1, np.inf, False
     ordered = by_score(queue, scores, priority)
-    head, shadow, sound = walk(state, usable, ordered, submit, agent, obs, fits)
+    head, shadow, sound = run_queue(state, usable, ordered, submit, agent, obs, fits)
     return ordered, head, shadow, sound
 
 
 @jit
-def see_queue(
+def queue_inputs(
     inputs: Reals, obs: PartitionObservation, usable: Resources, requests: Requests, jobs: QueueJobs, queue: Ints,
     submit: Floats,
     now: float, fits: Flags,
 ) -> None:  # fmt: skip
-    """Fills ``inputs: float32[waiting, JOB_INPUTS]``; what is of a shape alone is looked at once for each."""
+    """Write ``inputs: float32[waiting, JOB_INPUTS]``; what depends on a shape alone is computed once per shape."""
     first = np.full(jobs.feasibility.size, -1, np.int64)
     for i in range(queue.size):
         job = queue[i]
@@ -100,17 +99,17 @@ def see_queue(
         age, limit = now - submit[job], jobs.limit[job]
         if first[shape] >= 0:
             inputs[i] = inputs[first[shape]]
-            see_times(inputs[i], limit, age)
+            time_inputs(inputs[i], limit, age)
         else:
             first[shape] = i
-            see_job(inputs[i], obs, usable, request_of(requests, shape), limit, age, fits[shape] != 0)
+            job_inputs(inputs[i], obs, usable, request_of(requests, shape), limit, age, fits[shape] != 0)
 
 
 @jit
 def score_queue(inputs: Reals, agent: GistWeights) -> tuple[Floats, bool]:
-    """``float64[waiting]``, larger goes first; and whether all are numbers."""
+    """Return the scores, ``float64[waiting]``, larger first, and whether all are finite."""
     scores = np.empty(inputs.shape[0])
-    output, work = np.zeros(1, np.float32), work_for(agent.job.net)
+    output, work = np.zeros(1, np.float32), new_buffers(agent.job.net)
     sound = True
     for i in range(scores.size):
         scores[i] = score(agent.job, inputs[i], output, work)
@@ -120,7 +119,7 @@ def score_queue(inputs: Reals, agent: GistWeights) -> tuple[Floats, bool]:
 
 @jit
 def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
-    """The queue by (priority, score), ties as they stand: ``int64[waiting]``."""
+    """Return the queue by (priority, score), ties in queue order: ``int64[waiting]``."""
     ordered: Ints = queue[stable_order(-scores)]
     for i in range(1, queue.size):
         if priority[queue[i]] != priority[queue[0]]:
@@ -130,14 +129,14 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
 
 
 @jit
-def _seat(
+def _choose_servers(
     resources: Resources, usable: Resources, masks: Flags, request: PlacementRequest, limit: float, age: float,
     now: float,
     agent: GistWeights, obs: PartitionObservation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
 ) -> tuple[int, bool]:  # fmt: skip
-    """STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL or POLICY (waits all the same).
+    """Return STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL or POLICY (kept waiting).
 
-    A job that would end after the head's shadow time goes where it is not in the head's way, if there is such a place.
+    A job that would end after the head's shadow time is placed clear of the head's reservation, if possible.
     """
     waits = head.shadow < np.inf
     found, sound = False, True
@@ -157,8 +156,8 @@ def _seat(
         in_the_way = in_the_way or (waits and not node_fits(scratch.late, masks, request, node))
         breaks = breaks or (resources.gpus[node] == usable.gpus[node] and request.gpus < resources.gpus[node])
     inputs, output = np.zeros(_HOLD, np.float32), np.zeros(1, np.float32)
-    see_hold(inputs, obs, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
-    answer = score(agent.hold, inputs, output, work_for(agent.hold.net))
+    hold_inputs(inputs, obs, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
+    answer = score(agent.hold, inputs, output, new_buffers(agent.hold.net))
     hinders = late and in_the_way
     holds = hinders if age > agent.patience_s else answer > 0
     if holds and may_hold:
@@ -171,19 +170,19 @@ def best_servers(
     within: Resources, resources: Resources, usable: Resources, masks: Flags, request: PlacementRequest, limit: float,
     now: float, agent: GistWeights, obs: PartitionObservation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
+    """Write the best servers among those that fit ``within`` to ``scratch.chosen[:parts]``; ties to lower rows.
 
     Returns:
         Whether there were enough, and whether all scores were numbers.
     """
     inputs, output = np.zeros(_SERVER, np.float32), np.zeros(1, np.float32)
-    work, best = work_for(agent.server.net), np.empty(request.parts)
+    work, best = new_buffers(agent.server.net), np.empty(request.parts)
     count, sound = 0, True
     for node in range(request.lo, request.hi):
         if not node_fits(within, masks, request, node):
             continue
         reserved = waits and scratch.spare.gpus[node] < PLENTY
-        see_server(inputs, obs, within, resources, usable, reserved, request, limit, now, node)
+        server_inputs(inputs, obs, within, resources, usable, reserved, request, limit, now, node)
         value = score(agent.server, inputs, output, work)
         sound = sound and bool(np.isfinite(value))
         if count < request.parts:
@@ -221,11 +220,11 @@ class Judge(NamedTuple):
 
 
 @jit
-def walk(
+def run_queue(
     state: ClusterState, usable: Resources, ordered: Ints, submit: Floats, agent: GistWeights,
     obs: PartitionObservation, fits: Flags
 ) -> tuple[int, float, bool]:  # fmt: skip
-    """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
+    """Start jobs of ``ordered``; return as `agent_pass`, without the queue.
 
     With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
     waits for ever.
@@ -240,7 +239,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge)
     shape, head = state.jobs.shape[job], judge.head
     if not judge.fits[shape]:
         return PRIORITY, shape
-    code, sound = _seat(
+    code, sound = _choose_servers(
         state.resources, judge.usable, state.jobs.masks, request_of(state.requests, shape), state.jobs.limit[job],
         state.now - judge.submit[job], state.now, judge.agent, judge.obs, Head(head[0], head[1], head[2]), late,
         judge.busy[0] > 0, state.scratch,
@@ -253,7 +252,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge)
 
 @jit
 def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Judge) -> None:
-    """Its nodes are busy, and known to be so until its limit."""
+    """Record that its nodes are busy until its limit."""
     judge.busy[0] += request.parts
     for part in range(request.parts):
         node = state.scratch.chosen[part]
@@ -262,7 +261,7 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Ju
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
-    """For the first that does not fit, its nodes by best fit."""
+    """Reserve nodes by best fit for the first job that does not fit."""
     request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
     shadow = reserve(
         state.resources, state.releases, state.jobs.masks, request, BEST_FIT, state.now, limit, state.scratch
@@ -274,9 +273,9 @@ def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
 
 
 @jit
-def _lacks_room(code: int) -> bool:
-    """Who waits because the agent says so is no head."""
+def _does_not_fit(code: int) -> bool:
+    """Return whether the job does not fit: a job kept waiting by the agent is not the head."""
     return code == PRIORITY
 
 
-_pass = queue_pass(_place, _hold, _started, _lacks_room)
+_pass = queue_pass(_place, _hold, _started, _does_not_fit)

@@ -1,11 +1,11 @@
-"""What is possible at all in the paper's setting, exactly: no training, no sampling.
+"""Exact optima in the paper's setting, without training or sampling.
 
-`best_online`: the best policy that knows what has come so far and that kinds are drawn alike, found by expectimax: the
-best of what may be done where there is a choice, the mean over the kinds where a job comes. `clairvoyant`: the best
-schedule for each sequence when all of it is known beforehand, by enumeration. `never_waits` is best_online among
-policies that start a job whenever it fits, which is all the published reward allows (-1 for queueing what fits).
+`best_online`: the best policy that knows the jobs submitted so far and that kinds are equally likely, by expectimax:
+the best action at a decision, the mean over the kinds at a submission. `clairvoyant`: the best schedule of each
+sequence known in advance, by enumeration. `never_waits` is best_online among policies that start a job whenever it
+fits, as the published reward demands (-1 for queueing a job that fits).
 
-In hours and whole GPUs: the flavors of Table 2 ask for cores and memory in proportion to GPUs, so GPUs alone bind.
+In hours and whole GPUs: the flavors of Table 2 request cores and memory in proportion to GPUs, so only GPUs bind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import cache
 
 from gpusched.agents.gist.setting import HOUR_S, EpisodeSetting
 
-Server = tuple[tuple[float, int], ...]  # (end, kind) of what runs there, sorted
-Servers = tuple[Server, ...]  # sorted: servers are alike
+Server = tuple[tuple[float, int], ...]  # (end, kind) of its running jobs, sorted
+Servers = tuple[Server, ...]  # sorted: servers are identical
 Kinds = tuple[int, ...]
 
 
@@ -31,16 +31,16 @@ class _Expectimax:
         self.total = sum(s.gpus for s in setting.servers)
         self.servers, self.jobs, self.gap = len(setting.servers), setting.jobs, setting.gap_s / HOUR_S
         self.may_wait, self.pick = may_wait, min if worst else max
-        self.choose, self.then = cache(self.choose), cache(self.then)  # type: ignore[method-assign]
+        self.choose, self.advance = cache(self.choose), cache(self.advance)  # type: ignore[method-assign]
 
     def value(self) -> float:
-        """Mean U under the best policy."""
-        return self.then(0.0, ((),) * self.servers, (), ())
+        """Return mean U under the best policy."""
+        return self.advance(0.0, ((),) * self.servers, (), ())
 
-    def choose(self, now: float, servers: Servers, waiting: Kinds, at: int, come: Kinds) -> float:
-        """The best that can be made of the waiting jobs from the one at place ``at`` on; each is asked for once."""
+    def choose(self, now: float, servers: Servers, waiting: Kinds, at: int, submitted: Kinds) -> float:
+        """Return the best U over choices for the waiting jobs from position ``at``; each job is decided once."""
         if at == len(waiting):
-            return self.then(now, servers, waiting, come)
+            return self.advance(now, servers, waiting, submitted)
         kind = waiting[at]
         options = []
         for i in range(self.servers):
@@ -49,55 +49,55 @@ class _Expectimax:
                 continue
             fuller = tuple(sorted((*servers[i], (now + self.hours[kind], kind))))
             after = tuple(sorted((*servers[:i], fuller, *servers[i + 1 :])))
-            options.append(self.choose(now, after, waiting[:at] + waiting[at + 1 :], at, come))
+            options.append(self.choose(now, after, waiting[:at] + waiting[at + 1 :], at, submitted))
         if self.may_wait or not options:
-            options.append(self.choose(now, servers, waiting, at + 1, come))
+            options.append(self.choose(now, servers, waiting, at + 1, submitted))
         return self.pick(options)
 
-    def then(self, now: float, servers: Servers, waiting: Kinds, come: Kinds) -> float:
-        """On to the next end or submission; ``come``: kinds that have come, sorted."""
+    def advance(self, now: float, servers: Servers, waiting: Kinds, submitted: Kinds) -> float:
+        """Advance to the next end or submission; ``submitted``: kinds submitted so far, sorted."""
         times = [end for server in servers for end, _ in server]
-        if len(come) < self.jobs:
-            times.append(len(come) * self.gap)
+        if len(submitted) < self.jobs:
+            times.append(len(submitted) * self.gap)
         if not times:
-            work = sum(self.gpus[k] * self.hours[k] for k in come)
-            return -1.0 if waiting else work / (self.total * now)  # waiting for ever is no policy
+            work = sum(self.gpus[k] * self.hours[k] for k in submitted)
+            return -1.0 if waiting else work / (self.total * now)  # jobs waiting for ever: not a valid policy
         now = min(times)
         servers = tuple(sorted(tuple(run for run in server if run[0] != now) for server in servers))
-        if len(come) == self.jobs or len(come) * self.gap > now:
-            return self.choose(now, servers, waiting, 0, come)
+        if len(submitted) == self.jobs or len(submitted) * self.gap > now:
+            return self.choose(now, servers, waiting, 0, submitted)
         count = self.jobs if self.gap == 0 else 1
         total, draws = 0.0, list(itertools.product(range(len(self.gpus)), repeat=count))
         for drawn in draws:
             queue = tuple(sorted((*waiting, *drawn), reverse=True))  # largest first
-            total += self.choose(now, servers, queue, 0, tuple(sorted((*come, *drawn))))
+            total += self.choose(now, servers, queue, 0, tuple(sorted((*submitted, *drawn))))
         return total / len(draws)
 
 
 @cache
 def best_online(setting: EpisodeSetting) -> float:
-    """Mean U of the best online policy, which may keep a job waiting though it fits."""
+    """Return mean U of the best online policy, which may keep a job waiting although it fits."""
     return _Expectimax(setting, may_wait=True).value()
 
 
 @cache
 def never_waits(setting: EpisodeSetting) -> float:
-    """Mean U of the best online policy that starts whatever fits."""
+    """Return mean U of the best online policy that starts every job that fits."""
     return _Expectimax(setting, may_wait=False).value()
 
 
 @cache
 def never_waits_at_worst(setting: EpisodeSetting) -> float:
-    """Mean U of starting whatever fits, largest first, always on the worst server: whatever is chosen, no less."""
+    """Return mean U of starting every job that fits, largest first, on the worst server: a bound for such policies."""
     return _Expectimax(setting, may_wait=False, worst=True).value()
 
 
 @cache
 def clairvoyant(setting: EpisodeSetting, since: str = "start") -> float:
-    """Mean over all sequences of the best U: every order of placing the jobs, each on every server, as early as fits.
+    """Return the mean over sequences of the best U: every placement order, every server, each job as early as it fits.
 
-    Time counts ``since`` the first ``start`` (Eq. 3 as printed), which a schedule may put off to its advantage, or the
-    first ``submission`` (the words above Eq. 3), which it cannot.
+    Time counts ``since`` the first ``start`` (Eq. 3 as printed), which a schedule can gain by delaying, or the first
+    ``submission`` (the text above Eq. 3), which it cannot.
     """
     sequences = setting.sequences().tolist()
     return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)
@@ -113,8 +113,8 @@ def _best(setting: EpisodeSetting, sequence: Sequence[int], from_start: bool) ->
             taken: list[list[tuple[float, float, int]]] = [[] for _ in setting.servers]
             for job in order:
                 gpus, hours = jobs[job]
-                come = job * setting.gap_s / HOUR_S
-                begin = _earliest(taken[places[job]], gpus, hours, come, setting.servers[0].gpus)
+                submitted = job * setting.gap_s / HOUR_S
+                begin = _earliest(taken[places[job]], gpus, hours, submitted, setting.servers[0].gpus)
                 taken[places[job]].append((begin, begin + hours, gpus))
             runs = [run for server in taken for run in server]
             first = min(begin for begin, _, _ in runs) if from_start else 0.0
@@ -123,7 +123,7 @@ def _best(setting: EpisodeSetting, sequence: Sequence[int], from_start: bool) ->
 
 
 def _earliest(taken: list[tuple[float, float, int]], gpus: int, hours: float, from_h: float, size: int) -> float:
-    """The first time from which the job fits for all of its hours; it may go into a gap."""
+    """Return the first time from which the job fits for all its hours; it may use a gap."""
     for time in sorted({from_h, *(end for _, end, _ in taken if end > from_h)}):
         steps = [time, *(begin for begin, _, _ in taken if time < begin < time + hours)]
         if all(sum(g for b, e, g in taken if b <= step < e) + gpus <= size for step in steps):

@@ -1,4 +1,4 @@
-"""The GIST agent in the live controller: its arrays checked, and its pass over a partition's queue."""
+"""The GIST agent in the live controller: checks of its arrays, and its pass over a partition's queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpusched.sched.reasons import QueueBlock
 
 
 def prepare(model: TrainedModel) -> GistWeights:
-    """The model's networks.
+    """Check the model's arrays and return its networks.
 
     Raises:
-        ValueError: They are of another shape than this version's inputs, or of the paper's own setting; the patience
-            is no number.
+        ValueError: An array has another shape than this version's inputs, the weights are of the paper's own setting,
+            or the patience is not a number.
     """
     variant = model.about.get("variant", "scale")
     if variant != "scale":
@@ -23,10 +23,10 @@ def prepare(model: TrainedModel) -> GistWeights:
 
 
 def decide_queue(prepared: GistWeights, context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition's decision; see `gpusched.sched.agent`.
+    """Decide about one partition; see `gpusched.sched.agent`.
 
     Raises:
-        Unusable: A network's answer is no number.
+        Unusable: A network's output is NaN.
     """
     world, waiting = context.world, context.waiting
     queue = waiting.ordered(context.partition, "fifo")

@@ -1,7 +1,7 @@
-"""What the GIST agent sees and is made of: one small network per question, shared by all jobs and all servers.
+"""The GIST agent's inputs and networks: one small network per question, shared by all jobs and all servers.
 
-Sizes enter as shares of the partition, so that one set of weights serves two servers or two hundred. Every network has
-a linear part beside it, ``base``, in which the known heuristics are a few numbers: the agent starts as one of them.
+Sizes are shares of the partition, so that one set of weights serves two servers or two hundred. Every network has a
+linear part, ``base``, which can express known heuristics with a few weights: training starts from one of them.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _HOUR, _FEW, _LOGS, _FAR = 3600.0, 1e-3, 4.0, 8.0
 
 
 class QuestionScorer(NamedTuple):
-    """Weights of one question: ``base: float32[inputs]`` and a network of one output; a score is their sum."""
+    """The weights of one question: ``base: float32[inputs]`` and a network with one output; a score is their sum."""
 
     base: Reals
     net: Net
 
 
 class GistWeights(NamedTuple):
-    """The three questions, and how long a job waits at most for the agent's own reasons.
+    """The scorers of the three questions, and how long the agent may keep a job waiting.
 
     Attributes:
-        job: How much each waiting job should go first.
-        server: How good each server is for a job.
+        job: Scores the waiting jobs; larger goes first.
+        server: Scores the servers for a job; larger is better.
         hold: Above 0: the job waits although it fits.
-        patience_s: A job that has waited longer is held back only where EASY would hold it.
+        patience_s: A job that has waited longer is held only if EASY would hold it.
     """
 
     job: QuestionScorer
@@ -57,10 +57,10 @@ class GistWeights(NamedTuple):
 
 
 def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> GistWeights:
-    """The agent that a weights file holds: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
+    """Return the agent of a weights file: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
 
     Raises:
-        ValueError: Something is missing or of another shape.
+        ValueError: An array is missing or has another shape.
     """
     scorers = {}
     for name, inputs in QUESTIONS.items():
@@ -79,14 +79,14 @@ def heuristic(
     server: Mapping[str, float] | None = None,
     **job: float,
 ) -> Arrays:
-    """The weights' arrays with which the agent is a heuristic: its linear parts are given, its networks answer 0.
+    """Return weights with which the agent is a heuristic: the linear parts are given, the networks output 0.
 
     Args:
-        width: Of the networks' hidden layer: its first matrix is drawn, the last one is 0. Without: none at all.
-        seed: Of the draws.
-        hold: Of `HOLD_INPUTS`. Without: as EASY does. {"one": -0.5}: nothing that fits waits.
-        server: Of `SERVER_INPUTS`. Without: best fit.
-        **job: Of `JOB_INPUTS`. Without any: WFP3, (age / limit)^3 GPUs (Tang et al., IEEE Cluster 2009), by its
+        width: Of the networks' hidden layer: its first matrix is random, the last one is 0. 0: no hidden layer.
+        seed: Of the random draws.
+        hold: Weights of `HOLD_INPUTS`. Default: EASY. {"one": -0.5}: no job that fits waits.
+        server: Weights of `SERVER_INPUTS`. Default: best fit.
+        **job: Weights of `JOB_INPUTS`. Default: WFP3, (age / limit)^3 GPUs (Tang et al., IEEE Cluster 2009), as its
             logarithm: 3 log age - 3 log limit + log gpus.
     """
     linear: dict[str, Mapping[str, float]] = {
@@ -109,7 +109,7 @@ _BEST_SERVERS = {
     "gpus_left": -1.0, "cores_left": -1e-2, "memory_left": -1e-4, "empty": -0.12, "filled": 0.15, "drains_in": 0.36,
     "outlasts": 0.15, "outlasted": -0.03,
 }  # fmt: skip
-_FOUND = {"log_limit": -3.62, "log_gpus": 2.41, "share": -0.85, "share_of_node": 2.57, "server": _BEST_SERVERS}
+_SEARCH_RESULT = {"log_limit": -3.62, "log_gpus": 2.41, "share": -0.85, "share_of_node": 2.57, "server": _BEST_SERVERS}
 _SKIP = {"one": -0.5}
 STARTS: dict[str, dict[str, Any]] = {
     "wfp3, easy": {"log_age": 3.0, "log_limit": -3.0, "log_gpus": 1.0},
@@ -118,21 +118,21 @@ STARTS: dict[str, dict[str, Any]] = {
     "least work, easy": {"log_limit": -1.0, "log_gpus": -1.0},
     "least work, skip": {"log_limit": -1.0, "log_gpus": -1.0, "hold": _SKIP},
     "first come, easy": {"log_age": 1.0},
-    "found, small": {"log_age": 3.6, "fits_now": 2.91, **_FOUND},
-    "found, large": {"log_age": 2.2, "fits_now": 4.0, **_FOUND},
+    "found, small": {"log_age": 3.6, "fits_now": 2.91, **_SEARCH_RESULT},
+    "found, large": {"log_age": 2.2, "fits_now": 4.0, **_SEARCH_RESULT},
 }
-"""What the search may begin with: arguments of `heuristic`. The last two are what earlier searches came to, for eight
+"""Starting points of the search: arguments of `heuristic`. The last two are results of earlier searches, for eight
 servers and for 32 (docs/concepts/gist-at-scale.md)."""
 
 
 def start(name: str, width: int, seed: int = 0) -> Arrays:
-    """The weights of one of `STARTS`, untrained; networks of ``width`` answer 0 (``seed``: what is drawn of them)."""
+    """Return the untrained weights of one of `STARTS`; networks of ``width`` output 0 (``seed``: of random weights)."""
     return heuristic(width, seed, **STARTS[name])
 
 
 @jit
 def score(scorer: QuestionScorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
-    """One answer: ``inputs: float32[inputs]``; ``outputs: float32[1]`` and ``work`` are room to work in."""
+    """Return one score: ``inputs: float32[inputs]``; ``outputs: float32[1]`` and ``work`` are buffers."""
     forward(scorer.net, inputs, outputs, work)
     total = outputs[0]
     for i in range(scorer.base.size):
@@ -141,13 +141,12 @@ def score(scorer: QuestionScorer, inputs: Reals, outputs: Reals, work: Reals) ->
 
 
 class PartitionObservation(NamedTuple):
-    """One partition at one moment.
+    """A partition at one instant.
 
     Attributes:
-        lo, hi: Its rows. gpus: Its GPUs that can be used.
-        free: Share of them that is free. waiting: Jobs that wait and could run. demand: GPUs they ask for, over all.
-        busy: Parts that run there. drain: ``float64[nodes]``: when the last of a node's jobs ends by its limit (0:
-            nothing runs there).
+        lo, hi: Its rows. gpus: Its usable GPUs.
+        free: Share of these that is free. waiting: Feasible waiting jobs. demand: GPUs they request, over ``gpus``.
+        busy: Running parts. drain: ``float64[nodes]``: when the last of a node's jobs ends by its limit (0: no job).
     """
 
     lo: int
@@ -164,7 +163,7 @@ class PartitionObservation(NamedTuple):
 def observation_of(
     resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: QueueJobs, queue: Ints
 ) -> PartitionObservation:
-    """The observation of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
+    """Return the observation of the partition with waiting jobs ``queue: int64[waiting]``, at least one."""
     lo, hi = requests.lo[jobs.shape[queue[0]]], requests.hi[jobs.shape[queue[0]]]
     gpus = free = busy = waiting = demand = 0
     for node in range(lo, hi):
@@ -182,18 +181,18 @@ def observation_of(
         if jobs.feasibility[shape] == 0:
             waiting += 1
             demand += requests.parts[shape] * requests.gpus[shape]
-    whole = max(float(gpus), 1.0)
-    return PartitionObservation(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
+    total_gpus = max(float(gpus), 1.0)
+    return PartitionObservation(lo, hi, total_gpus, free / total_gpus, waiting, demand / total_gpus, busy, drain)
 
 
 @jit
 def logarithm(seconds: float) -> float:
-    """Seconds on the scale that the networks see: 0 is an hour, and 1 some 55 of them."""
+    """Convert seconds to the networks' scale: 0 is an hour, 1 about 55 hours."""
     return float(np.log(max(seconds, 1.0) / _HOUR) / _LOGS)
 
 
 @jit
-def see_job(
+def job_inputs(
     inputs: Reals,
     obs: PartitionObservation,
     usable: Resources,
@@ -202,7 +201,7 @@ def see_job(
     age: float,
     fits: bool,
 ) -> None:
-    """Fills ``inputs`` (`JOB_INPUTS`)."""
+    """Write ``inputs`` (`JOB_INPUTS`)."""
     gpus = float(request.parts * request.gpus)
     most_gpus, most_cores, most_memory = 1, 1, 1
     for node in range(obs.lo, obs.hi):
@@ -210,14 +209,14 @@ def see_job(
             most_gpus = max(most_gpus, usable.gpus[node])
             most_cores = max(most_cores, usable.cores[node])
             most_memory = max(most_memory, usable.memory[node])
-    of_node = request.gpus / most_gpus
-    others = max(request.cores / most_cores, request.memory / most_memory)
-    see_times(inputs, limit, age)
+    node_share = request.gpus / most_gpus
+    other_share = max(request.cores / most_cores, request.memory / most_memory)
+    time_inputs(inputs, limit, age)
     inputs[2] = np.log(max(gpus, 0.5)) / _LOGS
     inputs[3] = np.log(float(request.parts)) / _LOGS
     inputs[4] = gpus / obs.gpus
-    inputs[5] = of_node
-    inputs[6] = max(others - of_node, 0.0)
+    inputs[5] = node_share
+    inputs[6] = max(other_share - node_share, 0.0)
     inputs[7] = 1.0 if fits else 0.0
     inputs[8] = obs.free
     inputs[9] = np.log1p(float(obs.waiting)) / _FAR
@@ -225,40 +224,40 @@ def see_job(
 
 
 @jit
-def see_times(inputs: Reals, limit: float, age: float) -> None:
-    """The part of `see_job` in which jobs of one shape differ."""
+def time_inputs(inputs: Reals, limit: float, age: float) -> None:
+    """Write the inputs that differ between jobs of one shape."""
     inputs[0] = logarithm(age)
     inputs[1] = logarithm(limit)
 
 
 @jit
-def see_server(
+def server_inputs(
     inputs: Reals, obs: PartitionObservation, within: Resources, resources: Resources, usable: Resources,
     reserved: bool,
     request: PlacementRequest, limit: float, now: float, node: int,
 ) -> None:  # fmt: skip
-    """Fills ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job on it.
+    """Write ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job.
 
-    ``within``: what the job may take of ``resources``; less where the head of the queue has a reservation.
+    ``within``: the part of ``resources`` available to the job; less if the head of the queue has a reservation.
     """
     left = within.gpus[node] - request.gpus
     drains = obs.drain[node] - now if obs.drain[node] > 0 else 0.0
-    apart = logarithm(limit) - logarithm(drains)
+    log_ratio = logarithm(limit) - logarithm(drains)
     inputs[0] = left / 8.0
     inputs[1] = (within.cores[node] - request.cores) / max(usable.cores[node], 1)
     inputs[2] = (within.memory[node] - request.memory) / max(usable.memory[node], 1)
     inputs[3] = 1.0 if resources.gpus[node] == usable.gpus[node] else 0.0
     inputs[4] = 1.0 if left == 0 else 0.0
     inputs[5] = logarithm(drains)
-    inputs[6] = max(apart, 0.0)
-    inputs[7] = max(-apart, 0.0)
+    inputs[6] = max(log_ratio, 0.0)
+    inputs[7] = max(-log_ratio, 0.0)
     inputs[8] = 1.0 if reserved else 0.0
     inputs[9] = (node - obs.lo) / max(obs.hi - obs.lo - 1, 1)
     inputs[10] = request.gpus / max(usable.gpus[node], 1)
 
 
 class Head(NamedTuple):
-    """The first job that does not fit, and its reservation: GPUs over the partition's, age, when it can start."""
+    """The first job that does not fit, and its reservation: share of the partition's GPUs, age, start time."""
 
     share: float
     age: float
@@ -266,11 +265,11 @@ class Head(NamedTuple):
 
 
 @jit
-def see_hold(
+def hold_inputs(
     inputs: Reals, obs: PartitionObservation, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
     in_the_way: bool, breaks: bool,
 ) -> None:  # fmt: skip
-    """Fills ``inputs`` (`HOLD_INPUTS`): the job, what it would do to the head, and the partition."""
+    """Write ``inputs`` (`HOLD_INPUTS`): the job, its effect on the head, and the partition."""
     waits = head.shadow < np.inf
     until = max(head.shadow - now, 1.0) if waits else 1.0
     inputs[0] = 1.0

@@ -1,4 +1,4 @@
-"""The GIST agent in replays: the live pass, called at every instant at which something happened in a partition."""
+"""The GIST agent in replays: the live pass, run at every instant with an event in a partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.queued import queued, run_of
+from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import GistWeights
 from gpusched.compiled import jit
@@ -17,12 +17,12 @@ from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 
 
-class Judging(NamedTuple):
-    """What the pass goes by.
+class PassArguments(NamedTuple):
+    """The arguments of the pass.
 
     Attributes:
-        submit: ``float64[jobs]``. priority: ``int64[jobs]``: nobody has any in a replay.
-        agent: Who decides.
+        submit: ``float64[jobs]``. priority: ``int64[jobs]``: all 0 in a replay.
+        agent: The weights.
     """
 
     submit: Floats
@@ -30,24 +30,24 @@ class Judging(NamedTuple):
     agent: GistWeights
 
 
-def judging(sim: Sim, agent: GistWeights) -> Judging:
-    """Return that of a replay's jobs."""
-    return Judging(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
+def pass_arguments(sim: Sim, agent: GistWeights) -> PassArguments:
+    """Return the arguments for a replay's jobs."""
+    return PassArguments(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
 
 
 def maps(model: TrainedModel) -> bool:
-    """It chooses servers itself."""
+    """Return False: the agent chooses servers itself."""
     return False
 
 
 def runner(world: SimWorld, prepared: GistWeights) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """The run of one replay: to its end, or to where the log needs more room."""
-    return run_of(world, run_agent, judging(world.sim, prepared))
+    """Return a replay's runner: it runs to the end, or until the event log is full."""
+    return prepare_replay(world, run_agent, pass_arguments(world.sim, prepared))
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, of: Judging) -> bool:
-    return agent_pass(state, passes.usable, queue, of.submit, of.priority, of.agent, False)[3]
+def _decide(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments) -> bool:
+    return agent_pass(state, passes.usable, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
 
 
-run_agent = queued(_decide)
+run_agent = queue_runner(_decide)

@@ -1,8 +1,8 @@
-"""The agent at scale: partitions of any size, jobs that arrive over time, run times unlike the limits.
+"""The agent at scale: partitions of any size, jobs that arrive over time, run times other than the limits.
 
-It starts as the best of a few heuristics and is improved by evolution on what counts, the mean JCT of whole replays,
-all candidates of a generation on the same workloads (common random numbers). What is kept is what did best on
-workloads of its own for validation, the start included: so it is never worse there than where it began.
+Training starts from the best of a few heuristics and minimizes the mean JCT of whole replays by evolution, with all
+candidates of a generation on the same workloads (common random numbers). The weights with the best result on separate
+validation workloads are kept, the start included, so the result is never worse there than the start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.vector import joined, named
+from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
@@ -36,7 +36,7 @@ STEPS = {
     ),
     "server": dict.fromkeys(("empty", "filled", "drains_in", "outlasts", "outlasted"), 0.05),
 }
-"""How far the first steps of the linear parts go; inputs without one keep the start's weight."""
+"""Initial step sizes of the linear parts; inputs without one keep the start's weight."""
 _STEP_OF_NETS = 0.1
 
 
@@ -47,14 +47,14 @@ class ScaleSettings:
     Attributes:
         variant: ``scale``; other variants are the paper's own setting (`gpusched.agents.gist.train`).
         generations, population: Of the search.
-        jobs: Per workload to learn from. traces: How many of them a candidate is tried on.
-        servers: More sizes to learn on, beside the partition's own, as numbers of servers like its first: ``8 32``.
-            Only with generated workloads.
-        width: Of the networks' hidden layers; 0: the linear parts alone are learned.
-        validation: Workloads (of each size) that decide what is kept. validate_every: Generations between looks at
-            them. validation_jobs: Their length. give_up: Looks without a better one until the search ends.
-        use_weight: What a part of utilization lost against `REFERENCE` counts for, in parts of the mean JCT.
-        patience_days: A job that has waited longer is held back only where EASY would hold it.
+        jobs: Per training workload. traces: Workloads per candidate.
+        servers: Further cluster sizes to train on, as numbers of servers like the partition's first: ``8 32``. Only
+            with generated workloads.
+        width: Of the networks' hidden layers; 0: only the linear parts are learned.
+        validation: Validation workloads of each size. validate_every: Generations between validations.
+        validation_jobs: Jobs of each. give_up: Validations without improvement until the search stops.
+        use_weight: Weight of the log of utilization lost against `REFERENCE`, relative to the log of mean JCT.
+        patience_days: A job that has waited longer is held only if EASY would hold it.
     """
 
     variant: str = "scale"
@@ -73,7 +73,7 @@ class ScaleSettings:
 
 
 class ReferenceWorkload(NamedTuple):
-    """A trace on its nodes, and what `REFERENCE` does there: mean JCT (seconds) and utilization."""
+    """A trace on its nodes, with the results of `REFERENCE`: mean JCT (seconds) and utilization."""
 
     trace: Trace
     pool: Pool
@@ -82,32 +82,32 @@ class ReferenceWorkload(NamedTuple):
 
 
 class ReplayFigures(NamedTuple):
-    """Of one replay: mean JCT in seconds; GPU seconds used over those there were from first start to last end."""
+    """Results of a replay: mean JCT in seconds; GPU time used over available, from first start to last end."""
 
     mean_jct_s: float
     utilization: float
 
 
 def policy_of(arrays: Arrays, name: str = "agent", patience_s: float = PATIENCE_S) -> ReplayPolicy:
-    """Weights in memory as the engine runs them."""
+    """Return a replay policy of weights in memory."""
     model = TrainedModel("gist", arrays, {"patience_s": str(patience_s)}, "", f"(weights in memory: {name})")
     return ReplayPolicy(name=name, order="gist", knows="limit", source="in training", backfill="easy", model=model)
 
 
 def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str | None = None) -> ReplayFigures:
-    """One replay's."""
+    """Return the results of a replay."""
     done = replay(trace, pool, policy, placement=placement)
     ran = done.ran
     used = float(np.sum(trace.gpus[ran] * trace.duration[ran]))
-    there = pool.total_gpus * float(done.end[ran].max() - done.start[ran].min())
-    return ReplayFigures(float(np.mean(done.end[ran] - trace.submit[ran])), used / there if there > 0 else 0.0)
+    available = pool.total_gpus * float(done.end[ran].max() - done.start[ran].min())
+    return ReplayFigures(float(np.mean(done.end[ran] - trace.submit[ran])), used / available if available > 0 else 0.0)
 
 
 class ScaleTraining:
-    """One training: where it stands, and what it has found.
+    """A training: its state and results.
 
     Raises:
-        UsageError: A hyper-parameter that cannot be, or a workload of no jobs.
+        UsageError: A hyper-parameter is invalid, or the workload has too few jobs.
     """
 
     def __init__(self, job: TrainJob, report: TrainingReport) -> None:
@@ -126,26 +126,26 @@ class ScaleTraining:
         ]
 
     def run(self) -> TrainerResult:
-        """The search from its start, or from its checkpoint, to its end."""
+        """Run the search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
         template = _Template(first, settings.width)
         search = Evolution(template.values, template.steps, settings.population, self._job.seed)
-        begun, best, since = cost, template.values, 0
+        initial_cost, best, since = cost, template.values, 0
         if (saved := self._job.checkpoint.load()) is not None:
             arrays, state = saved
             search.restore(arrays)
             best, cost, since = np.asarray(arrays["best"], np.float64), state["cost"], state["since"]
         while search.generation < settings.generations and since < settings.give_up:
-            found = self._generation(search, template)
+            median_cost = self._generation(search, template)
             if search.generation % settings.validate_every == 0:
                 now = self._cost(template.arrays(search.mean), self._validation)
                 best, cost, since = (search.mean, now, 0) if now < cost else (best, cost, since + 1)
             if self._job.checkpoint.due():
                 self._job.checkpoint.save({**search.state(), "best": best}, {"cost": cost, "since": since})
-            self._report.step(search.generation, settings.generations, -found)
+            self._report.step(search.generation, settings.generations, -median_cost)
         note = (
-            f"began as {name}, at {-begun:.4f}; after {search.generation} generations it is at {-cost:.4f} on "
+            f"began as {name}, at {-initial_cost:.4f}; after {search.generation} generations it is at {-cost:.4f} on "
             f"{len(self._validation)} validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, "
             "less lost utilization)"
         )
@@ -156,7 +156,7 @@ class ScaleTraining:
         )  # fmt: skip
 
     def _generation(self, search: Evolution, template: _Template) -> float:
-        """One generation; the median cost of its candidates."""
+        """Run one generation; return the median cost of its candidates."""
         count = self._settings.traces
         seeds = [self._job.seed * 10_007 + search.generation * count + i + 1 for i in range(count)]
         workloads = [
@@ -169,25 +169,25 @@ class ScaleTraining:
         return float(np.median(costs))
 
     def _cost(self, arrays: Arrays, workloads: list[ReferenceWorkload]) -> float:
-        """Mean over workloads of log(mean JCT / the reference's) and of what utilization was lost against it."""
+        """Return the mean over workloads of log(mean JCT / the reference's) plus the weighted loss of utilization."""
         policy, total = policy_of(arrays, patience_s=self._patience_s), 0.0
         for trace, pool, jct, use in workloads:
-            mine = figures(policy, trace, pool)
-            lost = np.log(max(use, 1e-9) / max(mine.utilization, 1e-9))
-            total += np.log(mine.mean_jct_s / jct) + self._settings.use_weight * max(0.0, lost)
+            result = figures(policy, trace, pool)
+            lost = np.log(max(use, 1e-9) / max(result.utilization, 1e-9))
+            total += np.log(result.mean_jct_s / jct) + self._settings.use_weight * max(0.0, lost)
         return total / len(workloads)
 
     def _best_start(self) -> tuple[str, Arrays, float]:
-        """The start of the least cost on the validation workloads: its name, its weights, and that cost."""
-        found = []
+        """Return the start with the least cost on the validation workloads: its name, weights and cost."""
+        starts = []
         for name in STARTS:
             arrays = start(name, self._settings.width, self._job.seed)
-            found.append((self._cost(arrays, self._validation), name, arrays))
-        cost, name, best = min(found, key=lambda f: f[0])
+            starts.append((self._cost(arrays, self._validation), name, arrays))
+        cost, name, best = min(starts, key=lambda f: f[0])
         return name, best, cost
 
     def _trace(self, seed: int, pool: int, jobs: int) -> Trace:
-        """A workload for one of the pools: another draw where it is generated, else a stretch of the trace."""
+        """Return a workload for one of the pools: a draw from the description, or a random part of the trace."""
         job = self._job
         if job.workload is not None:
             workload = job.workload
@@ -202,12 +202,12 @@ class ScaleTraining:
 
 
 def _workload(trace: Trace, pool: Pool) -> ReferenceWorkload:
-    """With the reference's figures."""
+    """Return the workload with the reference's results."""
     return ReferenceWorkload(trace, pool, *figures(REFERENCE, trace, pool))
 
 
 def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
-    """The partition's own nodes, and the other sizes asked for."""
+    """Return the partition's own nodes, and those of the other requested sizes."""
     own = job.scenario.pool
     try:
         sizes = [int(word) for word in settings.servers.split()]
@@ -220,25 +220,25 @@ def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
 
 
 class _Template:
-    """The weights as one row of numbers: the linear parts that have a step and, with a width, the networks.
+    """The weights as one vector: the linear parts that have a step size and, with a width, the networks.
 
     Attributes:
-        values: ``float64[n]``: the start. steps: ``float64[n]``: how far a first step of each goes.
+        values: ``float64[n]``: the start. steps: ``float64[n]``: initial step sizes.
     """
 
     def __init__(self, arrays: Arrays, width: int) -> None:
         self._shapes = {name: array.shape for name, array in arrays.items()}
-        of: Arrays = {}
+        step_arrays: Arrays = {}
         for name, array in arrays.items():
             question, _, part = name.partition(".")
             steps = [STEPS[question].get(x, 0.0) for x in QUESTIONS[question]] if part == "base" else None
-            of[name] = np.array(steps) if steps else np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
-        self._start, far = joined(arrays, self._shapes), joined(of, self._shapes)
-        self._moves = far > 0.0
-        self.values, self.steps = self._start[self._moves], far[self._moves]
+            step_arrays[name] = np.array(steps) if steps else np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
+        self._start, step_vector = to_vector(arrays, self._shapes), to_vector(step_arrays, self._shapes)
+        self._learned = step_vector > 0.0
+        self.values, self.steps = self._start[self._learned], step_vector[self._learned]
 
     def arrays(self, values: Floats) -> Arrays:
-        """The weights that a row of numbers stands for."""
-        numbers = self._start.copy()
-        numbers[self._moves] = values
-        return named(numbers, self._shapes)
+        """Return the weights of a vector."""
+        vector = self._start.copy()
+        vector[self._learned] = values
+        return to_arrays(vector, self._shapes)

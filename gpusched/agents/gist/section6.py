@@ -1,4 +1,4 @@
-"""The paper's setting by the replay engine: Section 6 (four jobs of s, m or l, then one of f), and Fig. 3."""
+"""The paper's setting in the replay engine: Section 6 (four jobs of s, m or l, then one of f), and Fig. 3."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _DAY_S = 24 * HOUR_S
 _JOBS = "smmlf"
 
 
-def replayed(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
-    """Return one cell of the table, jobs ``gap_h`` hours apart; placements that draw need replicas of every sequence.
+def replay_episodes(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
+    """Return one cell of the table, jobs ``gap_h`` hours apart; random placements need replicas of every sequence.
 
-    Every one of the 81 sequences runs in a partition of its own (two servers of 8 GPUs) of one large pool, so that one
-    replay covers them all. Run times are the flavors' limits (Table 2). U is Eq. 4 at the moment the f job starts: it
-    needs both servers whole, so that is when the last of the four ends; it is not itself in the trace, where an order
-    by size would put it first.
+    Each of the 81 sequences runs in its own partition (two servers of 8 GPUs) of one pool, so that one replay covers
+    all. Run times are the flavors' limits (Table 2). U is Eq. 4 at the start of the f job: it needs both servers whole,
+    so it starts when the last of the four ends. It is not in the trace, since an order by size would put it first.
     """
     setting = paper("A100", gap_h)
     sequences = np.tile(setting.sequences(), (replicas, 1))
@@ -47,7 +46,7 @@ def replayed(policy: str, placement: str, gap_h: float, *, replicas: int = 1) ->
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A job on a server, in days."""
+    """A job on a server; times in days."""
 
     job: str
     server: int
@@ -57,7 +56,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One schedule. end_d: days until all five jobs are done. paper_end_d: What the paper says, if it does."""
+    """A schedule. end_d: days until all five jobs have ended. paper_end_d: The paper's value, if any."""
 
     name: str
     f_run_d: float
@@ -67,21 +66,26 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases() -> list[Case]:
-    """Case 1 and 2 with an f job of 10 days and of Table 2's 21; beside them, the paper's own order, largest first."""
-    found, of = [], gist()
-    for f_run_d, ends_d in ((of.f_printed_days, of.published.ends_d), (of.f_hours / 24, (None, None))):
-        found.append(_case("case 1: first server with room", (0, 0, 1), False, f_run_d, ends_d[0]))
-        found.append(_case("case 2: job 2 beside job 3", (0, 1, 1), False, f_run_d, ends_d[1]))
-        found.append(_case("largest first, first fit", (), True, f_run_d, None))
-    return found
+    """Return cases 1 and 2 with an f job of 10 days and of Table 2's 21, and the paper's order, largest first."""
+    schedules, scenario = [], gist()
+    for f_run_d, ends_d in (
+        (scenario.f_printed_days, scenario.published.ends_d),
+        (scenario.f_hours / 24, (None, None)),
+    ):
+        schedules.append(_case("case 1: first server with room", (0, 0, 1), False, f_run_d, ends_d[0]))
+        schedules.append(_case("case 2: job 2 beside job 3", (0, 1, 1), False, f_run_d, ends_d[1]))
+        schedules.append(_case("largest first, first fit", (), True, f_run_d, None))
+    return schedules
 
 
 def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: float, paper_end_d: float | None) -> Case:
-    """All five there at once; the first jobs go where ``servers`` says, others to the first server with room."""
+    """Simulate five jobs submitted at once; the first go to ``servers``, the others to the first server that fits."""
     setting = paper("A100")
     pool = setting.pool
-    whole = ServerFlavor("f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S)
-    kinds = (*setting.kinds, whole)
+    full_partition = ServerFlavor(
+        "f-A100", pool.total_gpus, int(pool.cores.sum()), int(pool.memory_mib.sum()), f_run_d * _DAY_S
+    )
+    kinds = (*setting.kinds, full_partition)
     trace = replace(setting, kinds=kinds).trace(["smlf".index(x) for x in _JOBS])
 
     def place(stepper: Stepper) -> None:

@@ -1,8 +1,8 @@
-"""The paper's setting (Section 6): few jobs of single-server flavors on few servers, then one that needs them all.
+"""The paper's setting (Section 6): few single-server jobs on few servers, then one that needs all of them.
 
-An episode's utilization U is Eq. 4 at the moment the last job, f, can start: the sum of share x run time of the others
-over the time since the first was submitted ("a partition run time [...] started when the first job is submitted"). The
-f job itself is no decision: it needs every server whole, so it starts when the last of the others ends.
+An episode's utilization U is Eq. 4 at the time when the last job, f, can start: the sum of share x run time of the
+others over the time since the first submission ("a partition run time [...] started when the first job is submitted").
+The f job needs no decision: it needs every server whole, so it starts when the last of the others ends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ HOUR_S = 3600.0
 
 
 class Episodes(NamedTuple):
-    """One figure per episode, ``float64[episodes]``: U when f starts, and hours until then."""
+    """Results per episode, ``float64[episodes]``: U when f starts, and hours until then."""
 
     utilization: Floats
     hours: Floats
 
 
 class ServerFlavor(NamedTuple):
-    """A flavor that fits one server; totals of the job, seconds."""
+    """A flavor that fits one server: totals of the job, run time in seconds."""
 
     name: str
     gpus: int
@@ -46,14 +46,14 @@ class ServerFlavor(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeSetting:
-    """What episodes are made of.
+    """The servers and jobs of episodes.
 
     Attributes:
-        name: The partition's.
+        name: Of the partition.
         servers: Its nodes.
-        kinds: Flavors that jobs are drawn from, all equally likely, smallest first.
-        gap_s: Seconds from one job's submission to the next.
-        jobs: Of an episode, f not counted.
+        kinds: Flavors of jobs, all equally likely, smallest first.
+        gap_s: Seconds between submissions.
+        jobs: Per episode, without f.
     """
 
     name: str
@@ -64,21 +64,21 @@ class EpisodeSetting:
 
     @property
     def pool(self) -> Pool:
-        """The servers as the replay engine takes them."""
+        """The servers as a pool of the replay engine."""
         return Pool.of(self.servers)
 
     @property
     def shares(self) -> Floats:
-        """``float64[kinds]``: lambda of Table 2, the dominant share of the partition."""
+        """Lambda of Table 2, the dominant share of the partition, ``float64[kinds]``."""
         whole = [sum(max(getattr(s, c), 0) for s in self.servers) for c in ("gpus", "cores", "memory_mib")]
         return np.array([max(k[1 + i] / whole[i] for i in range(3) if whole[i]) for k in self.kinds])
 
     def sequences(self) -> Ints:
-        """All sequences of kinds, ``int64[kinds ** jobs, jobs]``."""
+        """Return all sequences of kinds, ``int64[kinds ** jobs, jobs]``."""
         return np.array(list(itertools.product(range(len(self.kinds)), repeat=self.jobs)), np.int64)
 
     def trace(self, sequence: Ints | list[int]) -> Trace:
-        """One episode for the replay engine: jobs of these kinds, ``gap_s`` apart."""
+        """Return one episode for the replay engine: jobs of these kinds, ``gap_s`` apart."""
         of = [self.kinds[k] for k in sequence]
         count = len(of)
         _, gpus, cores, memory, seconds = (np.array(column) for column in zip(*of, strict=True))
@@ -90,7 +90,7 @@ class EpisodeSetting:
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What the paper printed: see the scenario."""
+    """The published figures: see the scenario."""
 
     trained: float
     naive: float
@@ -104,7 +104,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a partition. ``rated_kw``: Section 6.2."""
+    """A server of a partition. ``rated_kw``: Section 6.2."""
 
     cores: int
     memory_gib: int
@@ -112,14 +112,14 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlavorShare(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of job takes a server's ``part``-th part for so many hours."""
+    """A kind of job: it uses 1/``part`` of a server for ``hours``."""
 
     part: int
     hours: float
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure beside the paper's. paper, exact, measured: as text, in which ``{...}`` is filled in; "": none."""
+    """A figure compared with the paper's. paper, exact, measured: text with ``{...}`` placeholders; "": none."""
 
     of: str = ""
     what: str
@@ -127,9 +127,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     exact: str = ""
     measured: str = ""
 
-    def filled(self, told: Mapping[str, Any]) -> Figure:
-        """The same with figures."""
-        return Figure(**{name: text.format(**told) for name, text in msgspec.structs.asdict(self).items()})
+    def filled(self, values: Mapping[str, Any]) -> Figure:
+        """Return the figure with its placeholders filled in."""
+        return Figure(**{name: text.format(**values) for name, text in msgspec.structs.asdict(self).items()})
 
 
 class Gist(Paper, frozen=True, kw_only=True):
@@ -150,12 +150,12 @@ class Gist(Paper, frozen=True, kw_only=True):
 
 @cache
 def gist() -> Gist:
-    """The paper's setting."""
+    """Return the scenario of the paper's setting."""
     return read_paper("gist", Gist)
 
 
 def paper(partition: str, gap_h: float = 0.0) -> EpisodeSetting:
-    """``A100`` or ``V100`` of the paper: Table 2 and Section 6.2."""
+    """Return the setting of ``A100`` or ``V100`` of the paper: Table 2 and Section 6.2."""
     of = gist()
     server = of.partitions[partition]
     node = NodeSpec(of.gpus, server.cores, server.memory_gib << 10, partition)
@@ -169,10 +169,10 @@ def paper(partition: str, gap_h: float = 0.0) -> EpisodeSetting:
 
 
 def of_partition(partition: Partition, gap_h: float, jobs: int) -> EpisodeSetting:
-    """A partition of an inventory with those of its flavors that fit one server.
+    """Return the setting of a partition of an inventory, with those flavors that fit one server.
 
     Raises:
-        UsageError: It has none.
+        UsageError: No flavor fits.
     """
     nodes = tuple(NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, "", n.name) for n in partition.nodes)
     kinds = tuple(

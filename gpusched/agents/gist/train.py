@@ -1,9 +1,9 @@
-"""Training of a GIST agent; ``train: variant`` of the policy file says which.
+"""Training of a GIST agent, selected by ``train: variant`` of the policy file.
 
 ``scale`` (the default) is the shared per-server network of `scale`. ``masked``, ``paper`` and ``wait`` are the paper's
-own setting: episodes are few jobs of the partition's single-server flavors with run times equal to the limits. What
-comes out is measured in that setting, exactly. It decides nothing live: its network has one output per flavor and
-server, and knows no jobs but those of the flavors.
+own setting: episodes of a few jobs of the partition's single-server flavors, with run times equal to the limits. The
+result is evaluated exactly in that setting. It cannot decide live: its network has one output per flavor and server,
+and handles only jobs of these flavors.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 
 MOST_LEAVES = 20_000
-"""Setting sizes beyond which the exact figures would take minutes."""
+"""Largest setting for exact figures; beyond it they take minutes."""
 
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """What episodes are like. gap_h: hours between submissions. jobs: Of an episode, the last one not counted."""
+    """Settings of episodes. gap_h: hours between submissions. jobs: Per episode, without the last one."""
 
     gap_h: float = 0.0
     jobs: int = 4
 
 
 def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
-    """One partition's agent.
+    """Train the agent of one partition.
 
     Raises:
-        UsageError: No such variant or hyper-parameter; too few jobs; in the paper's setting nodes of no inventory, or
-            no flavor that fits one server.
+        UsageError: The variant or a hyper-parameter does not exist, or there are too few jobs; in the paper's setting:
+            the nodes belong to no inventory, or no flavor fits one server.
     """
     settings = job.spec.settings
     variant = settings.get("variant", "scale")
@@ -46,9 +46,9 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         raise UsageError(f"train: variant {variant!r}{did_you_mean(variant, ['scale', *VARIANTS])}")
     if job.declared is None:
         raise UsageError(f"the {variant} variant needs flavors", "name an inventory: --inventory F")
-    mine = ("gap_h", "jobs")
-    hyper = settings_of(dqn.WAIT if variant == "wait" else dqn.DQNSettings(), settings, ("variant", *mine))
-    episode = settings_of(EpisodeSettings(), {k: v for k, v in settings.items() if k in mine})
+    episode_keys = ("gap_h", "jobs")
+    hyper = settings_of(dqn.WAIT if variant == "wait" else dqn.DQNSettings(), settings, ("variant", *episode_keys))
+    episode = settings_of(EpisodeSettings(), {k: v for k, v in settings.items() if k in episode_keys})
     setting = of_partition(job.declared, episode.gap_h, episode.jobs)
     learned = dqn.train(
         setting, variant, hyper, job.seed, device=job.device, report=report, checkpoint=job.checkpoint
@@ -61,35 +61,35 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         notes=(
             f"in the setting of Narantuya et al. (CMC 2022): {episode.jobs} jobs {setting.gap_s / HOUR_S:g} h apart, "
             f"U when one that needs every server could start, mean over all {len(setting.sequences())} sequences",
-            f"best after {learned.best.episodes} of {len(learned.played)} episodes",
+            f"best after {learned.best.episodes} of {len(learned.episode_utilization)} episodes",
         ),
         rows=_rows(setting, f"{job.spec.name} ({variant})", learned),
     )
 
 
 def _rows(setting: EpisodeSetting, name: str, learned: dqn.DQNResult) -> tuple[ResultRow, ...]:
-    """The agent beside first fit, and beside the exact figures where these can be had in seconds."""
-    found = [
+    """Return rows for the agent, first fit, and the exact figures if these take only seconds."""
+    rows = [
         (name, "limit", learned.best.utilization),
-        (UNTRAINED, "limit", learned.course[0].utilization),
+        (UNTRAINED, "limit", learned.evaluations[0].utilization),
         ("first fit, largest first", "nothing", first_fit(setting)),
     ]
-    alike = len(set(s._replace(name="") for s in setting.servers)) == 1
-    if alike and len(setting.servers) ** setting.jobs * len(setting.sequences()) <= MOST_LEAVES:
-        found += [
+    identical = len(set(s._replace(name="") for s in setting.servers)) == 1
+    if identical and len(setting.servers) ** setting.jobs * len(setting.sequences()) <= MOST_LEAVES:
+        rows += [
             ("naive", "nothing", naive.exact(setting).utilization),
             ("starts whatever fits, worst servers", "nothing", expectimax.never_waits_at_worst(setting)),
             ("starts whatever fits, best servers", "limit", expectimax.never_waits(setting)),
             ("best online", "limit", expectimax.best_online(setting)),
             ("optimum (all jobs known beforehand)", "oracle", expectimax.clairvoyant(setting)),
         ]
-    return tuple(ResultRow(policy=p, knows=k, figure="utilization", value=v) for p, k, v in found)
+    return tuple(ResultRow(policy=p, knows=k, figure="utilization", value=v) for p, k, v in rows)
 
 
 def first_fit(setting: EpisodeSetting) -> float:
-    """Mean U over all sequences of starting whatever fits, largest first, on the first server that has room."""
+    """Return mean U over all sequences of starting every job that fits, largest first, on the first such server."""
     clusters = Clusters(setting, "masked", len(setting.sequences()), 0, setting.sequences())
     batch = clusters.begin()
     while (batch.job >= 0).any():
-        clusters.step(batch.mask.argmax(axis=1))  # servers come before the queue
+        clusters.step(batch.mask.argmax(axis=1))  # the first valid action: servers are numbered before the queue
     return float(batch.utilization.mean())

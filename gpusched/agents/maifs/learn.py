@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
-from gpusched.agents.common.vector import rounded
+from gpusched.agents.common.vector import round_to_float32
 from gpusched.agents.maifs.engine import play, play_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
@@ -79,14 +79,17 @@ def learn(
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         n = settings.choose * len(arrivals) * len(maifs().loads)
         held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
-        best, course = rounded(start), [(0, float(mean_costs(pool, _cost, [rounded(start)], held_out)[0]))]
+        best, course = (
+            round_to_float32(start),
+            [(0, float(mean_costs(pool, _cost, [round_to_float32(start)], held_out)[0]))],
+        )
         for generation in range(settings.generations):
             first = 1 + (seed * settings.generations + generation) * settings.tries
             seeds = range(first, first + settings.tries)
             tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
             search.tell(mean_costs(pool, _cost, list(search.ask()), tries))
             if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = rounded(search.mean)
+                now = round_to_float32(search.mean)
                 cost = float(mean_costs(pool, _cost, [now], held_out)[0])
                 if cost < min(found for _, found in course):
                     best = now
@@ -109,7 +112,7 @@ def _pruned(
     linear = agent_of(best.copy())
     linear.job_out[:] = 0.0
     ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
-    candidates = [rounded(start + part * (ends[hidden] - start)) for part, hidden in ways]
+    candidates = [round_to_float32(start + part * (ends[hidden] - start)) for part, hidden in ways]
     n = settings.choose * len(arrivals) * len(maifs().loads)
     large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
     tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.agents.common.vector import joined
+from gpusched.agents.common.vector import to_vector
 from gpusched.agents.maifs.network import HIDDEN, JOB, SHAPES, MaifsWeights, agent_of, kept, look
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
@@ -20,7 +20,7 @@ _UNSURE = 0.3  # of a job that told nothing of its speed
 
 def prepare(model: TrainedModel) -> MaifsWeights:
     """The weights. ValueError: they are of another shape."""
-    return agent_of(joined(model.arrays, SHAPES))
+    return agent_of(to_vector(model.arrays, SHAPES))
 
 
 def choose_sizes(prepared: MaifsWeights, question: Question) -> Ints:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.vector import parts_of
+from gpusched.agents.common.vector import split_vector
 from gpusched.agents.maifs.joint import JointDecision
 from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates
 from gpusched.compiled import jit
@@ -47,7 +47,7 @@ class MaifsWeights(NamedTuple):
 
 def agent_of(numbers: Floats) -> MaifsWeights:
     """``float64[numbers]`` as weights."""
-    return MaifsWeights(*parts_of(numbers, SHAPES))
+    return MaifsWeights(*split_vector(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:

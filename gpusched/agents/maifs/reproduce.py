@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.vector import named, read_vector
+from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.maifs.engine import alone, play, play_agent
 from gpusched.agents.maifs.joint import MODES
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, MaifsJobClasses, MaifsRival, maifs, read_kinds
@@ -102,7 +102,7 @@ def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperO
         "seed": str(seed), "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
         "absent": " ".join(maifs().absent), **{name: str(value) for name, value in asdict(settings).items()},
     }  # fmt: skip
-    save_model(Path(options.out or ""), "maifs", named(learned.numbers, SHAPES), about)
+    save_model(Path(options.out or ""), "maifs", to_arrays(learned.numbers, SHAPES), about)
     return learned.numbers
 
 

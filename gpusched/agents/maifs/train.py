@@ -13,8 +13,8 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.resized import Range, ResizableWorkload, WorkloadLog, by_drf, log_of, run
-from gpusched.agents.common.vector import named, rounded
+from gpusched.agents.common.resizable import ResizableWorkload, SizeRange, WorkloadLog, drf_policy, run, workload_log
+from gpusched.agents.common.vector import round_to_float32, to_arrays
 from gpusched.agents.maifs.live import choose_sizes
 from gpusched.agents.maifs.network import JOB, SHAPES, MaifsWeights, agent_of, untrained
 from gpusched.errors import UsageError
@@ -26,7 +26,7 @@ _STEP = 0.3
 
 
 @dataclass(frozen=True)
-class MaifsTrainSettings(Range):
+class MaifsTrainSettings(SizeRange):
     """The ``train`` section of its policy's file.
 
     Attributes:
@@ -49,10 +49,10 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     hyper = settings_of(MaifsTrainSettings(), job.spec.settings)
     if min(hyper.generations, hyper.population - 3, hyper.tries, hyper.choose_every) < 1:
         raise UsageError(f"train: {asdict(hyper)} is no recipe", "a population of 4, all else at least 1")
-    log, about = log_of(job, hyper)
+    log, about = workload_log(job, hyper)
     start = untrained(job.seed)
     search = Evolution(start[_RULE].copy(), np.full(2 * JOB, _STEP), hyper.population, job.seed)
-    choice = _with_drf(log, log.choice())
+    choice = _with_drf(log, log.validation_workloads())
     begun = _cost(start, choice, log.restart)
     best, least = start[_RULE].copy(), begun
     if (saved := job.checkpoint.load()) is not None:
@@ -76,8 +76,8 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         f"start, {least - 1:+.1%} at the end; how speed goes with GPUs was drawn there, for the log does not tell"
     )
     return TrainerResult(
-        arrays=named(_with_rule(start, best), SHAPES), about=about, score=-least, hyper_parameters=asdict(hyper),
-        notes=(note,), untrained=named(start, SHAPES),
+        arrays=to_arrays(_with_rule(start, best), SHAPES), about=about, score=-least, hyper_parameters=asdict(hyper),
+        notes=(note,), untrained=to_arrays(start, SHAPES),
     )  # fmt: skip
 
 
@@ -85,11 +85,11 @@ def _with_rule(start: Floats, rule: Floats) -> Floats:
     """All numbers: nothing but the rule speaks. As a weights file has them."""
     numbers = start.copy()
     numbers[_RULE] = rule
-    return rounded(numbers)
+    return round_to_float32(numbers)
 
 
 def _with_drf(log: WorkloadLog, workloads: list[ResizableWorkload]) -> list[tuple[ResizableWorkload, float]]:
-    return [(one, _jct(one, run(one, by_drf, log.restart))) for one in workloads]
+    return [(one, _jct(one, run(one, drf_policy, log.restart))) for one in workloads]
 
 
 def _jct(one: ResizableWorkload, end: Floats) -> float:

@@ -1,7 +1,7 @@
-"""Quantiles that keep what they say: conformalized quantile regression on the later jobs of what is learned from.
+"""Calibration of quantiles: conformalized quantile regression on the later jobs of the training data.
 
-After Romano, Patterson, Candes (Conformalized Quantile Regression, NeurIPS 2019), each side by itself (their theorem 2)
-and in time's order: what is predicted is always later than what that forest has learned from, as it will be in use.
+After Romano, Patterson, Candes (Conformalized Quantile Regression, NeurIPS 2019), each side separately (theorem 2) and
+in order of time: a forest predicts only jobs later than those it was trained on, as in use.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gpusched.estimation.predictor import ends_of, features_of
 from gpusched.sched.state import Floats
 from gpusched.traces.trace import Trace
 
-EDGES = (0.25, 0.5, 0.75, 1.0)  # of the jobs submitted: learned up to one, predicted up to the next
-MIN_JOBS = 100  # of those predicted, so that ten lie beyond each quantile
+EDGES = (0.25, 0.5, 0.75, 1.0)  # fractions of the submitted jobs: trained up to one, predicted up to the next
+MIN_JOBS = 100  # predicted, so that ten lie beyond each quantile
 _ROUNDING = 1e-9
 
 Bools = npt.NDArray[np.bool_]
@@ -27,19 +27,19 @@ Fit = Callable[[float], Forest | None]
 
 
 class Calibration(NamedTuple):
-    """What to add to each quantile's logarithm of seconds, and on how many jobs that was found (0: nothing to add)."""
+    """The shift of each quantile, in log seconds, and the number of jobs it is based on (0: no shift)."""
 
     shifts: tuple[float, ...]
     jobs: int
 
 
-def calibrated(trace: Trace, until: float, quantiles: tuple[float, ...], fit: Fit) -> Calibration:
-    """The shifts with which as many of the later jobs stayed below each quantile as it says.
+def calibrate(trace: Trace, until: float, quantiles: tuple[float, ...], fit: Fit) -> Calibration:
+    """Return the shifts with which the expected fraction of later jobs is below each quantile.
 
-    The median stays as it is: policies go by it, and in a few hundred jobs it moves with the last large burst.
+    The median is not shifted: policies use it, and over a few hundred jobs its shift would follow the last large burst.
 
-    Nothing counts that happened after ``until`` (the trace's clock). ``fit``: a forest that has learned from what had
-    ended at a time; None: that was too little.
+    Nothing after ``until`` (the trace's clock) is used. ``fit``: trains a forest on the jobs ended by a time; None: too
+    few jobs.
     """
     seen = trace.submit[trace.submit < until]
     edges = [float(seen[int(part * len(seen))]) if part < 1 else until for part in EDGES] if len(seen) else []
@@ -47,20 +47,20 @@ def calibrated(trace: Trace, until: float, quantiles: tuple[float, ...], fit: Fi
     for begin, end in pairwise(edges):
         forest = fit(begin)
         if forest is not None:
-            rest, ended = _rest(forest, trace, begin, end, until)
-            rests.append(rest)
+            residual, ended = _residuals(forest, trace, begin, end, until)
+            rests.append(residual)
             ends.append(ended)
-    rest, ended = np.concatenate(rests), np.concatenate(ends)
+    residual, ended = np.concatenate(rests), np.concatenate(ends)
     if int(ended.sum()) < MIN_JOBS:
         return Calibration((0.0,) * len(quantiles), 0)
-    shifts = (0.0 if level == 0.5 else shift_of(level, rest[:, i], ended) for i, level in enumerate(quantiles))
-    return Calibration(tuple(shifts), len(rest))
+    shifts = (0.0 if level == 0.5 else shift_of(level, residual[:, i], ended) for i, level in enumerate(quantiles))
+    return Calibration(tuple(shifts), len(residual))
 
 
-def _rest(forest: Forest, trace: Trace, begin: float, end: float, until: float) -> tuple[Floats, Bools]:
-    """Of the jobs submitted in between: run time less each quantile, ``float64[jobs, quantiles]`` (logarithms).
+def _residuals(forest: Forest, trace: Trace, begin: float, end: float, until: float) -> tuple[Floats, Bools]:
+    """Return the run time minus each quantile of jobs submitted between, ``float64[jobs, quantiles]`` (logarithms).
 
-    And which had ended at ``until``: of the others the run time is what they can have run by then, at least.
+    Return also which had ended by ``until``; the others count with the time since their submission.
     """
     chosen = np.flatnonzero((trace.submit >= begin) & (trace.submit < end))
     predicted = np.zeros((len(chosen), len(forest.roots)))
@@ -70,18 +70,18 @@ def _rest(forest: Forest, trace: Trace, begin: float, end: float, until: float) 
     return np.log(np.maximum(ran, 1.0))[:, None] - np.maximum(predicted, 0.0), ended
 
 
-def shift_of(level: float, rest: Floats, ended: Bools) -> float:
-    """What to add to a quantile, so that the part ``level`` of ``rest: float64[jobs]`` is at most that.
+def shift_of(level: float, residual: Floats, ended: Bools) -> float:
+    """Return the shift of a quantile such that a fraction ``level`` of ``rest: float64[jobs]`` is at most the shift.
 
-    Jobs that still run (not ``ended: bool[jobs]``) are known to have at least theirs; leaving them out would make long
-    jobs rare. They count as Kaplan and Meier have it (J. American Statistical Association 53, 1958). Where it falls
-    between two jobs, the one farther out is taken: the job to come is one more of them.
+    Jobs still running (not ``ended: bool[jobs]``) are censored: excluding them would bias against long jobs, so this is
+    the estimator of Kaplan and Meier (J. American Statistical Association 53, 1958). Between two jobs the outer one is
+    taken, since the job to predict counts as one more.
     """
-    order = np.argsort(rest, kind="stable")
-    left = np.arange(len(rest), 0, -1) + (level > 0.5)
+    order = np.argsort(residual, kind="stable")
+    left = np.arange(len(residual), 0, -1) + (level > 0.5)
     below = 1.0 - np.cumprod(np.where(ended[order], 1.0 - 1.0 / left, 1.0))
     if level > 0.5:
         place = np.searchsorted(below, level - _ROUNDING)
     else:
         place = np.searchsorted(below, level + _ROUNDING, side="right") - 1
-    return float(rest[order][np.clip(place, 0, len(rest) - 1)])
+    return float(residual[order][np.clip(place, 0, len(residual) - 1)])

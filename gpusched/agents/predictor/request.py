@@ -1,4 +1,4 @@
-"""What a user asks of ``gpusched predict``: a predictor trained, or a job or a trace told how long it will run."""
+"""``gpusched predict``: train a predictor, or predict the run times of a job or a trace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PredictorRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's run time as predicted, in seconds; ``run_s``: as it was, None: not known yet."""
+    """One job's predicted run time, in seconds; ``run_s``: the real one, None: not known yet."""
 
     id: str
     p10_s: float
@@ -45,8 +45,8 @@ class PredictedJob(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None = None
 
 
-class TraceTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace's jobs as predicted, and how good that was on those later than all that was learned."""
+class TracePredictions(msgspec.Struct, frozen=True, kw_only=True):
+    """The predictions for a trace's jobs, and their accuracy on jobs later than the training data."""
 
     model: str
     jobs: tuple[PredictedJob, ...]
@@ -55,22 +55,22 @@ class TraceTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_trace(text: str) -> bool:
-    """Whether the text names a file or folder, not a job."""
+    """Return whether the text names a file or folder, not a job."""
     return Path(text).exists() or "/" in text or "." in text
 
 
-def usual_file() -> Path:
-    """Where the predictor of this installation is."""
+def default_file() -> Path:
+    """Return the path of this installation's predictor."""
     return state_folder() / USUAL_NAME
 
 
 def train_predictor(request: PredictorRequest) -> TrainedPredictor:
-    """Trains and saves a predictor, and judges one on the held-out end of the time that was trained on the rest.
+    """Train and save a predictor; evaluate another, trained without the held-out end, on that end.
 
-    The saved one has learned from all of it: the newest jobs say most about the next ones.
+    The saved one is trained on all jobs: the newest are the best guide to the next.
 
     Raises:
-        UsageError: An option makes no sense.
+        UsageError: An option is invalid.
         GpuschedError: A trace cannot be read, or has too few jobs.
     """
     from gpusched.agents.predictor import train as predict
@@ -83,17 +83,17 @@ def train_predictor(request: PredictorRequest) -> TrainedPredictor:
     evaluation = None
     if request.hold_out > 0:
         edge = float(trace.submit[0] + (1 - request.hold_out) * (trace.submit[-1] - trace.submit[0]))
-        judged = np.flatnonzero(trace.submit >= edge)
-        rest = predict.train(trace, until=edge, seed=request.seed)
-        evaluation = predict.evaluate(rest, trace, judged, predict.median_learned(trace, edge))
-        notes.append(f"evaluated on the last {count_of(len(judged), 'job')} by a predictor trained only on jobs that "
+        held_out = np.flatnonzero(trace.submit >= edge)
+        partial = predict.train(trace, until=edge, seed=request.seed)
+        evaluation = predict.evaluate(partial, trace, held_out, predict.training_median(trace, edge))
+        notes.append(f"evaluated on the last {count_of(len(held_out), 'job')} by a predictor trained only on jobs that "
                      "ended before the first of them was submitted; the saved one is trained on all")  # fmt: skip
     predictor = predict.train(trace, until=last, seed=request.seed)
     if predictor.about["calibration_jobs"] == "0":
         notes.append(
             "too few jobs to calibrate: its 10 % and 90 % estimates are uncalibrated, and likely too close together"
         )
-    path = Path(request.out) if request.out is not None else usual_file()
+    path = Path(request.out) if request.out is not None else default_file()
     predictor.save(path)
     return predict.TrainedPredictor(
         path=str(path), jobs=int(predictor.about["jobs"]), seconds=time.perf_counter() - begin, evaluation=evaluation,
@@ -102,7 +102,7 @@ def train_predictor(request: PredictorRequest) -> TrainedPredictor:
 
 
 def _workload(request: PredictorRequest) -> tuple[Trace, float]:
-    """The jobs, and when on their clock nothing later may be learned from: ``--until``, else the end of all."""
+    """Return the jobs, and the end of the training data on their clock: ``--until``, else the end of all jobs."""
     from gpusched.study.own import history
     from gpusched.traces.load import load
     from gpusched.traces.slicing import parse_trace_time, slice_trace
@@ -126,8 +126,8 @@ def _waits_note(trace: Trace) -> tuple[str, ...]:
     return (f"{count_of(unknown, 'job')} without a waiting time in the source: counted as if they had not waited",)
 
 
-def tell_trace(model: str | None, file: str, format: str | None, vc: str | None) -> TraceTold:
-    """What the predictor says of every job of a trace.
+def predict_trace(model: str | None, file: str, format: str | None, vc: str | None) -> TracePredictions:
+    """Predict the run time of every job of a trace.
 
     Raises:
         GpuschedError: The predictor or the trace cannot be read.
@@ -135,7 +135,7 @@ def tell_trace(model: str | None, file: str, format: str | None, vc: str | None)
     from gpusched.agents.predictor.train import evaluate
     from gpusched.traces.load import load
 
-    predictor, trace = loaded(model), load(file, format, vc=vc)
+    predictor, trace = load_predictor(model), load(file, format, vc=vc)
     seconds = predictor.of(trace)
     later = np.flatnonzero(~predictor.knew(trace))
     notes = list(_waits_note(trace))
@@ -143,12 +143,12 @@ def tell_trace(model: str | None, file: str, format: str | None, vc: str | None)
         notes.append("the trace and the training data share no calendar: make sure that they differ")
     if len(later) < len(trace):
         notes.append(f"{count_of(len(trace) - len(later), 'job')} older than the training data excluded")
-    jobs = tuple(_told(trace, job, row) for job, row in enumerate(seconds.tolist()))
+    jobs = tuple(_predicted_job(trace, job, row) for job, row in enumerate(seconds.tolist()))
     evaluation = evaluate(predictor, trace, later) if len(later) else None
-    return TraceTold(model=predictor.digest, jobs=jobs, evaluation=evaluation, notes=tuple(notes))
+    return TracePredictions(model=predictor.digest, jobs=jobs, evaluation=evaluation, notes=tuple(notes))
 
 
-def _told(trace: Trace, job: int, row: list[float]) -> PredictedJob:
+def _predicted_job(trace: Trace, job: int, row: list[float]) -> PredictedJob:
     limit = float(trace.limit[job])
     return PredictedJob(
         id=trace.ids[job], p10_s=row[0], p50_s=row[1], p90_s=row[-1], limit_s=limit if limit > 0 else None,
@@ -156,23 +156,24 @@ def _told(trace: Trace, job: int, row: list[float]) -> PredictedJob:
     )  # fmt: skip
 
 
-def tell_jobs(predictor: Predictor, past: Iterable[JobRecord], jobs: Sequence[JobRecord]) -> list[PredictedJob]:
-    """What it says of jobs of this cluster, as of their submission; ``past``: those that ended before."""
+def predict_jobs(predictor: Predictor, past: Iterable[JobRecord], jobs: Sequence[JobRecord]) -> list[PredictedJob]:
+    """Predict the run times of this cluster's jobs as of their submission; ``past``: jobs that ended before."""
     from gpusched.traces.readers.history import as_submitted
 
     trace = as_submitted(list({job.id: job for job in (*past, *jobs)}.values()))
     place, rows = {job_id: i for i, job_id in enumerate(trace.ids)}, predictor.of(trace).tolist()
-    told = (_told(trace, place[job.id], rows[place[job.id]]) for job in jobs)
-    return [msgspec.structs.replace(one, run_s=job.ran_s or None) for one, job in zip(told, jobs, strict=True)]
+    predictions = (_predicted_job(trace, place[job.id], rows[place[job.id]]) for job in jobs)
+    rows = zip(predictions, jobs, strict=True)
+    return [msgspec.structs.replace(predicted, run_s=job.ran_s or None) for predicted, job in rows]
 
 
-def loaded(model: str | None) -> Predictor:
-    """The predictor of a file, or of this installation.
+def load_predictor(model: str | None) -> Predictor:
+    """Load the predictor from a file, or that of this installation.
 
     Raises:
         GpuschedError: There is none, or it cannot be read.
     """
-    path = Path(model) if model is not None else usual_file()
+    path = Path(model) if model is not None else default_file()
     if not path.is_file():
         raise GpuschedError(f"{path}: no predictor", "train one: gpusched predict --train")
     return Predictor.load(path)

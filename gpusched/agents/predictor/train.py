@@ -1,9 +1,9 @@
-"""Training and judging predictors of run times: gradient boosting (scikit-learn) on the jobs that have ended.
+"""Training and evaluation of run-time predictors: gradient boosting (scikit-learn) on ended jobs.
 
 Quantile regression on the logarithm of the run time, by histogram gradient boosting (Ke et al., LightGBM, NeurIPS 2017,
-as in scikit-learn), made to keep its quantiles by `calibrate`. Judged on days after all that was learned, against the
-mean of the user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), the limit, and the median of
-what was learned.
+as in scikit-learn), calibrated by `calibrate`. Evaluated on days after the training data, against the mean of the
+user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), the limit, and the median of the training
+data.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from gpusched import __version__
-from gpusched.agents.common.torch_ import need
-from gpusched.agents.predictor.calibrate import calibrated
+from gpusched.agents.common.torch_ import require
+from gpusched.agents.predictor.calibrate import calibrate
 from gpusched.errors import GpuschedError
 from gpusched.estimation.features import ANCHOR, DAY_S, Forest
 from gpusched.estimation.predictor import LastTwo, Predictor, ends_of, features_of
@@ -40,15 +40,15 @@ class BoostingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to estimate run times, on the held-out jobs.
+    """The accuracy of one estimate of run times on the held-out jobs.
 
     Attributes:
-        estimate: Its name. jobs: How many it was judged on (those with a limit, for the limit).
+        estimate: Its name. jobs: Number of jobs evaluated (those with a limit, for the limit).
         log_error: Mean of |ln(estimate / run time)|: 0.69 is off by a factor of 2. low, high: its 95 % interval over
-            days, drawn with replacement; None with fewer than five days.
+            days, resampled with replacement; None with fewer than five days.
         bias: Mean of ln(estimate / run time); above 0: too long.
-        under, over: Parts of the jobs estimated too short, and more than twice too long.
-        within_2: Part within a factor of 2.
+        under, over: Fractions of the jobs estimated too short, and more than twice too long.
+        within_2: Fraction within a factor of 2.
     """
 
     estimate: str
@@ -66,8 +66,8 @@ class EstimateEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """All estimates on the same held-out jobs.
 
     Attributes:
-        jobs: How many. days: On how many days they were submitted.
-        covered: Part of their run times between the 10 and the 90 % quantile; uncalibrated_covered: without shifts.
+        jobs: Number of jobs. days: Number of days on which they were submitted.
+        covered: Fraction of run times between the 10 and the 90 % quantile; uncalibrated_covered: without shifts.
         rows: Estimate by estimate.
     """
 
@@ -79,7 +79,7 @@ class EstimateEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainedPredictor(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made, and how good it is on what was held out (None: nothing was)."""
+    """The saved predictor, and its accuracy on held-out jobs (None: none held out)."""
 
     path: str
     jobs: int
@@ -89,12 +89,12 @@ class TrainedPredictor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train(trace: Trace, *, until: float, seed: int = 0, settings: BoostingSettings | None = None) -> Predictor:
-    """A predictor that has seen only jobs that had ended at ``until`` (seconds on the trace's clock).
+    """Train a predictor on the jobs ended by ``until`` (seconds on the trace's clock).
 
     Raises:
         GpuschedError: scikit-learn is not installed, or there are too few such jobs.
     """
-    need("sklearn.ensemble")
+    require("sklearn.ensemble")
     settings = settings or BoostingSettings()
     ended = int((ends_of(trace) <= until).sum())
     if ended < MIN_JOBS:
@@ -106,7 +106,7 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: BoostingSettin
     def earlier(edge: float) -> Forest | None:
         return fit(trace, edge, seed, settings) if (ends_of(trace) <= edge).sum() >= MIN_JOBS else None
 
-    shifts, calibration_jobs = calibrated(trace, until, QUANTILES, earlier)
+    shifts, calibration_jobs = calibrate(trace, until, QUANTILES, earlier)
     about = {
         "trace": trace.name, "jobs": str(ended), "calibration_jobs": str(calibration_jobs), "seed": str(seed),
         "code": __version__, "settings": msgspec.json.encode(settings).decode(),
@@ -119,19 +119,19 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: BoostingSettin
 
 
 def fit(trace: Trace, until: float, seed: int, settings: BoostingSettings) -> Forest:
-    """The trees of all quantiles, learned from the jobs that had ended at ``until``.
+    """Fit the trees of all quantiles to the jobs ended by ``until``.
 
     Raises:
         GpuschedError: scikit-learn is not installed.
     """
-    boosting = need("sklearn.ensemble").HistGradientBoostingRegressor
-    limits = need("threadpoolctl").threadpool_limits
+    boosting = require("sklearn.ensemble").HistGradientBoostingRegressor
+    limits = require("threadpoolctl").threadpool_limits
     chosen = np.flatnonzero(ends_of(trace) <= until)
     logs = np.log(np.maximum(trace.duration[chosen], 1.0))
     typical = float(np.median(logs))
     rows = features_of(trace, typical)[chosen]
     target = logs - rows[:, ANCHOR]
-    rows[:, ANCHOR] = np.nan  # how long things take in all drifts; only differences are learned
+    rows[:, ANCHOR] = np.nan  # the overall level of run times drifts; only differences are learned
     used = np.flatnonzero([len(np.unique(column[~np.isnan(column)])) > 1 for column in rows.T])
     trees = []
     for quantile in QUANTILES:
@@ -140,14 +140,14 @@ def fit(trace: Trace, until: float, seed: int, settings: BoostingSettings) -> Fo
             learning_rate=settings.learning_rate, min_samples_leaf=settings.jobs_per_leaf, early_stopping=False,
             random_state=seed,
         )  # fmt: skip
-        with limits(limits=1, user_api="openmp"):  # on a busy machine more threads wait for one another
+        with limits(limits=1, user_api="openmp"):  # on a busy machine, more threads wait for one another
             trees.append(model.fit(rows[:, used], target))
     return forest_of(trees, used, typical)
 
 
 def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
-    """scikit-learn's trees as arrays, the same answers without scikit-learn; ``used``: the features they were given."""
-    parts: list[np.ndarray[Any, Any]] = []
+    """Convert scikit-learn's trees to arrays with the same predictions; ``used``: the features they were fitted on."""
+    node_arrays: list[np.ndarray[Any, Any]] = []
     roots = np.zeros((len(models), len(models[0]._predictors)), np.int64)
     at = 0
     for quantile, model in enumerate(models):
@@ -157,14 +157,14 @@ def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
             inner = nodes["is_leaf"] == 0
             nodes["left"][inner] += at
             nodes["right"][inner] += at
-            parts.append(nodes)
+            node_arrays.append(nodes)
             at += len(nodes)
-    nodes = np.concatenate(parts)
+    nodes = np.concatenate(node_arrays)
     leaf = nodes["is_leaf"] != 0
-    most = np.finfo(np.float64).max
+    largest = np.finfo(np.float64).max
     return Forest(
         feature=np.where(leaf, -1, used[nodes["feature_idx"]]).astype(np.int64),
-        threshold=np.clip(np.where(leaf, 0.0, nodes["num_threshold"]), -most, most),
+        threshold=np.clip(np.where(leaf, 0.0, nodes["num_threshold"]), -largest, largest),
         missing_left=nodes["missing_go_to_left"].astype(np.int64),
         left=np.where(leaf, np.arange(at), nodes["left"]).astype(np.int64),
         right=np.where(leaf, np.arange(at), nodes["right"]).astype(np.int64),
@@ -176,10 +176,10 @@ def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
 
 
 def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float | None = None) -> EstimateEvaluation:
-    """How good it is on jobs ``chosen: int64[n]`` that it has not seen, besides the usual estimates.
+    """Evaluate the predictor and the usual estimates on jobs ``chosen: int64[n]`` that it was not trained on.
 
-    The trace holds all that was submitted before them, too: their past counts. ``typical_s``: the median run time of
-    what was learned; None: left out.
+    The trace also holds all jobs submitted before them, which are inputs. ``typical_s``: the median run time of the
+    training data; None: not compared.
     """
     features = features_of(trace, float(predictor.forest.typical[0]))[chosen]
     seconds, run = predictor.predict(features), trace.duration[chosen]
@@ -190,7 +190,7 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
     estimates = {"predicted (median)": capped, "mean of last two": LastTwo().medians(trace)[chosen], "limit": limit}
     if typical_s is not None:
         estimates["median of all"] = np.full(len(chosen), typical_s)
-    rows = [judged(name, values, run, day) for name, values in estimates.items()]
+    rows = [score_estimate(name, values, run, day) for name, values in estimates.items()]
     plain = replace(predictor, shifts=(0.0,) * len(predictor.quantiles)).predict(features)
     return EstimateEvaluation(
         jobs=len(chosen), days=len(np.unique(day)), covered=_covered(seconds, run),
@@ -199,12 +199,12 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
 
 
 def _covered(seconds: Floats, run: Floats) -> float | None:
-    """The part of ``run: float64[jobs]`` between the outermost of ``seconds: float64[jobs, quantiles]``."""
+    """Return the fraction of ``run: float64[jobs]`` between the outer of ``seconds: float64[jobs, quantiles]``."""
     return float(((seconds[:, 0] <= run) & (run <= seconds[:, -1])).mean()) if len(run) else None
 
 
-def judged(name: str, estimate: Floats, run: Floats, day: Ints) -> EstimateScore | None:
-    """One estimate's figures; None where it says nothing of any job."""
+def score_estimate(name: str, estimate: Floats, run: Floats, day: Ints) -> EstimateScore | None:
+    """Return the accuracy of one estimate; None if it has no values."""
     known = np.isfinite(estimate) & (estimate > 0)
     if not known.any():
         return None
@@ -228,6 +228,6 @@ def _interval(errors: Floats, day: Ints) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def median_learned(trace: Trace, until: float) -> float:
-    """The median run time of the jobs that `train` would learn from."""
+def training_median(trace: Trace, until: float) -> float:
+    """Return the median run time of the training data of `train`."""
     return float(np.median(trace.duration[ends_of(trace) <= until]))

@@ -1,4 +1,4 @@
-"""The rules that the agent begins from: linear orders, and for which jobs nodes are held. The best one is its base."""
+"""Candidate base rules: linear orders, and the jobs for which nodes are held. The best one is the agent's base."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
-from gpusched.agents.common.data import Bools, known_by
+from gpusched.agents.common.data import Bools, known_at
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import JobScorer, PreparedScorer
@@ -21,7 +21,7 @@ from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, rea
 from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 
-LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
+LEARNED = 0.7  # fraction of the jobs to learn from; the rest is for the choice
 INPUTS = len(FEATURES)
 Weights = dict[str, float]
 
@@ -39,8 +39,8 @@ ORDERS: dict[str, Weights] = {
     "smallest": {"gpus": -100.0, "waited": 1.0},
     "sjf": {"estimate": -1.0},
     "area": {"estimate": -1.0, "gpus": -0.7},
-    # Smith's rule (W. Smith, Naval Research Logistics Quarterly 3, 1956): what a second of waiting costs, over the GPU
-    # seconds in the way of others; GPUs count more or less than that.
+    # Smith's rule (W. Smith, Naval Research Logistics Quarterly 3, 1956): the cost of a second of waiting over the GPU
+    # seconds taken from others; with more or less weight on GPUs.
     "index": {"worth": 1.0, "work": -1.0, "gpus": -0.7},
     "index, small first": {"worth": 1.0, "work": -1.0, "gpus": -1.5},
     "index, by work": {"worth": 1.0, "work": -1.5, "gpus": -1.1},
@@ -61,16 +61,16 @@ HOLDS: dict[str, Weights] = {
     "hold four times as long as waited": {"waited": 1.0, "drain": -1.0, "one": 1.4},
     "hold as long as it runs": {"work": 1.0, "drain": -1.0},
 }
-# Held for by the estimate alone, a large job that is not short after all stops everything.
+# These hold no nodes: ordered by the estimate alone, a large job wrongly estimated as short would block all others.
 _HOLD_NOTHING = ("fifo", "sjf", "index, aged", "least work", "by limit")
 _NEED_NO_HISTORY = ("fifo", "smallest", *_BY_LIMIT)
-_FEW = (20.0, 60.0, 2.0)  # chosen on Philly's clusters together, see the docs
+_FEW = (20.0, 60.0, 2.0)  # chosen on all of Philly's clusters, see the docs
 
 
 def rules(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]:
-    """All combinations that need to know no more than ``settings.knows``; without backfill only the orders.
+    """Return all combinations that use no more information than ``settings.knows``; without backfill only the orders.
 
-    ``limits``: whether there are jobs with limits.
+    ``limits``: whether any job has a limit.
     """
     holds = HOLDS if settings.backfill else {"": HOLDS[""]}
     blind, found = settings.knows in ("nothing", "limit"), []
@@ -78,7 +78,7 @@ def rules(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]
         if (settings.knows == "nothing" and order not in _NEED_NO_HISTORY) or (blind and "work" in weights):
             continue
         mine = {"": HOLDS[""]} if order in _HOLD_NOTHING else holds
-        known = _told(weights) if settings.knows == "oracle" else weights
+        known = _oracle_weights(weights) if settings.knows == "oracle" else weights
         found += [
             CandidateRule(", ".join(x for x in (order, hold) if x), known, held)
             for hold, held in mine.items()
@@ -88,20 +88,20 @@ def rules(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]
 
 
 def heuristics(settings: RltuneSettings, limits: bool = False) -> list[CandidateRule]:
-    """Those of the rules that are known heuristics, which the agent must not be worse than."""
+    """Return the known heuristics among the rules, which the agent must match."""
     names = ("fifo", "smallest", "sjf", "by limit", "wfp3")
     return [rule for rule in rules(settings, limits) if rule.name in names]
 
 
-def _told(weights: Weights) -> Weights:
-    """The same order by an oracle's run times, which count as much as all together that stands for their logarithm."""
+def _oracle_weights(weights: Weights) -> Weights:
+    """Return the same order by an oracle's run times, with the combined weight of the features they replace."""
     others = dict(weights)
     estimate, work, worth = (others.pop(name, 0.0) for name in ("estimate", "work", "worth"))
     return others | {"truth": estimate + work - worth}
 
 
 def linear_of(rule: CandidateRule) -> Reals:
-    """``float32[2, FEATURES + 1]``, as in `JobScorer`."""
+    """Return the linear weights, ``float32[2, FEATURES + 1]``, as in `JobScorer`."""
     linear = np.zeros((OUTPUTS, INPUTS + 1), np.float32)
     for output, weights in enumerate((rule.order, rule.hold)):
         for name, weight in weights.items():
@@ -110,9 +110,9 @@ def linear_of(rule: CandidateRule) -> Reals:
 
 
 def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> HazardRates:
-    """What jobs' run times say of other jobs', by class of sizes: few count little.
+    """Estimate the odds of run times by size class, with a prior where few jobs have ended.
 
-    ``over``: whether each has ended (None: all have). One that has not counts for the levels that it has outrun.
+    ``over``: whether each has ended (None: all have). A running job counts for the levels that it has passed.
     """
     ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
     done = [True] * len(gpus) if over is None else over.tolist()
@@ -125,29 +125,28 @@ def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> HazardRates
 
 
 NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
-"""What is taken for likely where nothing has been seen."""
+"""The prior odds, without any data."""
 
 
 def learned_odds(job: TrainJob) -> tuple[HazardRates, HazardRates]:
-    """The odds to choose by, and those that the weights end up with: each of what had ended by its own cut.
+    """Return the odds for the choice and the final odds, each from the jobs ended by its cut.
 
-    The first are of what was known when the later part began, by which is chosen; the others of all that is learned
-    from.
+    The first use data known at the start of the later part, by which the choice is made; the others all training data.
     """
     trace = job.scenario.trace
-    early, over = known_by(trace, float(trace.submit[first_of_later(trace) - 1]))
+    early, over = known_at(trace, float(trace.submit[first_of_later(trace) - 1]))
     return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)
 
 
 def first_of_later(trace: Trace) -> int:
-    """The first job of the part that choices are made by; what comes before it is learned from."""
+    """Return the first job of the part used for the choice; earlier jobs are learned from."""
     return max(int(LEARNED * len(trace)), 1)
 
 
 def without_net(
     rule: CandidateRule, settings: RltuneSettings, odds: HazardRates, window: int | None = None
 ) -> PreparedScorer:
-    """The rule alone, as the passes take it."""
+    """Return the rule without a network, as the passes take it."""
     nothing = np.zeros(INPUTS, np.float32)
     net = Net(np.zeros((INPUTS + 1) * OUTPUTS, np.float32), np.array([INPUTS, OUTPUTS], np.int64))
     size = np.array([window or settings.window], np.int64)
@@ -156,14 +155,14 @@ def without_net(
 
 
 def with_odds(prepared: PreparedScorer, odds: HazardRates) -> PreparedScorer:
-    """The same with other odds; one that knows nothing of run times has none."""
+    """Return the scorer with other odds; with none if it uses no run times."""
     if prepared.knows == "nothing":
         odds = odds._replace(prior=np.zeros_like(odds.prior))
     return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
 
 
 def with_net(rule: PreparedScorer, arrays: Arrays, mean: Reals, scale: Reals, strength: float) -> PreparedScorer:
-    """The rule with a network's answer, times ``strength``, added to its order."""
+    """Return the rule with a network's output, times ``strength``, added to its order."""
     net = net_of(arrays, "net", INPUTS, OUTPUTS)
     strengths = np.array([strength, 0.0], np.float32)
     attention = attention_of(arrays, net)
@@ -173,7 +172,7 @@ def with_net(rule: PreparedScorer, arrays: Arrays, mean: Reals, scale: Reals, st
 
 
 def arrays_of(prepared: PreparedScorer) -> Arrays:
-    """What the weights file holds; see `gpusched.agents.rltune.live.prepare`."""
+    """Convert the scorer to the arrays of the weights file; see `gpusched.agents.rltune.live.prepare`."""
     scorer = prepared.scorer
     found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}
     found |= {"prior": scorer.odds.prior, "few": scorer.odds.few}

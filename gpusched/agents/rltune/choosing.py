@@ -1,4 +1,4 @@
-"""Which rule the agent begins from, and whether its network may speak: chosen by replays of the training part."""
+"""The choice of the agent's base rule and of its network, by replays of the training data."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.estimation.odds import HazardRates
 
 DEFAULT = "index, by work, hold four times as long as waited"
-_PRIOR = 0.05  # of the cost: by how much another rule must be better than the usual one
+_PRIOR = 0.05  # of the cost: required improvement over the default rule
 _KEPT = 8
-_SLACK = 0.005  # of the logarithm of mean JCT: what the choice may be above the best heuristic
-_MARGIN = 0.01  # by which a network must be better before it is believed
+_SLACK = 0.005  # of the log of mean JCT: allowed excess over the best heuristic
+_MARGIN = 0.01  # required improvement by a network
 
 
 def untrained(settings: RltuneSettings) -> PreparedScorer | None:
-    """The agent before it learned anything: the usual rule, without a network, with the odds of no jobs at all.
+    """Return the untrained agent: the default rule, without a network, with prior odds.
 
-    None where the agent may not know enough for that rule: it begins from a heuristic then, which the table has anyway.
+    None if the agent lacks the information for that rule: it then starts from a heuristic, which the table has anyway.
     """
-    usual = next((rule for rule in rules(settings) if rule.name == DEFAULT), None)
-    return None if usual is None else without_net(usual, settings, NO_ODDS)
+    defaults = next((rule for rule in rules(settings) if rule.name == DEFAULT), None)
+    return None if defaults is None else without_net(defaults, settings, NO_ODDS)
 
 
 class BaseChoice(NamedTuple):
-    """The base: its rule, its mean cost, the best heuristic's, and that one's name."""
+    """The chosen base: its rule and mean cost; the best heuristic's cost and name."""
 
     rule: CandidateRule
     cost: float
@@ -39,7 +39,7 @@ class BaseChoice(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A network that may be used, and how strongly."""
+    """A candidate network and its strength."""
 
     name: str
     strength: float
@@ -52,33 +52,33 @@ def choose_base(
     odds: HazardRates,
     advance: Callable[[int, int], None],
 ) -> BaseChoice:
-    """The rule with the least mean cost that is in mean JCT no worse than the best heuristic.
+    """Return the rule with the least mean cost whose mean JCT is no worse than the best heuristic's.
 
-    All rules are tried by some evaluations, the best of them and the heuristics by all. The usual rule, which was the
-    best on many clusters together, is taken unless another is clearly better: little data says little. Where jobs have
-    limits there is none.
+    All rules run on some evaluations, the best of them and the heuristics on all. The default rule, the best over many
+    clusters, is preferred unless another is clearly better, since a single trace is little data. With limits there is
+    no default.
     """
 
-    def played(rule: CandidateRule, some: Sequence[TraceEvaluation]) -> list[MeanFigures]:
+    def evaluate(rule: CandidateRule, some: Sequence[TraceEvaluation]) -> list[MeanFigures]:
         return [one.play(without_net(rule, settings, odds)) for one in some]
 
     limits = any(bool((np.isfinite(one.trace.limit) & (one.trace.limit > 0)).any()) for one in evaluations)
     tried, first = rules(settings, limits), evaluations[:: max(len(evaluations) // 3, 1)]
     quick = []
     for i, rule in enumerate(tried):
-        quick.append(mean_cost(played(rule, first), settings.objective))
+        quick.append(mean_cost(evaluate(rule, first), settings.objective))
         advance(i + 1, len(tried))
     best = [tried[i] for i in np.argsort(quick, kind="stable")[:_KEPT]]
     known = heuristics(settings, limits)
-    usual = [rule for rule in tried if rule.name == DEFAULT and not limits]
-    finals = list({rule.name: rule for rule in (*best, *known, *usual)}.values())
-    figures = {rule.name: played(rule, evaluations) for rule in finals}
-    cost = {name: mean_cost(mine, settings.objective) for name, mine in figures.items()}
-    jct = {name: mean_cost(mine, "jct") for name, mine in figures.items()}
+    defaults = [rule for rule in tried if rule.name == DEFAULT and not limits]
+    finals = list({rule.name: rule for rule in (*best, *known, *defaults)}.values())
+    figures = {rule.name: evaluate(rule, evaluations) for rule in finals}
+    cost = {name: mean_cost(results, settings.objective) for name, results in figures.items()}
+    jct = {name: mean_cost(results, "jct") for name, results in figures.items()}
     most = min(jct[rule.name] for rule in known) + _SLACK
     allowed = [rule for rule in finals if jct[rule.name] <= most or settings.objective != "slowdown"]
     found = min(allowed, key=lambda rule: cost[rule.name])
-    found = next((rule for rule in usual if cost[rule.name] <= cost[found.name] + _PRIOR), found)
+    found = next((rule for rule in defaults if cost[rule.name] <= cost[found.name] + _PRIOR), found)
     heuristic = min(known, key=lambda rule: cost[rule.name])
     return BaseChoice(found, cost[found.name], cost[heuristic.name], heuristic.name)
 
@@ -88,10 +88,10 @@ def choose_strength(
     later: Sequence[TraceEvaluation],
     settings: RltuneSettings,
 ) -> tuple[Option, list[str]]:  # fmt: skip
-    """The network that is best on the later part, if it is surely no worse than none at all, there and before.
+    """Return the network that is best on the later part, if it is no worse than none there and on the earlier part.
 
-    "No worse" holds for the objective on both parts and for mean JCT on the later one. Returns what was chosen, with
-    the figures as sentences.
+    "No worse" refers to the objective on both parts and to mean JCT on the later one. Return the choice, and its
+    results as sentences.
     """
 
     def costs(prepared: PreparedScorer) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""The RLTune agent's compiled passes: which jobs are scored, their scores, and who starts. Live and simulated alike."""
+"""The RLTune agent's compiled passes, live and in replays: the window of scored jobs, their scores, and the starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
-from gpusched.agents.common.attention import attended
-from gpusched.agents.common.nets import Net, forward, work_for
+from gpusched.agents.common.attention import apply_attention
+from gpusched.agents.common.nets import Net, forward, new_buffers
 from gpusched.agents.rltune.history import (
     FEATURES,
     JobHistory,
@@ -44,26 +44,26 @@ from gpusched.sched.state import (
     Resources,
 )
 
-MOST_HELD = 1  # jobs for which nodes are held at once; with more, whole clusters stood idle for wrong estimates
+MAX_HELD = 1  # jobs with held nodes at a time; with more, whole clusters idled because of wrong estimates
 _CLIP = np.float32(5.0)
-_SURELY = 2.0  # times its expected run time a job without a limit is expected to be over
+_SAFETY = 2.0  # a job without a limit is assumed to end within this multiple of its expected run time
 
 
 class JobScorer(NamedTuple):
-    """What scores a job: ``linear . (features, 1) + strength * tanh(net(scaled features))``.
+    """The scorer of jobs: ``linear . (features, 1) + strength * tanh(net(scaled features))``.
 
-    The network is bounded so that on a workload unlike the one it learned from it cannot do much harm: by one, a
-    factor of e in the estimated run time.
+    The network's output is bounded, so that it can do little harm on a workload unlike its training data: at most by
+    one, a factor of e in the estimated run time.
 
     Two scores: how early it goes (larger first), and whether nodes are held for it while it does not fit (above 0).
 
     Attributes:
         net: `FEATURES` inputs, two outputs.
         linear: ``float32[2, FEATURES + 1]``. strength: ``float32[2]``.
-        mean, scale: ``float32[FEATURES]``: the network sees ``(x - mean) * scale``; scale 0: it does not see x.
+        mean, scale: ``float32[FEATURES]``: the network's input is ``(x - mean) * scale``; scale 0: x is not used.
         window: ``int64[1]``: jobs scored at a decision.
-        odds: Of run times, before much has been seen.
-        attention: See `attended`; of size 0: the network sees each job alone.
+        odds: Prior odds of run times.
+        attention: See `apply_attention`; of size 0: the network scores each job separately.
     """
 
     net: Net
@@ -77,20 +77,20 @@ class JobScorer(NamedTuple):
 
 
 class PreparedScorer(NamedTuple):
-    """The weights, and what they were trained for."""
+    """The weights, and the information and backfill that they were trained with."""
 
     scorer: JobScorer
     knows: str
     backfill: int
 
 
-class Scored(NamedTuple):
-    """Who decides: what it knows, what scores jobs, how they are placed; and room to work in.
+class ScoringState(NamedTuple):
+    """The state of a decision: history, scorer, placement rule, and buffers.
 
     Attributes:
-        ahead: ``int64[jobs + 1]``: how many of its burst wait before each of the queue.
-        seen: ``float32[window, FEATURES]``: what the network saw of the window's jobs.
-        hold: ``uint8[jobs]``: for which of the queue nodes are held.
+        ahead: ``int64[jobs + 1]``: earlier waiting jobs of the same burst, per job of the queue.
+        inputs: ``float32[window, FEATURES]``: the network's inputs for the window's jobs.
+        hold: ``uint8[jobs]``: whether nodes are held for the job.
     """
 
     known: JobHistory
@@ -98,22 +98,22 @@ class Scored(NamedTuple):
     rule: int
     backfill: int
     ahead: Ints
-    seen: Reals
+    inputs: Reals
     hold: Flags
 
 
-def scored_by(prepared: PreparedScorer, known: JobHistory, rule: int) -> Scored:
-    """Return who decides about the jobs that are known."""
-    jobs, seen = len(known.facts), np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
+def new_scoring_state(prepared: PreparedScorer, known: JobHistory, rule: int) -> ScoringState:
+    """Return the state of decisions about the jobs of a history."""
+    jobs, inputs = len(known.facts), np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead, hold = np.zeros(jobs + 1, np.int64), np.zeros(jobs, np.uint8)
-    return Scored(known, prepared.scorer, rule, prepared.backfill, ahead, seen, hold)
+    return ScoringState(known, prepared.scorer, rule, prepared.backfill, ahead, inputs, hold)
 
 
 @jit
 def score(scorer: JobScorer, row: Reals, scaled: Reals, out: Reals, work: Reals) -> None:
-    """One job's two scores into ``out: float32[2]``; ``scaled: float32[FEATURES]`` gets what the network saw.
+    """Write one job's two scores to ``out: float32[2]`` and the network's inputs to ``scaled: float32[FEATURES]``.
 
-    With attention without the network, whose part `_attend` adds for the whole window.
+    With attention the network's part is left out here; `_attend` adds it for the whole window.
     """
     for i in range(row.size):
         scaled[i] = min(max((row[i] - scorer.mean[i]) * scorer.scale[i], -_CLIP), _CLIP)
@@ -129,13 +129,13 @@ def score(scorer: JobScorer, row: Reals, scaled: Reals, out: Reals, work: Reals)
 
 @jit
 def window_of(known: JobHistory, queue: Ints, size: int, ahead: Ints) -> Ints:
-    """Which jobs are scored, at most ``size``: the first of each burst, then the second of each, and so on.
+    """Return the jobs to score, at most ``size``: the first of each burst, then the second of each, and so on.
 
     Args:
-        known: What is remembered.
+        known: The history.
         queue: ``int64[waiting]``, in order of submission.
         size: Of the window.
-        ahead: ``int64[>= waiting]``: gets how many of its burst wait before each job.
+        ahead: ``int64[>= waiting]``: written: earlier waiting jobs of the same burst.
 
     Returns:
         ``int64[waiting]``: positions in ``queue``, those of the window first, each part in order of the queue.
@@ -164,7 +164,7 @@ def window_of(known: JobHistory, queue: Ints, size: int, ahead: Ints) -> Ints:
 
 @jit
 def observation_of(state: ClusterState, total: Resources, queue: Ints) -> QueueObservation:
-    """What the jobs of a partition's queue have in common."""
+    """Return the state common to the jobs of a partition's queue."""
     shape, resources = state.jobs.shape[queue[0]], state.resources
     lo, hi = state.requests.lo[shape], state.requests.hi[shape]
     free = idle = gpus = 0
@@ -179,7 +179,7 @@ def observation_of(state: ClusterState, total: Resources, queue: Ints) -> QueueO
 
 
 @jit
-def nobody_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool:
+def none_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool:
     """Whether no GPU is free and no job asks for CPU cores only."""
     if obs.free > 0.0:
         return False
@@ -192,7 +192,7 @@ def nobody_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool
 
 @inlined
 @jit
-def look(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) -> tuple[Ints, Reals]:
+def score_window(state: ClusterState, obs: QueueObservation, queue: Ints, by: ScoringState) -> tuple[Ints, Reals]:
     """Score the jobs of the window, and set for whom of the queue nodes are held.
 
     Returns:
@@ -200,7 +200,7 @@ def look(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) ->
     """
     hold, places = by.hold, window_of(by.known, queue, by.scorer.window[0], by.ahead)
     window = places[: by.scorer.window[0]]
-    scores = scores_of(by.known, by.scorer, obs, state, queue, window, by.ahead, by.seen)
+    scores = scores_of(by.known, by.scorer, obs, state, queue, window, by.ahead, by.inputs)
     for job in queue:
         hold[job] = 0
     for i in range(window.size):
@@ -209,12 +209,12 @@ def look(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) ->
 
 
 @jit
-def in_order(state: ClusterState, obs: QueueObservation, queue: Ints, by: Scored) -> tuple[Ints, bool]:
-    """The jobs from first to last, ``int64[waiting]``; whether all scores are numbers.
+def in_order(state: ClusterState, obs: QueueObservation, queue: Ints, by: ScoringState) -> tuple[Ints, bool]:
+    """Return the jobs in order, ``int64[waiting]``, and whether all scores are finite.
 
     Jobs beyond the window come after it, in the window's order.
     """
-    places, scores = look(state, obs, queue, by)
+    places, scores = score_window(state, obs, queue, by)
     places[: scores.shape[0]] = places[stable_order(-scores[:, 0])]
     return queue[places], bool(np.all(np.isfinite(scores)))
 
@@ -228,13 +228,13 @@ def scores_of(
     queue: Ints,
     window: Ints,
     ahead: Ints,
-    seen: Reals,
+    inputs: Reals,
 ) -> Reals:
-    """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `Scored` for ``ahead`` and ``seen``."""
+    """Return the two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ScoringState` for buffers."""
     jobs, releases, shapes = state.jobs, state.releases, state.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
-    row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
+    row, work = np.zeros(inputs.shape[1], np.float32), new_buffers(scorer.net)
     scores = np.empty((window.size, 2), np.float32)
     for i in range(releases.used[0]):
         note_running(known, _owner(releases, jobs, releases.order[i]), obs.now)
@@ -251,17 +251,17 @@ def scores_of(
                 drain[shape] = await_room(state, state.resources, slots, due, request) - obs.now
         of = RequestShape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
         features(known, scorer.odds, obs, job, ahead[window[i]], of, row)
-        score(scorer, row, seen[i], scores[i], work)
+        score(scorer, row, inputs[i], scores[i], work)
     if scorer.attention.size > 0:
-        _attend(scorer, seen[: window.size], scores)
+        _attend(scorer, inputs[: window.size], scores)
     return scores
 
 
 @jit
-def _attend(scorer: JobScorer, seen: Reals, scores: Reals) -> None:
-    """The network's part of a window's scores, where it sees the jobs together."""
+def _attend(scorer: JobScorer, inputs: Reals, scores: Reals) -> None:
+    """Add the network's part of a window's scores, with attention between its jobs."""
     answers = np.empty(scores.shape, np.float32)
-    attended(scorer.net, scorer.attention, seen, answers)
+    apply_attention(scorer.net, scorer.attention, inputs, answers)
     for i in range(scores.shape[0]):
         for o in range(scores.shape[1]):
             scores[i, o] += scorer.strength[o] * np.tanh(answers[i, o])
@@ -269,7 +269,7 @@ def _attend(scorer: JobScorer, seen: Reals, scores: Reals) -> None:
 
 @jit
 def _allowed_free(state: ClusterState, request: PlacementRequest) -> float:
-    """The share of nodes with a free GPU among those that a request may use."""
+    """Return the share of nodes with a free GPU among those that a request may use."""
     free = nodes = 0
     for node in range(request.lo, request.hi):
         if request.mask < 0 or state.jobs.masks[request.mask, node] != 0:
@@ -287,8 +287,9 @@ def _owner(releases: Releases, jobs: QueueJobs, slot: int) -> int:
 
 @jit
 def due_slots(known: JobHistory, state: ClusterState) -> tuple[Ints, Floats]:
-    """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
-    releases, jobs, now = state.releases, state.jobs, state.now  # in the loop their arrays would be counted each time
+    """Return the slots of ``releases`` by expected end, and the expected ends, ``float64[slots]``."""
+    # hoisted: in the loop numba would count references each time
+    releases, jobs, now = state.releases, state.jobs, state.now
     used = releases.used[0]
     due = np.empty(releases.end.size)
     ends = np.empty(used)
@@ -300,9 +301,9 @@ def due_slots(known: JobHistory, state: ClusterState) -> tuple[Ints, Floats]:
 
 @jit
 def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floats, request: PlacementRequest) -> float:
-    """When ``request`` is expected to fit, in seconds; ``scratch.chosen``: on which nodes. Infinite: not in sight.
+    """Return when ``request`` is expected to fit, in seconds, with its nodes in ``scratch.chosen``; infinite: never.
 
-    A node of ``resources`` with less than 0 GPUs is nobody's, whatever comes back there.
+    A node of ``resources`` with less than 0 GPUs is unavailable, whatever is released there.
     """
     of, used = state.releases, np.full(2, slots.size)
     back = Releases(due, of.node, of.gpus, of.cores, of.memory, of.owner, slots, used)
@@ -310,12 +311,12 @@ def await_room(state: ClusterState, resources: Resources, slots: Ints, due: Floa
 
 
 class HoldInputs(NamedTuple):
-    """What a pass goes by.
+    """The arguments of a pass.
 
     Attributes:
-        wanted: ``uint8[jobs]``: for whom nodes are held. rule: How jobs are placed.
-        most: For so many jobs nodes are held at once. held: ``int64[1]``: for how many they are.
-        until: ``float64[1]``: when those nodes are expected to be free, seconds.
+        wanted: ``uint8[jobs]``: whether to hold nodes for the job. rule: Placement rule.
+        most: Maximum of jobs with held nodes. held: ``int64[1]``: their present number.
+        until: ``float64[1]``: when the held nodes are expected to be free, seconds.
     """
 
     known: JobHistory
@@ -328,19 +329,19 @@ class HoldInputs(NamedTuple):
 
 
 @jit
-def arrange(state: ClusterState, queue: Ints, by: Scored) -> int:
-    """One pass over a partition's jobs in their order: who fits starts; for some who do not, nodes are held.
+def arrange(state: ClusterState, queue: Ints, by: ScoringState) -> int:
+    """Run one pass over a partition's jobs in order: start those that fit; hold nodes for some that do not.
 
-    Held are the nodes on which the job is expected to fit first; jobs behind it get them now only where they are
-    expected to be gone by then. Nothing of that is remembered until the next pass. With backfill NONE the first job
-    that does not fit blocks all behind it, and none are held.
+    The held nodes are those on which the job is expected to fit first; later jobs may use them only if they are
+    expected to end by then. Holds last for one pass. With backfill NONE the first job that does not fit blocks all
+    later ones, and no nodes are held.
 
     Returns:
         The first job that could not start, or -1.
     """
     for column, of in zip(state.scratch.late, state.resources):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
-    most = MOST_HELD if by.backfill != NONE and by.hold[queue].any() else 0
+    most = MAX_HELD if by.backfill != NONE and by.hold[queue].any() else 0
     until, held = np.full(1, np.inf), np.zeros(1, np.int64)
     holding = HoldInputs(by.known, by.scorer.odds, by.hold, by.rule, most, until, held)
     return _pass(state, queue, by.backfill, holding)[0]
@@ -348,32 +349,32 @@ def arrange(state: ClusterState, queue: Ints, by: Scored) -> int:
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: HoldInputs) -> tuple[int, int]:
-    """Where nothing is held, which ``scratch.late`` has; else where something is, if it is gone in time."""
+    """Place a job on nodes that are not held (``scratch.late``), or on held ones if it ends in time."""
     shape, scratch, masks = state.jobs.shape[job], state.scratch, state.jobs.masks
     request, stamp = request_of(state.requests, shape), scratch.stamp[0]
     if scratch.failed_late[shape] != stamp and choose(scratch.late, masks, request, of.rule, scratch):
         return STARTED, shape
     scratch.failed_late[shape] = stamp
     full = of.held[0] == 0
-    if not full and gone_by_s(of.known, of.odds, job) <= of.until[0] - state.now:
+    if not full and conservative_run_s(of.known, of.odds, job) <= of.until[0] - state.now:
         if choose(state.resources, masks, request, of.rule, scratch):
             return STARTED, shape
         full = True
-    if full and of.held[0] == of.most:  # with fewer held, nodes may yet be held for one of the shape
+    if full and of.held[0] == of.most:  # below the maximum, nodes may still be held for a job of this shape
         scratch.failed[shape] = stamp
     return PRIORITY, shape
 
 
 @jit
 def _started(state: ClusterState, job: int, request: PlacementRequest, of: HoldInputs) -> None:
-    """Its nodes have less for those who must not use what is held."""
+    """Subtract a started job from the resources of jobs that must not use held nodes."""
     for part in range(request.parts):
         take(state.scratch.late, request, state.scratch.chosen[part])
 
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, of: HoldInputs) -> float:
-    """Keeps nodes from those behind a job that does not start, if it is one of those; until when, in seconds."""
+    """Hold nodes for a job that does not start, if it qualifies; return until when, in seconds."""
     if of.wanted[job] and of.held[0] < of.most:
         of.held[0] += 1
         of.until[0], nodes = nodes_for(state, state.scratch.late, of.known, job)
@@ -384,7 +385,7 @@ def _hold(state: ClusterState, job: int, code: int, of: HoldInputs) -> float:
 
 @jit
 def nodes_for(state: ClusterState, resources: Resources, known: JobHistory, job: int) -> tuple[float, Ints]:
-    """When the job is expected to fit, in seconds, and on which nodes, ``int64[parts]``; none: not in sight."""
+    """Return when the job is expected to fit, in seconds, and its nodes, ``int64[parts]``; empty: never."""
     request = request_of(state.requests, state.jobs.shape[job])
     slots, due = due_slots(known, state)
     until = await_room(state, resources, slots, due, request)
@@ -393,9 +394,9 @@ def nodes_for(state: ClusterState, resources: Resources, known: JobHistory, job:
 
 @jit
 def first_held(state: ClusterState, order: Ints, hold: Flags) -> int:
-    """The first of the order for whom nodes are to be held and that does not fit as things stand; -1: none.
+    """Return the first job in order that qualifies for a hold and does not fit; -1: none.
 
-    One that does not fit only because of those ahead of it has to wait for the next decision.
+    A job that does not fit only because of earlier ones waits for the next decision.
     """
     jobs = state.jobs
     for job in order:
@@ -407,19 +408,19 @@ def first_held(state: ClusterState, order: Ints, hold: Flags) -> int:
     return -1
 
 
-def keep_of(state: ClusterState, order: Ints, by: Scored) -> Keep | None:
-    """For whom a mapping holds nodes."""
+def keep_of(state: ClusterState, order: Ints, by: ScoringState) -> Keep | None:
+    """Return the job for which a mapping holds nodes."""
     job = int(first_held(state, order, by.hold)) if by.backfill != NONE else -1
     return None if job < 0 else Keep(job, lambda: nodes_for(state, state.resources, by.known, job)[1])
 
 
 @jit
-def gone_by_s(known: JobHistory, odds: HazardRates, job: int) -> float:
-    """Seconds within which a job is expected to be over: its limit, else some times its expected run time."""
+def conservative_run_s(known: JobHistory, odds: HazardRates, job: int) -> float:
+    """Return seconds within which a job is expected to end: its limit, else a multiple of its expected run time."""
     limit = known.facts[job]["limit"]
     if not np.isnan(limit):
         return float(np.exp(limit))
-    return float(_SURELY * np.exp(expected(known.history, odds, job, limit)[0]))
+    return float(_SAFETY * np.exp(expected(known.history, odds, job, limit)[0]))
 
 
 _pass = queue_pass(_place, _hold, _started, hold_behind=True)

@@ -1,8 +1,8 @@
-"""Sequences of jobs cut from the training part, begun as the base policy left the cluster, and played: compiled.
+"""Training episodes: sequences of jobs from the training data, started in the cluster state that the base policy left.
 
-Picks are drawn from the scores' softmax, and every pick is written down. Scores plus Gumbel noise, sorted, is one draw
-of every pick in turn (Plackett-Luce; Yellott 1977), and among those jobs that fit, too. So the passes decide as in a
-replay, and only the order is drawn.
+Picks are sampled from the softmax of the scores and recorded. Sorting scores plus Gumbel noise samples all picks in
+turn (Plackett-Luce; Yellott 1977), also among the jobs that fit. So the passes decide as in a replay, and only the
+order is sampled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.queued import queue_for, queued
-from gpusched.agents.rltune.decide import PreparedScorer, Scored, arrange, look, nobody_fits, observation_of, scored_by
+from gpusched.agents.common.queue_replay import new_queue, queue_runner
+from gpusched.agents.rltune.decide import (
+    PreparedScorer,
+    ScoringState,
+    arrange,
+    new_scoring_state,
+    none_fits,
+    observation_of,
+    score_window,
+)
 from gpusched.agents.rltune.evaluation import MeanFigures, figures, world_for
 from gpusched.agents.rltune.history import FEATURES, JobHistory, Reals, note_ended
 from gpusched.agents.rltune.known import known_of_world
@@ -39,14 +47,14 @@ _WORD = 4294967296.0
 
 
 class Trajectory(NamedTuple):
-    """What was picked; a pick is one job out of those of its window that fitted.
+    """The recorded picks; a pick is one job of those of its window that fitted.
 
     Attributes:
-        rows: ``float32[rows, FEATURES]``: what the network saw. score: ``float32[rows]``: before the noise.
-        job: ``int64[rows]``: whose row.
+        rows: ``float32[rows, FEATURES]``: the network's inputs. score: ``float32[rows]``: without the noise.
+        job: ``int64[rows]``: the job of the row.
         first, size: ``int64[picks]``: the rows of a pick's window.
-        choice: ``int64[picks]``: the place of the picked job in its window.
-        mask: ``uint8[picks, window]``: who could be picked.
+        choice: ``int64[picks]``: the position of the picked job in its window.
+        mask: ``uint8[picks, window]``: jobs that could be picked.
         used: ``int64[3]``: rows, picks, and jobs started in all.
     """
 
@@ -61,7 +69,7 @@ class Trajectory(NamedTuple):
 
 
 def new_trajectory(rows: int, picks: int, window: int, features: int) -> Trajectory:
-    """An empty trajectory with room for so many."""
+    """Return an empty trajectory with room for these numbers."""
     job, first, size, choice = (np.zeros(n, np.int64) for n in (rows, picks, picks, picks))
     return Trajectory(
         rows=np.zeros((rows, features), np.float32), score=np.zeros(rows, np.float32), job=job, first=first, size=size,
@@ -69,31 +77,31 @@ def new_trajectory(rows: int, picks: int, window: int, features: int) -> Traject
     )  # fmt: skip
 
 
-class Drawn(NamedTuple):
-    """Who decides, with picks drawn at a temperature (0: as a replay; nothing is written but the starts' number)."""
+class SamplingState(NamedTuple):
+    """The state of sampled decisions (temperature 0: as in a replay; only the number of starts is recorded)."""
 
-    by: Scored
+    by: ScoringState
     temperature: float
     rng: Words
     trajectory: Trajectory
 
 
 @jit
-def _started(sim: Sim, job: int, drawn: Drawn) -> None:
+def _started(sim: Sim, job: int, drawn: SamplingState) -> None:
     started(sim, job, drawn.by)
 
 
 @jit
-def _ended(sim: Sim, job: int, drawn: Drawn) -> None:
+def _ended(sim: Sim, job: int, drawn: SamplingState) -> None:
     ended(sim, job, drawn.by)
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> bool:
+def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingState) -> bool:
     by, obs = drawn.by, observation_of(state, passes.total, queue)
-    if nobody_fits(state, obs, queue):
+    if none_fits(state, obs, queue):
         return True
-    places, scores = look(state, obs, queue, by)
+    places, scores = score_window(state, obs, queue, by)
     window = places[: scores.shape[0]].copy()
     noisy = scores[:, 0].astype(np.float64)
     if drawn.temperature > 0.0:
@@ -106,22 +114,22 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: Drawn) -> b
     arrange(state, queue[places], by)
     drawn.trajectory.used[2] += state.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
-        _write(drawn.trajectory, state.outcome, by.seen, jobs, fits, scores)
+        _record_picks(drawn.trajectory, state.outcome, by.inputs, jobs, fits, scores)
     return True
 
 
-play_sequence = queued(_decide, _started, _ended)
+play_sequence = queue_runner(_decide, _started, _ended)
 
 
 @jit
-def _write(
-    trajectory: Trajectory, outcome: PassOutcome, seen: Reals, window: Ints, fits: Flags, scores: Reals
+def _record_picks(
+    trajectory: Trajectory, outcome: PassOutcome, inputs: Reals, window: Ints, fits: Flags, scores: Reals
 ) -> None:  # fmt: skip
-    """The window, and every start out of it; who has started cannot be picked again."""
+    """Record the window and every start from it; a started job is masked for later picks."""
     first, size = trajectory.used[0], window.size
     if first + size > trajectory.job.size:
         return
-    trajectory.rows[first : first + size] = seen[:size]
+    trajectory.rows[first : first + size] = inputs[:size]
     trajectory.score[first : first + size] = scores[:, 0]
     trajectory.job[first : first + size] = window
     trajectory.used[0] += size
@@ -145,7 +153,7 @@ _ROWS_PER_PICK = 24
 
 
 class Episode(NamedTuple):
-    """One sequence: jobs that ran or waited at first, and that come; ``truth: float64[jobs]``: log seconds."""
+    """One sequence: jobs running or waiting at first, and later arrivals; ``truth: float64[jobs]``: log seconds."""
 
     trace: Trace
     pool: Pool
@@ -154,15 +162,15 @@ class Episode(NamedTuple):
     truth: Floats
 
 
-class EpisodePlay(NamedTuple):
-    """What one play of a sequence gave."""
+class SimulatedEpisode(NamedTuple):
+    """The result of one simulation of a sequence."""
 
     figures: MeanFigures
     trajectory: Trajectory
 
 
-def cut(before: ReplayResult, settings: RltuneSettings, count: int, rng: np.random.Generator) -> list[Episode]:
-    """``count`` sequences of the base policy's replay, begun at random jobs."""
+def cut_episodes(before: ReplayResult, settings: RltuneSettings, count: int, rng: np.random.Generator) -> list[Episode]:
+    """Cut ``count`` sequences out of the base policy's replay, each from a random job."""
     jobs = len(before.trace)
     last = max(jobs - settings.sequence, 0)
     starts = np.unique(rng.integers(0, last + 1, count)) if last else np.zeros(1, np.int64)
@@ -172,58 +180,61 @@ def cut(before: ReplayResult, settings: RltuneSettings, count: int, rng: np.rand
 def _episode(before: ReplayResult, first: int, settings: RltuneSettings) -> Episode:
     trace, time = before.trace, float(before.trace.submit[first])
     past = np.flatnonzero(trace.submit < time)
-    there = past[~(before.end[past] <= time)]
+    active = past[~(before.end[past] <= time)]
     ended = past[before.end[past] <= time][-REMEMBERED:]
-    runs = there[before.start[there] <= time]
-    waits = there[~(before.start[there] <= time)][-settings.sequence :]
+    runs = active[before.start[active] <= time]
+    waits = active[~(before.start[active] <= time)][-settings.sequence :]
     coming = np.arange(first, min(first + settings.sequence, len(trace)))
     chosen = np.unique(np.concatenate([ended, runs, waits, coming]))
     had = np.zeros(len(chosen))
     had[np.searchsorted(chosen, runs)] = time - before.start[runs]
     gone = np.searchsorted(chosen, ended)
-    return _begun(select(trace, chosen), before.pool, settings, time, had, gone, before.end[ended])
+    return _episode_at(select(trace, chosen), before.pool, settings, time, had, gone, before.end[ended])
 
 
-def _begun(
+def _episode_at(
     part: Trace, pool: Pool, settings: RltuneSettings, time: float, had: Floats, gone: Ints, end: Floats
 ) -> Episode:  # fmt: skip
-    """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
-    whole = known_of_world(world_for(part, pool, settings), settings.knows)
-    if whole.learns[0]:
+    """Return the world at ``time``: running jobs with their remaining work; ended ones in the history only."""
+    history_state = known_of_world(world_for(part, pool, settings), settings.knows)
+    if history_state.learns[0]:
         for i in np.argsort(end, kind="stable"):
-            note_ended(whole, int(gone[i]), float(part.duration[gone[i]]))
+            note_ended(history_state, int(gone[i]), float(part.duration[gone[i]]))
     kept = np.ones(len(part), np.bool_)
     kept[gone] = False
-    rest, facts = select(part, kept), whole.facts[kept].copy()
+    remaining, facts = select(part, kept), history_state.facts[kept].copy()
     facts["had"] = had[kept]
-    # What ran is submitted first, so that it starts before all others, on nodes that it fits.
-    order = np.lexsort((np.arange(len(rest)), facts["had"] <= 0, np.maximum(rest.submit, time)))
-    rest, facts = _reordered(rest, order), facts[order]
-    seen, *own = whole.history
-    history = History(seen, *(of[kept][order] for of in own))
-    truth = np.log(np.maximum(rest.duration, SHORTEST_S))
+    # Running jobs are submitted first, so that they start before all others, on nodes that they fit.
+    order = np.lexsort((np.arange(len(remaining)), facts["had"] <= 0, np.maximum(remaining.submit, time)))
+    remaining, facts = _reordered(remaining, order), facts[order]
+    inputs, *own = history_state.history
+    history = History(inputs, *(of[kept][order] for of in own))
+    truth = np.log(np.maximum(remaining.duration, SHORTEST_S))
     now = replace(
-        rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
+        remaining, submit=np.maximum(remaining.submit, time), duration=np.maximum(remaining.duration - facts["had"],
+        1.0), epoch=None
     )  # fmt: skip
     world = world_for(now, pool, settings)
-    return Episode(rest, pool, world, whole._replace(facts=facts, history=history), truth)
+    return Episode(remaining, pool, world, history_state._replace(facts=facts, history=history), truth)
 
 
 def _reordered(trace: Trace, order: Ints) -> Trace:
-    """The trace's jobs in another order; nobody waits for another then."""
+    """Return the trace's jobs in another order, without dependencies."""
     free = replace(trace, depends_on=np.full(len(trace), -1, np.int64))
     return select(free, order)
 
 
-def play(
+def simulate(
     episode: Episode, prepared: PreparedScorer, temperature: float, seed: int, picks: int, window: int
-) -> EpisodePlay:
-    """Plays a sequence once; at most ``picks`` picks are written down."""
+) -> SimulatedEpisode:
+    """Simulate a sequence once and record at most ``picks`` picks."""
     world = episode.world
     sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
-    drawn = Drawn(scored_by(prepared, known, PLACEMENTS[world.rule]), temperature, seed_words(seed), trajectory)
-    queue, log = queue_for(sim, drawn), log_of(world)
+    drawn = SamplingState(
+        new_scoring_state(prepared, known, PLACEMENTS[world.rule]), temperature, seed_words(seed), trajectory
+    )
+    queue, log = new_queue(sim, drawn), log_of(world)
     while play_sequence(sim, log, passes, queue) == GROW:
         log = grown(log, sim)
-    return EpisodePlay(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)
+    return SimulatedEpisode(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

@@ -1,4 +1,4 @@
-"""Replays that a choice is made by: windows of the training part on nodes for its load, played again and again."""
+"""Replays for the choice of rules and networks: windows of the training data, on nodes for their load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.data import known_by
-from gpusched.agents.common.queued import UNSOUND, queue_for
+from gpusched.agents.common.data import known_at
+from gpusched.agents.common.queue_replay import INVALID_OUTPUT, new_queue
 from gpusched.agents.rltune.candidates import first_of_later
-from gpusched.agents.rltune.decide import PreparedScorer, scored_by
+from gpusched.agents.rltune.decide import PreparedScorer, new_scoring_state
 from gpusched.agents.rltune.known import known_of_world
 from gpusched.agents.rltune.replay import run_scored
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -28,11 +28,11 @@ from gpusched.traces.slicing import nodes_for_load, offered_load, select, span_s
 from gpusched.traces.trace import Trace
 
 LOAD_FACTORS = (1.0, 1.2)
-_FEWEST = 30
+_MIN_JOBS = 30
 
 
 class MeanFigures(NamedTuple):
-    """What came out, means over the jobs that ended; utilization: of the GPUs until the last end."""
+    """Means over the jobs that ended; utilization: of the GPUs until the last end."""
 
     wait_s: float
     jct_s: float
@@ -40,7 +40,7 @@ class MeanFigures(NamedTuple):
     utilization: float
 
     def cost(self, objective: str) -> float:
-        """What is to be made small: a logarithm, so that replays of other scale count alike."""
+        """Return the cost to minimize: a logarithm, so that replays of different scale weigh the same."""
         if objective == "slowdown":
             return float(0.5 * np.log(self.slowdown) + 0.5 * np.log(self.jct_s))
         if objective == "utilization":
@@ -49,7 +49,7 @@ class MeanFigures(NamedTuple):
 
 
 def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
-    """A replay's world for the agent, before anything has happened."""
+    """Return a replay's world for the agent, before any event."""
     model = TrainedModel("rltune", {}, {}, "", "")
     backfill = "skip" if settings.backfill else "none"
     policy = ReplayPolicy(
@@ -59,7 +59,7 @@ def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
 
 
 class TraceEvaluation:
-    """One trace on its nodes."""
+    """A trace on its nodes."""
 
     def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings) -> None:
         self.trace, self.pool = trace, pool
@@ -67,24 +67,25 @@ class TraceEvaluation:
         self._known = known_of_world(self._world, settings.knows)
 
     def play(self, prepared: PreparedScorer) -> MeanFigures:
-        """One replay's figures; no numbers: infinite."""
+        """Return the results of a replay; infinite if a score is NaN."""
         result = self.result(prepared)
         if result is None:
             return MeanFigures(np.inf, np.inf, np.inf, 0.0)
         return figures(self.trace, result.end, self.pool.total_gpus)
 
     def result(self, prepared: PreparedScorer) -> ReplayResult | None:
-        """One replay; None where a score is no number."""
+        """Return a replay; None if a score is NaN."""
         world = self._world
-        sim, passes, known = deepcopy((world.sim, world.passes, self._known))  # what they share they share still
-        queue, log = queue_for(sim, scored_by(prepared, known, PLACEMENTS[world.rule])), log_of(world)
+        # one call, so that arrays shared by the three stay shared
+        sim, passes, known = deepcopy((world.sim, world.passes, self._known))
+        queue, log = new_queue(sim, new_scoring_state(prepared, known, PLACEMENTS[world.rule])), log_of(world)
         while (code := run_scored(sim, log, passes, queue)) == GROW:
             log = grown(log, sim)
-        return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
+        return None if code == INVALID_OUTPUT else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:
-    """The figures of jobs that ended at ``end: float64[jobs]``, seconds."""
+    """Return the results of jobs that ended at ``end: float64[jobs]``, seconds."""
     ran = np.isfinite(end)
     jct, run = (end - trace.submit)[ran], trace.duration[ran]
     slowdown = np.maximum(jct / np.maximum(run, SLOWDOWN_THRESHOLD_S), 1.0)
@@ -94,18 +95,18 @@ def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigure
 
 
 def mean_cost(figures: Sequence[MeanFigures], objective: str) -> float:
-    """Over several replays."""
+    """Return the mean cost over several replays."""
     return float(np.mean([f.cost(objective) for f in figures]))
 
 
 def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], Trace]:
-    """Two windows of the first part of the training trace to learn by, and its last part to choose by.
+    """Return two windows of the first part of the training data, to learn from, and its last part, to choose by.
 
-    The first part is as it was known when the last one began: it knows no run times that came to light later.
+    The first part is as known at the start of the last one, without run times that became known later.
     """
     trace, first = scenario.trace, first_of_later(scenario.trace)
-    early, _ = known_by(trace, float(trace.submit[first - 1]))
-    if len(early) < 2:  # all came at one moment
+    early, _ = known_at(trace, float(trace.submit[first - 1]))
+    if len(early) < 2:  # all submitted at one instant
         early = select(trace, np.arange(first))
     jobs, most = len(early), settings.replay_jobs
     middle, overlap = max(int(jobs * 4 / 7), 1), int(jobs * 3 / 7)
@@ -117,8 +118,8 @@ def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], 
 
 
 def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, declared: bool) -> list[TraceEvaluation]:
-    """The window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
-    if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(scenario.pool.gpus.tolist())) > 1:
+    """Return the window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
+    if declared or span_s(trace) <= 0 or len(trace) < _MIN_JOBS or len(set(scenario.pool.gpus.tolist())) > 1:
         return [TraceEvaluation(trace, scenario.pool, settings)]
     per_node = int(scenario.pool.gpus[0])
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)

@@ -1,9 +1,9 @@
-"""What the RLTune agent remembers of jobs, and the numbers it sees of each: one implementation, live and simulated.
+"""The RLTune agent's history of jobs, and the features of each job: one implementation, live and simulated.
 
-Jobs of one user (of one virtual cluster where users are unknown) that ask for the same are of one *kind*; those of a
-kind submitted within `BURST_GAP_S` of each other are of one *burst*. Jobs of a burst run for similar times (on Philly
-the logarithms of consecutive ones correlate by 0.4 to 0.98), so what has ended of a burst, or still runs, tells most
-about those of it that wait.
+Jobs of one user (of one virtual cluster if users are unknown) with the same request are one *kind*; those of a kind
+submitted within `BURST_GAP_S` of each other are one *burst*. Jobs of a burst have similar run times (on Philly the
+logarithms of consecutive ones correlate by 0.4 to 0.98), so a burst's ended and running jobs are the best predictors
+for its waiting ones.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Reals = npt.NDArray[np.float32]
 
 BURST_GAP_S = 600.0
 DAY_S = 86400.0
-_MEMORY = 1.0 / 16  # of a kind's past: what the newest run counts in its mean at least
-_UNKNOWN_LOG_S = 8.0  # log of 50 minutes: before anything has ended
+_MEMORY = 1.0 / 16  # minimum weight of the newest run in the mean
+_UNKNOWN_LOG_S = 8.0  # log of 50 minutes: before any job has ended
 
 _I8, _F8 = np.int64, np.float64
-# submit: seconds, the clock of now. clock: seconds of the day (UTC) then. limit: log of seconds, NaN: none. started:
-# of the present run; NaN: not running. had: seconds it ran before that. truth:
-# log of the real run time, for the oracle alone, else NaN.
+# submit: seconds, on the clock of now. clock: seconds of the day (UTC) then. limit: log of seconds, NaN: none.
+# started: of the present run; NaN: not running. had: seconds of earlier runs. truth: log of the real run time, for the
+# oracle only, else NaN.
 FACTS = np.dtype(
     [(n, _F8) for n in ("submit", "gpus", "cores", "memory", "limit", "started", "had", "truth", "clock")]
     + [(n, _I8) for n in ("user", "kind", "burst", "queue")]
 )
-# of a burst, kind or queue: ended runs, mean and mean square of the logarithm of their run times; jobs that run, the
-# sum of their starts (less what they had before); GPUs they hold.
+# of a burst, kind or queue: ended runs, mean and mean square of the log of their run times; running jobs, the sum of
+# their starts (minus seconds of earlier runs); GPUs they hold.
 PAST = np.dtype([(n, _F8) for n in ("ended", "mean", "square", "runs", "starts", "held")])
 
 FEATURES = (
@@ -51,13 +51,13 @@ FEATURES = (
 
 
 class JobHistory(NamedTuple):
-    """What is remembered.
+    """The history of jobs.
 
     Attributes:
         facts: ``FACTS[jobs]``. bursts, kinds, queues, users: ``PAST[...]``.
-        ahead: ``int64[bursts + 1]``: how many of a burst's waiting jobs have been counted in this decision.
-        learns: ``uint8[1]``: whether run times are remembered, of jobs that ended or run.
-        history: What the odds of run times are counted in.
+        ahead: ``int64[bursts + 1]``: waiting jobs of a burst counted so far in this decision.
+        learns: ``uint8[1]``: whether run times of ended and running jobs are recorded.
+        history: Counts for the odds of run times.
     """
 
     facts: Records
@@ -71,7 +71,7 @@ class JobHistory(NamedTuple):
 
 
 class QueueObservation(NamedTuple):
-    """What a decision's jobs have in common; shares are of all GPUs or nodes of the partition."""
+    """The state common to a decision's jobs; shares are of all GPUs or nodes of the partition."""
 
     now: float
     free: float
@@ -81,15 +81,15 @@ class QueueObservation(NamedTuple):
 
 
 class RequestShape(NamedTuple):
-    """What jobs of one request have in common; ``drain_s``: seconds until it is expected to fit."""
+    """The state common to jobs of one request; ``drain_s``: seconds until it is expected to fit."""
 
     allowed_free: float
     fits: bool
     drain_s: float
 
 
-def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Kinds and bursts of jobs in order of submission: ``int64[jobs]`` each, numbered from 0.
+def group_jobs(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """Group jobs in order of submission into kinds and bursts: ``int64[jobs]`` each, numbered from 0.
 
     ``same``: columns that are equal within a kind, ``[jobs]`` each.
     """
@@ -104,8 +104,8 @@ def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     return kind, burst
 
 
-def known_of(facts: Records, learns: bool) -> JobHistory:
-    """What is known before anything has run; ``learns``: whether it may remember how long ended jobs ran."""
+def new_job_history(facts: Records, learns: bool) -> JobHistory:
+    """Return a history before any run; ``learns``: whether run times of ended jobs may be recorded."""
 
     def past(name: str) -> Records:
         return np.zeros(int(facts[name].max(initial=-1)) + 2, PAST)
@@ -116,13 +116,13 @@ def known_of(facts: Records, learns: bool) -> JobHistory:
 
 
 def history_of(facts: Records) -> History:
-    """Nothing has been seen of these jobs yet."""
+    """Return empty counts for these jobs."""
     return new_history(facts["gpus"], facts["queue"], facts["kind"], facts["burst"])
 
 
 @jit
 def note_start(known: JobHistory, job: int, now: float) -> None:
-    """The job runs from now on."""
+    """Record that a job starts."""
     of = known.facts[job]
     of["started"] = now
     for past, at in _pasts(known, job):
@@ -133,7 +133,7 @@ def note_start(known: JobHistory, job: int, now: float) -> None:
 
 @jit
 def note_stop(known: JobHistory, job: int, now: float, over: bool) -> None:
-    """The job runs no longer; ``over``: it has ended, so that its run time is known, else it was preempted."""
+    """Record that a job stops; ``over``: it has ended, so its run time is known, else it was preempted."""
     of = known.facts[job]
     ran = of["had"] + now - of["started"]
     for past, at in _pasts(known, job):
@@ -148,7 +148,7 @@ def note_stop(known: JobHistory, job: int, now: float, over: bool) -> None:
 
 @jit
 def note_running(known: JobHistory, job: int, now: float) -> None:
-    """The job has run until now: what it has outlived is remembered."""
+    """Record how long a running job has run so far."""
     of = known.facts[job]
     if known.learns[0] and not np.isnan(of["started"]):
         note_passed(known.history, job, of["had"] + now - of["started"], False)
@@ -156,7 +156,7 @@ def note_running(known: JobHistory, job: int, now: float) -> None:
 
 @jit
 def note_ended(known: JobHistory, job: int, ran_s: float) -> None:
-    """The job has ended after ``ran_s`` seconds; the newest counts most, by a sixteenth at least."""
+    """Record that a job has ended after ``ran_s`` seconds; the newest run has the largest weight."""
     note_passed(known.history, job, ran_s, True)
     log_s = np.log(max(ran_s, SHORTEST_S))
     for past, at in _pasts(known, job):
@@ -181,22 +181,22 @@ def _spread(past: Records, at: int) -> float:
 
 @jit
 def estimate_log_s(known: JobHistory, job: int) -> float:
-    """The logarithm of the run time to expect, from queue, kind and burst, each weighing what it has seen; capped.
+    """Return the log of the expected run time, from queue, kind and burst weighted by their ended jobs; capped.
 
-    Where there is a limit it is the cap, and what is expected without history.
+    A limit is the cap, and the expectation without history.
     """
     of = known.facts[job]
     queue, kind, burst = known.queues[of["queue"]], known.kinds[of["kind"]], known.bursts[of["burst"]]
-    found = _UNKNOWN_LOG_S if np.isnan(of["limit"]) else of["limit"]
-    found = (3.0 * found + queue["ended"] * queue["mean"]) / (3.0 + queue["ended"])
-    found = (3.0 * found + kind["ended"] * kind["mean"]) / (3.0 + kind["ended"])
-    found = (1.0 * found + 2.0 * burst["ended"] * burst["mean"]) / (1.0 + 2.0 * burst["ended"])
-    return float(found if np.isnan(of["limit"]) else min(found, of["limit"]))
+    estimate = _UNKNOWN_LOG_S if np.isnan(of["limit"]) else of["limit"]
+    estimate = (3.0 * estimate + queue["ended"] * queue["mean"]) / (3.0 + queue["ended"])
+    estimate = (3.0 * estimate + kind["ended"] * kind["mean"]) / (3.0 + kind["ended"])
+    estimate = (1.0 * estimate + 2.0 * burst["ended"] * burst["mean"]) / (1.0 + 2.0 * burst["ended"])
+    return float(estimate if np.isnan(of["limit"]) else min(estimate, of["limit"]))
 
 
 @jit
 def left_s(known: JobHistory, job: int, now: float) -> float:
-    """Seconds that a running job will go on: what is expected of it, or, once it has outrun that, as long again."""
+    """Return the expected seconds left of a running job; once it has exceeded its estimate, as long again as so far."""
     of = known.facts[job]
     had = of["had"] + (0.0 if np.isnan(of["started"]) else now - of["started"])
     expected = np.exp(estimate_log_s(known, job)) - had
@@ -207,7 +207,7 @@ def left_s(known: JobHistory, job: int, now: float) -> float:
 def features(
     known: JobHistory, odds: HazardRates, obs: QueueObservation, job: int, ahead: int, shape: RequestShape, out: Reals
 ) -> None:
-    """What the network sees of one job, ``float32[FEATURES]``, not yet scaled."""
+    """Write the features of one job, ``float32[FEATURES]``, not yet scaled."""
     of = known.facts[job]
     burst, kind, queue = known.bursts[of["burst"]], known.kinds[of["kind"]], known.queues[of["queue"]]
     gpus = max(of["gpus"], 1.0)
@@ -243,7 +243,7 @@ def features(
     had = of["had"] + (obs.now - of["started"] if runs else 0.0)
     out[ATTAINED] = level_of(had)
     out[RUNNING] = 1.0 if runs else 0.0
-    found = estimate_log_s(known, job)
-    out[ESTIMATE] = max(found, age) if burst["ended"] == 0 else found
+    estimate = estimate_log_s(known, job)
+    out[ESTIMATE] = max(estimate, age) if burst["ended"] == 0 else estimate
     out[WORK], out[WORTH] = expected(known.history, odds, job, of["limit"])
     out[TRUTH] = 0.0 if np.isnan(of["truth"]) else of["truth"]

@@ -1,4 +1,4 @@
-"""What the RLTune agent remembers of a snapshot's jobs, and of a replay's."""
+"""The RLTune agent's history of a snapshot's jobs, and of a replay's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, grouped, known_of, note_ended, note_start
+from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, group_jobs, new_job_history, note_ended, note_start
 from gpusched.sched.agent import Context
 from gpusched.sched.state import Records, filled
 
@@ -20,9 +20,9 @@ _LEARNS = ("estimate", "oracle")
 
 
 def known_of_snapshot(context: Context, knows: str) -> JobHistory:
-    """What is known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
+    """Return the history at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended."""
     snapshot = context.snapshot
-    known = known_of(facts_of_snapshot(context, knows), knows in _LEARNS)
+    known = new_job_history(facts_of_snapshot(context, knows), knows in _LEARNS)
     first = len(context.waiting.views)
     for i, job in enumerate(snapshot.running):
         note_start(known, first + i, job.start_time)
@@ -34,7 +34,7 @@ def known_of_snapshot(context: Context, knows: str) -> JobHistory:
 
 
 def known_of_world(world: SimWorld, knows: str) -> JobHistory:
-    """What the agent is told of a replay's jobs; nothing has run yet."""
+    """Return the history of a replay's jobs before any run."""
     trace, demand = world.trace, world.demand
     shape, runs = demand.shape, demand.shape >= 0
     owner = trace.user if (trace.user >= 0).any() else trace.group
@@ -46,11 +46,11 @@ def known_of_world(world: SimWorld, knows: str) -> JobHistory:
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
     if knows == "oracle":
         facts["truth"] = np.log(np.maximum(trace.duration, 1.0))
-    return known_of(facts, knows in _LEARNS)
+    return new_job_history(facts, knows in _LEARNS)
 
 
 def facts_of_snapshot(context: Context, knows: str) -> Records:
-    """What is known of these jobs, ``FACTS[jobs]`` in that order."""
+    """Return the facts of these jobs, ``FACTS[jobs]`` in that order."""
     snapshot = context.snapshot
     rows: list[tuple[float | str, ...]] = []  # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes
     for view in context.waiting.views:
@@ -76,7 +76,7 @@ def _facts(
     knows: str, submit: Column, gpus: Column, cores: Column, memory: Column, limit: Column, user: Column,
     queue: Column, nodes: Column,
 ) -> Records:  # fmt: skip
-    """``FACTS[jobs]`` of jobs that do not run; ``limit``: not finite or 0: none, ``user``: below 0: not known."""
+    """Return ``FACTS[jobs]`` of jobs not running; ``limit``: not finite or 0: none, ``user``: below 0: unknown."""
     limited = np.isfinite(limit) & (limit > 0) & (knows in _KNOWS_LIMITS)
     facts = filled(
         FACTS, len(submit), submit=submit, gpus=gpus, cores=cores, memory=memory, user=np.maximum(user, 0), queue=queue,
@@ -85,5 +85,5 @@ def _facts(
     )  # fmt: skip
     order = np.argsort(submit, kind="stable")
     same = (column[order] for column in (queue, user, gpus, nodes, cores))
-    facts["kind"][order], facts["burst"][order] = grouped(submit[order], *same)
+    facts["kind"][order], facts["burst"][order] = group_jobs(submit[order], *same)
     return facts

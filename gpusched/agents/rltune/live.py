@@ -1,9 +1,9 @@
 """RLTune's order (Dongare et al., SoCC 2025): every job of a window gets a score.
 
-A linear rule gives it, and a network beside the rule where training kept one.
-Of the public design this keeps the shape: one small network for every job, the scores' order is the priority. Beside
-the priority it says whether nodes are to be held free for a job that does not fit, which the paper leaves to its
-mapping: without that large jobs wait for ever behind small ones, with it for every job nodes stand idle.
+The score comes from a linear rule, plus a network if training kept one. As in the published design, one small network
+scores every job, and the order of scores is the priority. A second score decides whether nodes are held for a job that
+does not fit, which the paper leaves to its mapping: without holds large jobs starve, with holds for every job nodes
+stay idle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpusched.agents.rltune import live_preempt
 from gpusched.agents.rltune.decide import (
     JobScorer,
     PreparedScorer,
-    Scored,
+    ScoringState,
     arrange,
     in_order,
     keep_of,
+    new_scoring_state,
     observation_of,
-    scored_by,
 )
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.known import known_of_snapshot
@@ -37,23 +37,23 @@ from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD, Ints
 
 OUTPUTS = 2
 PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD}
-# Of the agent's budget: what the optimiser may have. The rest is for scoring, and for a machine that is busy: an agent
-# that is late loses its turn altogether.
+# The optimiser's share of the agent's time budget. The rest is for scoring and for a busy machine: an agent that
+# exceeds its budget loses its turn.
 SHARE = 0.6
 
 
 def prepare(model: TrainedModel) -> PreparedScorer | PreemptionModel:
-    """The arrays of the weights, checked.
+    """Check the arrays of the weights and return them.
 
     Raises:
-        ValueError: An array is missing or of another shape.
+        ValueError: An array is missing or has another shape.
     """
     if model.preempts:
         return prepare_ranks(model)
     inputs = len(FEATURES)
-    wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
+    shapes = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
               "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
-    check_shapes(model.arrays, wanted)
+    check_shapes(model.arrays, shapes)
     if model.arrays["window"][0] < 1:
         raise ValueError(f"window is {model.arrays['window'][0]}, expected at least 1")
     odds = HazardRates(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in HazardRates._fields))
@@ -70,16 +70,16 @@ def prepare(model: TrainedModel) -> PreparedScorer | PreemptionModel:
 
 
 def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition's decision: by operators' priority first, then by score, or by rank where running jobs are stopped.
+    """Decide about one partition: by operators' priority, then by score, or by rank if running jobs may be preempted.
 
     Raises:
-        Unusable: A score is no number.
+        Unusable: A score is NaN.
     """
     if isinstance(prepared, PreemptionModel):
         return live_preempt.decide_queue(prepared, context)
     waiting, policy, state = context.waiting, context.policy, context.state
     queue = waiting.ordered(context.partition, "fifo")
-    by = scored_by(prepared, known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT))
+    by = new_scoring_state(prepared, known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT))
     order, sound = in_order(state, observation_of(state, context.world.total, queue), queue, by)
     if not sound:
         raise Unusable(NO_NUMBER)
@@ -89,10 +89,10 @@ def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -
     return order.tolist(), QueueBlock(policy, int(arrange(state, order, by)), float("inf"))
 
 
-def _mapped(context: Context, order: Ints, by: Scored) -> QueueBlock:
-    """Starts what may start of ``order: int64[waiting]``, the agent's, by the policy's mapping, within its budget."""
+def _mapped(context: Context, order: Ints, by: ScoringState) -> QueueBlock:
+    """Start jobs of ``order: int64[waiting]`` by the policy's mapping, within the agent's time budget."""
     policy = context.policy
     budget_s = min(policy.mapping.budget_s, SHARE * policy.budget_s)
     mapping = msgspec.structs.replace(policy.mapping, budget_s=budget_s)
-    told = msgspec.structs.replace(policy, mapping=mapping, backfill="none" if by.backfill == NONE else "skip")
-    return place_queue(context._replace(policy=told), order, keep_of(context.state, order, by))
+    mapped_policy = msgspec.structs.replace(policy, mapping=mapping, backfill="none" if by.backfill == NONE else "skip")
+    return place_queue(context._replace(policy=mapped_policy), order, keep_of(context.state, order, by))

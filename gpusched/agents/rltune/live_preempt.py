@@ -1,10 +1,10 @@
-"""The RLTune agent that stops running jobs, live: the ranks and the sharing out of a replay, on a snapshot.
+"""The RLTune agent with preemption, live: a replay's ranks and allocation, applied to a snapshot.
 
-What has ended, runs and waits is counted anew at every decision. What a job ran before it was stopped counts as run:
-only jobs that save their work may be stopped. What it ran before its node failed does not.
+Ended, running and waiting jobs are counted anew at every decision. The time a job ran before a preemption counts, since
+only jobs that save their work may be preempted; time before a node failure does not.
 
-Nodes of a stopped job are free once it is gone, so whom it was stopped for starts some cycles later. Until then the
-sharing out keeps them for it: what is being stopped counts as nobody's among all nodes, and not as free.
+Nodes of a preempted job are free only after it has ended, so the job they are for starts some cycles later. Until then
+the allocation keeps them for it: jobs being preempted count as allocatable, but not as free.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.text import listed, would_delay
 
-LINGERS_S = 60.0  # a job that is being ended for so long after its kill may stay for ever: its nodes are not promised
+LINGERS_S = 60.0  # a job still ending so long after its kill may never end: its nodes are not promised
 
 
-class Field(NamedTuple):
-    """One partition's jobs as the pass takes them: those that wait, then those that may be stopped.
+class PartitionJobs(NamedTuple):
+    """One partition's jobs for the pass: the waiting ones, then the preemptible ones.
 
     Attributes:
-        jobs: As `PendingArrays` has them; ``waits`` of them wait.
-        stoppable, leaving: What may be stopped; what is being ended and gives its nodes back.
+        waiting: The jobs as arrays; the first ``waits`` are waiting.
+        stoppable, leaving: Preemptible running jobs; jobs that are ending and release their nodes.
         held: ``int64[parts]``: nodes of job j from ``first[j]`` on; -1: it waits.
     """
 
@@ -72,16 +72,16 @@ class Field(NamedTuple):
 
 
 def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition's decision: by operators' priority first, then by rank. What is to be stopped: `Context.stops`."""
+    """Decide about one partition: by operators' priority, then by rank. Preemptions go to `Context.stops`."""
     world, policy = context.world, context.policy
-    field = _field(context)
+    field = _partition_jobs(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
     shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
     scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
     jobs, requests, count, parts = field.waiting.jobs, field.waiting.requests, len(order), field.waiting.parts
     set_feasibility(world.total, world.usable, requests, jobs, scratch)
-    holders, whole = _holders(world, field, order), _with_running(world, field)
+    holders, allocatable = _holders(world, field, order), _with_running(world, field)
     rule, at = steady_rule(PLACES.get(policy.place, BEST_FIT)), len(holders.first) - len(field.stoppable)
     shares = PreemptiveAllocation(
         copied(world.resources), world.usable, runs, field.first, field.held, _ends(field), holders,
@@ -91,22 +91,22 @@ def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int]
     outcome = new_outcome(count, 0)
     gone = {job.id for job in (*field.stoppable, *field.leaving)}
     releases = releases_of([job for job in context.snapshot.running if job.id not in gone], world, parts)
-    state = ClusterState(whole, releases, requests, jobs, scratch, outcome, context.snapshot.now)
+    state = ClusterState(allocatable, releases, requests, jobs, scratch, outcome, context.snapshot.now)
     preempting_pass(state, order, SKIP, shares)
     start_what_fits(state, world.resources, shares)
     own = context.waiting.queues[context.partition]
     _note_starts(context, own, order, field, outcome.code, shares)
     stops = _stops(field, order, outcome.code, shares)
     context.stops.extend(stops)
-    _say_who_delays(context, field, outcome.code)
-    _say_who_clears(context, field, outcome.code, shares, {stop.job_id for stop in stops})
+    _report_kept_nodes(context, field, outcome.code)
+    _report_awaited_jobs(context, field, outcome.code, shares, {stop.job_id for stop in stops})
     queue = [own[j] for j in order.tolist() if j < field.waits]
     head = next((j for j in queue if context.outcome.code[j] != STARTED), -1)
     return queue, QueueBlock(policy, head, float("inf"))
 
 
-def had_s(view: PendingView | RunningView | FinishedView, restart_s: float, now: float) -> float:
-    """Seconds that a job has run, restarts left out."""
+def attained_s(view: PendingView | RunningView | FinishedView, restart_s: float, now: float) -> float:
+    """Return the seconds that a job has run, without restarts."""
     kept = view.preemptions.had_s(restart_s) if view.preemptions is not None else 0.0
     if isinstance(view, PendingView):
         return kept
@@ -117,8 +117,8 @@ def had_s(view: PendingView | RunningView | FinishedView, restart_s: float, now:
     return kept + (max(0.0, now - view.start_time - overhead) if begun else 0.0)
 
 
-def _field(context: Context) -> Field:
-    """Waiting jobs of the partition, and those of its running ones that may be stopped or are being ended."""
+def _partition_jobs(context: Context) -> PartitionJobs:
+    """Collect the partition's waiting jobs, and its running ones that are preemptible or ending."""
     world, snapshot = context.world, context.snapshot
     lo, hi = world.span.get(context.partition, (0, 0))
     own = [context.waiting.views[j] for j in context.waiting.queues[context.partition]]
@@ -140,21 +140,21 @@ def _field(context: Context) -> Field:
         first[len(own) + k] = len(held)
         held += [world.row[part.node] for part in job.allocation.parts]
     waiting, all_jobs = waiting_of(views, world, {}), context.waiting.jobs
-    account = waiting.jobs.account  # what runs is counted already; what waits counts as for everybody else
+    account = waiting.jobs.account  # running jobs are already counted; waiting jobs count as usual
     account[: len(own)], account[len(own) :, 0] = all_jobs.account[context.waiting.queues[context.partition]], -1
     jobs = waiting.jobs._replace(room=all_jobs.room, links=all_jobs.links)
-    return Field(
+    return PartitionJobs(
         waiting._replace(jobs=jobs), len(own), stoppable, leaving, np.array([*held, -1], np.int64), first
     )  # fmt: skip
 
 
-def _ends(field: Field) -> Floats:
-    """When those that run end by their limits, ``float64[jobs]``."""
+def _ends(field: PartitionJobs) -> Floats:
+    """Return when running jobs end by their limits, ``float64[jobs]``."""
     return np.array([0.0] * field.waits + [job.expected_end for job in field.stoppable], np.float64)
 
 
 def _is_whole(world: NodeArrays, job: RunningView) -> bool:
-    """Whether a job has what its request says, and would give all of it back: else it is left alone."""
+    """Return whether a job holds exactly its request and would release all of it; other jobs are not preempted."""
     assert job.spec is not None
     asked = (job.spec.gpus_per_node, job.spec.cores_per_node, job.spec.memory_mib_per_node)
     return job.spec.nodes == len(job.allocation.parts) and all(
@@ -172,17 +172,17 @@ def _as_waiting(job: RunningView) -> PendingView:
     )
 
 
-def _order(prepared: PreemptionModel, context: Context, field: Field) -> Ints:
-    """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
+def _order(prepared: PreemptionModel, context: Context, field: PartitionJobs) -> Ints:
+    """Return the jobs in order, ``int64[jobs]``; of equals running ones first, then by (submit, id)."""
     snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
     facts = facts_of_snapshot(context, prepared.knows)
     views: list[PendingView | RunningView | FinishedView] = [
         *context.waiting.views, *snapshot.running, *snapshot.finished
     ]  # fmt: skip
-    had = np.array([had_s(view, restart_s, snapshot.now) for view in views], np.float64)
+    had = np.array([attained_s(view, restart_s, snapshot.now) for view in views], np.float64)
     history = history_of(facts)
     ended = len(views) - len(snapshot.finished)
-    _count(history, had, ended)
+    _count_run_times(history, had, ended)
     place = {job.id: i for i, job in enumerate(snapshot.running, start=len(context.waiting.views))}
     rows = [*context.waiting.queues[context.partition], *(place[job.id] for job in field.stoppable)]
     jobs, runs = np.array(rows, np.int64), (np.arange(len(rows)) >= field.waits).astype(np.uint8)
@@ -195,28 +195,28 @@ def _order(prepared: PreemptionModel, context: Context, field: Field) -> Ints:
 
 
 @jit
-def _count(history: History, had: Floats, ended: int) -> None:
-    """Counts what all jobs ran; those from ``ended`` on have ended."""
+def _count_run_times(history: History, had: Floats, ended: int) -> None:
+    """Count the run times of all jobs; those from ``ended`` on have ended."""
     for job in range(had.size):
         note_passed(history, job, had[job], job >= ended)
 
 
-def _with_running(world: NodeArrays, field: Field) -> Resources:
-    """What is free, with what those have that may be stopped or are being ended: what can be shared out in all."""
-    whole = copied(world.resources)
+def _with_running(world: NodeArrays, field: PartitionJobs) -> Resources:
+    """Return the free resources plus those of preemptible and ending jobs: all that can be allocated."""
+    allocatable = copied(world.resources)
     for job in (*field.stoppable, *field.leaving):
         for part in job.allocation.parts:
             row = world.row[part.node]
             if world.usable.gpus[row] >= 0:
                 blocked = world.nodes[row].blocked
-                whole.gpus[row] += sum(gpu not in blocked for gpu in part.gpus)
-            whole.cores[row] += part.cores
-            whole.memory[row] += part.memory_mib
-    return whole
+                allocatable.gpus[row] += sum(gpu not in blocked for gpu in part.gpus)
+            allocatable.cores[row] += part.cores
+            allocatable.memory[row] += part.memory_mib
+    return allocatable
 
 
-def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
-    """Those that are being ended, node by node, since a GPU of theirs may be lost; then those that may be stopped."""
+def _holders(world: NodeArrays, field: PartitionJobs, order: Ints) -> Holders:
+    """Return the holders: ending jobs per node, since a GPU of theirs may be lost, then preemptible jobs."""
     parts = [(world.row[part.node], part) for job in field.leaving for part in job.allocation.parts]
     held = np.concatenate((field.held, np.array([row for row, _ in parts], np.int64)))
     holders = new_holders(len(parts) + len(field.stoppable), held, len(world.nodes))
@@ -234,9 +234,9 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
 
 @jit
 def start_what_fits(state: ClusterState, free: Resources, shares: PreemptiveAllocation) -> None:
-    """Of those that wait and are given nodes: who can start on what is free does.
+    """Start the waiting jobs with allocated nodes that fit the free resources.
 
-    Whether it may use them was asked when it was given them: since then they may be kept for one behind it.
+    Masks were checked at the allocation; since then a node may be kept for a later job, so they are not checked again.
     """
     for job in shares.order[: shares.used[0]]:
         request, first = request_of(state.requests, state.jobs.shape[job]), shares.offset[job]
@@ -250,34 +250,34 @@ def start_what_fits(state: ClusterState, free: Resources, shares: PreemptiveAllo
 
 
 def _note_starts(
-    context: Context, own: list[int], order: Ints, field: Field, code: Ints, shares: PreemptiveAllocation
+    context: Context, own: list[int], order: Ints, field: PartitionJobs, code: Ints, shares: PreemptiveAllocation
 ) -> None:  # fmt: skip
-    """Writes down for the plan who starts, and why others of the partition's queue ``own`` do not."""
+    """Record in the plan which jobs start, and why others of the partition's queue ``own`` do not."""
     outcome, parts = context.outcome, field.waiting.requests.parts[field.waiting.jobs.shape]
     for j in order.tolist():
         if j >= field.waits:
             continue
-        job, fate = own[j], int(code[j])
-        outcome.code[job] = RESOURCES if fate == GIVEN else fate
-        if fate != STARTED:
+        job, result = own[j], int(code[j])
+        outcome.code[job] = RESOURCES if result == GIVEN else result
+        if result != STARTED:
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
         outcome.started[outcome.total[0]], outcome.offset[job] = job, at
-        outcome.shape[job] = context.waiting.jobs.shape[job]  # the same request, as the others know it
+        outcome.shape[job] = context.waiting.jobs.shape[job]  # the shape of the same request in the whole queue
         outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
         outcome.total[0] += 1
         outcome.total[1] += parts[j]
 
 
-def _nodes_of(field: Field, shares: PreemptiveAllocation, j: int) -> set[int]:
-    """The nodes that a job was given."""
+def _nodes_of(field: PartitionJobs, shares: PreemptiveAllocation, j: int) -> set[int]:
+    """Return the nodes allocated to a job."""
     first, shape = int(shares.offset[j]), field.waiting.jobs.shape[j]
     return set(shares.nodes[first : first + int(field.waiting.requests.parts[shape])].tolist()) if first >= 0 else set()
 
 
-def _stops(field: Field, order: Ints, code: Ints, shares: PreemptiveAllocation) -> list[Preempt]:
-    """Who is stopped, and for whom: the first job that was given nodes of it. For nobody nobody is stopped."""
-    gainers: dict[int, list[tuple[int, int]]] = {}  # node -> who is given it, first to last: (place, job)
+def _stops(field: PartitionJobs, order: Ints, code: Ints, shares: PreemptiveAllocation) -> list[Preempt]:
+    """Return the preemptions, each with the first job that gets its nodes; without one there is no preemption."""
+    gainers: dict[int, list[tuple[int, int]]] = {}  # node -> jobs that get it, in order: (place, job)
     for place, j in enumerate(order.tolist()):
         if shares.cleared[j]:
             for node in _nodes_of(field, shares, j):
@@ -295,18 +295,18 @@ def _stops(field: Field, order: Ints, code: Ints, shares: PreemptiveAllocation) 
     return stops
 
 
-def _say_who_delays(context: Context, field: Field, code: Ints) -> None:
-    """Tells jobs that could run only on nodes that are kept (`keeping`) for whom they are."""
+def _report_kept_nodes(context: Context, field: PartitionJobs, code: Ints) -> None:
+    """Report to jobs that fit only on kept nodes (`keeping`) the job they are kept for."""
     calendar, now = field.waiting.calendar, context.snapshot.now
     for j in np.flatnonzero(code[: field.waits] == BACKFILL).tolist():
         message = would_delay(field.waiting.views[calendar.kept_for[0]].id, float(calendar.kept_times[0]) - now)
         context.own[field.waiting.views[j].id] = Reason(code=ReasonCode.BACKFILL, message=message)
 
 
-def _say_who_clears(
-    context: Context, field: Field, code: Ints, shares: PreemptiveAllocation, stopped: set[str]
+def _report_awaited_jobs(
+    context: Context, field: PartitionJobs, code: Ints, shares: PreemptiveAllocation, stopped: set[str]
 ) -> None:
-    """Tells jobs that are given nodes which others still have to leave."""
+    """Report to jobs with allocated nodes the jobs that still have to leave them."""
     going = [*field.leaving, *(job for job in field.stoppable if job.id in stopped)]
     on: dict[int, list[str]] = {}
     for job in going:

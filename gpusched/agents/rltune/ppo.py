@@ -1,9 +1,9 @@
-"""PPO over picks (Schulman et al., 2017), with the plays of one sequence compared among themselves.
+"""PPO over picks (Schulman et al., 2017), with advantages relative to other simulations of the same sequence.
 
-Every pick of a play shares its play's advantage: how much less the objective was than that policy's average over the
-same sequence, in standard deviations (as in group-relative variants: Shao et al., 2024); the reward itself is the
-relative gain over the base policy. The network begins as a predictor of how wrong the estimate is, learned from what
-the recorded jobs really ran: imitation of shortest-job-first by an oracle, as far as the features tell it.
+All picks of a simulation share its advantage: the cost below the policy's average over the same sequence, in standard
+deviations (as in group-relative variants: Shao et al., 2024); the reward is the relative gain over the base policy.
+The network is first trained to predict the error of the estimate from the recorded run times: imitation of an oracle's
+shortest-job-first, as far as the features allow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
-from gpusched.agents.common.torch_ import packed, unpacked
+from gpusched.agents.common.torch_ import pack_state, unpack_state
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import PreparedScorer
-from gpusched.agents.rltune.episodes import Episode, EpisodePlay, play
+from gpusched.agents.rltune.episodes import Episode, SimulatedEpisode, simulate
 from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH
 from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -37,9 +37,9 @@ _RAW = np.float32(0.01)  # before the scales are known: so small that nothing is
 
 
 class PPONetwork:
-    """What `agents.common.nets` and `agents.common.attention` compute from the same weights, to be learned.
+    """The network of `agents.common.nets` and `agents.common.attention`, in torch.
 
-    It answers 0 before it has learned anything. ``attention``: whether jobs of a window see each other.
+    Its output is 0 before training. ``attention``: whether jobs of a window attend to each other.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, attention: bool) -> None:
@@ -57,9 +57,9 @@ class PPONetwork:
         self.attends = attention
 
     def __call__(self, rows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """Answers ``[..., outputs]`` to ``rows: [..., window, inputs]`` (without attention any rows).
+        """Return ``[..., outputs]`` for ``rows: [..., window, inputs]`` (without attention any rows).
 
-        ``present: bool[..., window]``: which rows are jobs. What comes out for others means nothing.
+        ``present: bool[..., window]``: which rows are jobs; outputs of others are undefined.
         """
         first, second, last = self._net
         hidden = second(first(rows).relu()).relu()
@@ -72,23 +72,23 @@ class PPONetwork:
         return answers
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Of all layers."""
+        """Return the parameters of all layers."""
         return self._parts.parameters()
 
     def arrays(self) -> Arrays:
-        """The weights as a file holds them."""
+        """Return the weights as in a file."""
         return {name: array.numpy().copy() for name, array in self._parts.state_dict().items()}
 
     def load(self, arrays: Arrays) -> None:
-        """Takes the weights of `arrays`."""
+        """Load the weights of `arrays`."""
         self._parts.load_state_dict({name: self._torch.as_tensor(arrays[name]) for name in self._parts.state_dict()})
 
 
 class Learner:
-    """The network, its optimiser, and what it learns from.
+    """The network and its optimiser.
 
     Attributes:
-        mean, scale: ``float32[FEATURES]`` each: the network sees ``(x - mean) * scale``.
+        mean, scale: ``float32[FEATURES]`` each: the network's input is ``(x - mean) * scale``.
     """
 
     def __init__(self, base: PreparedScorer, settings: RltuneSettings, seed: int) -> None:
@@ -103,26 +103,26 @@ class Learner:
         self.steps = self._plays = 0
 
     def policy(self, strength: float = 1.0, arrays: Arrays | None = None) -> PreparedScorer:
-        """The base with the answer of the network added, as it is or as it was (``arrays``)."""
+        """Return the base with the network's output added; ``arrays``: other weights of the network."""
         return with_net(self._base, arrays or self.net.arrays(), self.mean, self.scale, strength)
 
     def state(self) -> tuple[Arrays, dict[str, int]]:
-        """All that is needed to go on: arrays, and whole numbers."""
+        """Return the state to resume from: arrays and integers."""
         arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
-        arrays |= packed(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
+        arrays |= pack_state(optimiser=self.optimiser.state_dict(), generator=self._generator.get_state())
         return arrays, {"steps": self.steps, "plays": self._plays}
 
     def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
-        """Goes on from a `state`."""
-        learned = unpacked(arrays)
+        """Restore a `state`."""
+        learned = unpack_state(arrays)
         self.net.load(arrays)
         self.optimiser.load_state_dict(learned["optimiser"])
         self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))
         self._generator.set_state(learned["generator"])
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
-    def plays(self, episodes: list[Episode], rollouts: int) -> list[list[EpisodePlay]]:
-        """Every sequence played ``rollouts`` times, picks drawn."""
+    def plays(self, episodes: list[Episode], rollouts: int) -> list[list[SimulatedEpisode]]:
+        """Simulate every sequence ``rollouts`` times with sampled picks."""
         settings, policy = self._settings, self.policy()
         window = np.array([settings.train_window], np.int64)
         small = policy._replace(scorer=policy.scorer._replace(window=window))
@@ -130,17 +130,17 @@ class Learner:
         seeds = [self._seed * 1_000_003 + self._plays + i for i in range(1, len(todo) + 1)]
         self._plays += len(todo)
 
-        def one(episode: Episode, seed: int) -> EpisodePlay:
-            return play(episode, small, settings.temperature, seed, _MOST_PICKS, settings.train_window)
+        def one(episode: Episode, seed: int) -> SimulatedEpisode:
+            return simulate(episode, small, settings.temperature, seed, _MOST_PICKS, settings.train_window)
 
-        # Compiled code runs without Python's lock, and every play has its own generator: threads change nothing.
+        # Compiled code releases the GIL and every simulation has its own generator: results do not depend on threads.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             found = list(pool.map(one, todo, seeds))
         self.steps += sum(int(p.trajectory.used[2]) for p in found)
         return [found[i : i + rollouts] for i in range(0, len(found), rollouts)]
 
     def imitate(self, episodes: list[Episode], advance: Any) -> None:
-        """Scales the features by what is seen under the base, and learns how far the estimate is off."""
+        """Set the feature scale from data under the base, and train the network on the error of the estimate."""
         torch, settings = self._torch, self._settings
         recorded = self.plays(episodes, 1)
         rows = np.concatenate([p.trajectory.rows[: p.trajectory.used[0]] for mine in recorded for p in mine]) / _RAW
@@ -179,7 +179,7 @@ class Learner:
             advance(epoch + 1)
 
     def improve(self, episodes: list[Episode], base: list[float]) -> float:
-        """One iteration; the mean relative gain over the base policy, before it."""
+        """Run one iteration; return the mean relative gain over the base policy before it."""
         played = self.plays(episodes, self._settings.rollouts)
         objective = self._settings.objective
         costs = np.array([[p.figures.cost(objective) for p in mine] for mine in played])
@@ -219,7 +219,7 @@ class Learner:
 
 
 def _batch(picks: list[tuple[Any, int, float]], window: int) -> tuple[npt.NDArray[Any], ...]:
-    """``float32[n, window, FEATURES]`` rows as the network sees them, scores, present, mask, choice, advantage."""
+    """Return ``float32[n, window, FEATURES]`` network inputs, scores, present, mask, choice, advantage."""
     n = len(picks)
     rows, score = np.zeros((n, window, INPUTS), np.float32), np.zeros((n, window), np.float32)
     present, mask = np.zeros((n, window), np.bool_), np.zeros((n, window), np.bool_)
@@ -234,9 +234,9 @@ def _batch(picks: list[tuple[Any, int, float]], window: int) -> tuple[npt.NDArra
 
 
 def _windows(
-    recorded: list[list[EpisodePlay]], rows: npt.NDArray[Any], off: npt.NDArray[Any], most: int
+    recorded: list[list[SimulatedEpisode]], rows: npt.NDArray[Any], off: npt.NDArray[Any], most: int
 ) -> tuple[npt.NDArray[Any], ...]:
-    """The plays' rows window by window: ``float32[windows, most, FEATURES]``, what is off, and which rows are jobs."""
+    """Return rows by window, ``float32[windows, most, FEATURES]``, their estimate's error, and which rows are jobs."""
     bounds, at = [], 0
     for trajectory in (p.trajectory for mine in recorded for p in mine):
         first, pick = np.unique(
@@ -254,7 +254,7 @@ def _windows(
 
 
 def _log_prob(logits: torch.Tensor, mask: torch.Tensor, choice: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the picked among those that could be, and the entropy of that."""
+    """Return the log probability of the picks among valid jobs, and the entropy."""
     import torch
 
     logs = torch.log_softmax(logits.masked_fill(~mask, -1e9), dim=1)

@@ -1,9 +1,8 @@
-"""RLTune with preemption: the rank of a job that waits or runs, by what it has had and how long such jobs go on.
+"""RLTune with preemption: the rank of a waiting or running job, by its attained service and the odds of its end.
 
-Nothing is known of a job's run time but that it has not ended yet. From what has been seen of its burst, kind and
-partition (`odds`) follows how likely an end is within each further level, and from that Gittins' index
-(J. Gittins, J. Royal Statistical Society B 41(2), 1979): the most completions per second that a further spell of
-running can bring.
+Of a job's run time only its age is known. The history of its burst, kind and partition (`odds`) gives the probability
+of an end within each further level, and these give Gittins' index (J. Gittins, J. Royal Statistical Society B 41(2),
+1979): the maximal rate of completions over a further period of running.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ INDEX, GPUS, SERVED, STAY, STEP, KIND, BURST, SLOWDOWN = range(len(PARTS))
 
 
 class Ranking(NamedTuple):
-    """How jobs are ranked, the smallest first.
+    """The weights of ranks; the smallest rank goes first.
 
     Attributes:
         weights: ``float64[PARTS]``. A rank is the sum of index (times log2 of the seconds that a completion costs),
             gpus (times log2 of the job's GPUs) and served (times the thresholds that its GPU seconds have passed),
-            less stay if it runs; divided by step and rounded down, so that ranks seldom change. kind, burst: as how
-            many jobs the wider group counts in the odds; slowdown: how much more the end of a short job counts.
+            minus stay if it runs; divided by step and rounded down, so that ranks seldom change. kind, burst: weight of
+            the wider group in the odds, in jobs; slowdown: extra weight of the end of a short job.
         thresholds: ``float64[n]``, GPU seconds, ascending.
-        odds: Of run times, before much has been seen.
+        odds: Prior odds of run times.
     """
 
     weights: Floats
@@ -52,22 +51,22 @@ class Ranking(NamedTuple):
 
 
 class PreemptionModel(NamedTuple):
-    """The weights, and what they may know."""
+    """The weights, and the information on run times that they use."""
 
     ranking: Ranking
     knows: str
 
 
 def prepare_ranks(model: TrainedModel) -> PreemptionModel:
-    """The arrays of the weights, checked.
+    """Check the arrays of the weights and return them.
 
     Raises:
-        ValueError: An array is missing or of another shape.
+        ValueError: An array is missing or has another shape.
     """
-    many = model.arrays["thresholds"].size if "thresholds" in model.arrays else 1
-    wanted = {"weights": (len(PARTS),), "thresholds": (many,), "prior": (CLASSES, LEVELS)}
-    check_shapes(model.arrays, wanted)
-    weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in wanted)
+    thresholds_count = model.arrays["thresholds"].size if "thresholds" in model.arrays else 1
+    shapes = {"weights": (len(PARTS),), "thresholds": (thresholds_count,), "prior": (CLASSES, LEVELS)}
+    check_shapes(model.arrays, shapes)
+    weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in shapes)
     if weights[STEP] <= 0:
         raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")
     if model.knows == "nothing" and weights[INDEX] != 0:
@@ -96,7 +95,7 @@ def cost_log2_s(history: History, ranking: Ranking, job: int, had_s: float) -> f
 
 @jit
 def rank_of(history: History, ranking: Ranking, facts: Records, job: int, had_s: float, runs: bool) -> float:
-    """The job's rank now; smaller goes first."""
+    """Return the job's present rank; smaller goes first."""
     weights, gpus = ranking.weights, facts[job]["gpus"]
     rank = weights[GPUS] * np.log2(max(gpus, 1.0)) - (weights[STAY] if runs else 0.0)
     if weights[INDEX] != 0.0:
@@ -108,9 +107,9 @@ def rank_of(history: History, ranking: Ranking, facts: Records, job: int, had_s:
 
 @jit
 def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had_s: Floats, runs: Flags) -> Floats:
-    """Every job's rank, ``float64[jobs]``, after all of them have been counted for what they have run (``had_s``).
+    """Return every job's rank, ``float64[jobs]``, after recording the run times so far (``had_s``).
 
-    ``jobs: int64[jobs]`` are rows of ``facts``; in order of submission it is fastest. ``runs``: which run now.
+    ``jobs: int64[jobs]`` are rows of ``facts``; fastest in order of submission. ``runs``: whether a job runs.
     """
     ranks = np.empty(jobs.size)
     for i in range(jobs.size):
@@ -125,7 +124,7 @@ def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had
 
 @jit
 def _alike(facts: Records, ranking: Ranking, a: int, had_a: float, b: int, had_b: float) -> bool:
-    """Whether two jobs are sure to have the same rank; long queues are mostly bursts."""
+    """Return whether two jobs certainly have the same rank; long queues are mostly bursts."""
     return bool(
         facts[a]["burst"] == facts[b]["burst"] and ranking.weights[SERVED] == 0.0 and reached(had_a) == reached(had_b)
     )
@@ -133,7 +132,7 @@ def _alike(facts: Records, ranking: Ranking, a: int, had_a: float, b: int, had_b
 
 @jit
 def changes_after_s(ranking: Ranking, gpus: float, had_s: float) -> float:
-    """Seconds of running after which a running job's rank may be another; infinite: none."""
+    """Return the seconds of running after which a job's rank may change; infinite: never."""
     soonest = np.inf
     if ranking.weights[INDEX] != 0.0 and reached(had_s) < LEVELS - 1:
         soonest = next_level_s(had_s + SLACK_S) - had_s

@@ -1,7 +1,7 @@
-"""Training with preemption: what is known of run times is counted, how jobs are ranked is chosen by replays.
+"""Training with preemption: run times are counted, the ranking is chosen by replays.
 
-No gradients here: a rank has eight weights, and a replay says what they are worth. The objective is that of the other
-RLTune agents; to be no worse in mean JCT than the best known policy that also preempts is a condition.
+No gradients are used: a ranking has eight weights, evaluated by replays. The objective is that of the other RLTune
+agents, on the condition that mean JCT is no worse than that of the best known preempting policy.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _FOURFOLD = tuple(60.0 * 4.0**k for k in range(8))
 
 @dataclass(frozen=True)
 class Preemption:
-    """What may be set.
+    """The hyper-parameters.
 
     Attributes:
-        preempt: That it may stop running jobs.
-        objective: What is improved; see `RltuneSettings`.
+        preempt: Whether the agent may preempt running jobs.
+        objective: See `RltuneSettings`.
         knows: nothing (no run time, not even of ended jobs: attained service alone), or estimate (of ended jobs).
-        search: How many changes of the weights are tried after the usual ones.
-        replay_jobs: Most jobs of a replay that a choice is made by.
+        search: Number of random changes of weights tried after the default rankings.
+        replay_jobs: Maximum of jobs in a replay used for a choice.
     """
 
     preempt: bool = True
@@ -61,15 +61,15 @@ class Preemption:
 
 
 class RankingRule(NamedTuple):
-    """How to rank: weights by the names of `PARTS`, and thresholds in GPU seconds."""
+    """A ranking: weights by the names of `PARTS`, and thresholds in GPU seconds."""
 
     name: str
     weights: dict[str, float]
     thresholds: tuple[float, ...] = (3600.0,)
 
 
-class Ground(NamedTuple):
-    """Replays to choose by, and what counts. ``spec``: the policy's file: what is protected, and what restarts cost."""
+class ReplaySet(NamedTuple):
+    """Replays for the choice, and the objective. ``spec``: the policy file, with protection and restart cost."""
 
     evaluations: list[tuple[Trace, Pool]]
     prior: Floats
@@ -77,11 +77,11 @@ class Ground(NamedTuple):
     spec: PolicySpec
 
     def cost(self, rule: RankingRule) -> tuple[float, float]:
-        """Mean cost and mean logarithm of the JCT."""
+        """Return the mean cost and the mean log of the JCT of a ranking."""
         return self.of(policy_of(model_of(rule, self.prior, self.settings.knows), rule.name, self.spec))
 
     def of(self, policy: ReplayPolicy) -> tuple[float, float]:
-        """Likewise, of any policy."""
+        """Return the same of any policy."""
         played = []
         for trace, pool in self.evaluations:
             result = replay(trace, pool, policy, restart_s=self.spec.preempt.restart_s)
@@ -90,10 +90,10 @@ class Ground(NamedTuple):
 
 
 def read(given: dict[str, object]) -> Preemption:
-    """The settings of a policy file.
+    """Return the settings of a policy file.
 
     Raises:
-        UsageError: There is no such hyper-parameter, or its value cannot be.
+        UsageError: There is no such hyper-parameter, or its value is invalid.
     """
     settings = settings_of(Preemption(), given)
     for name, known in (("objective", OBJECTIVES), ("knows", KNOWS)):
@@ -107,16 +107,16 @@ def read(given: dict[str, object]) -> Preemption:
 
 
 def train_preempting(job: TrainJob, report: TrainingReport) -> TrainerResult:
-    """One agent that may stop running jobs.
+    """Train an agent that may preempt running jobs.
 
     Raises:
-        UsageError: A hyper-parameter is wrong, or there are too few jobs to learn from.
+        UsageError: A hyper-parameter is invalid, or there are too few jobs.
     """
     settings = read(job.spec.settings)
     trace = job.scenario.trace
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
-    early, later = _grounds(job, settings)
+    early, later = _replay_sets(job, settings)
     rivals = {name: later.of(composed(name)) for name in RIVALS}
     found, words = choose(early, later, rivals, job.seed, report.of("ranks").step)
     cost, best = later.cost(found)[0], min(cost for cost, _ in rivals.values())
@@ -144,13 +144,16 @@ def train_preempting(job: TrainJob, report: TrainingReport) -> TrainerResult:
 
 
 def choose(
-    early: Ground, later: Ground, rivals: dict[str, tuple[float, float]], seed: int, advance: Callable[[int, int], None]
+    early: ReplaySet,
+    later: ReplaySet,
+    rivals: dict[str, tuple[float, float]],
+    seed: int,
+    advance: Callable[[int, int], None],
 ) -> tuple[RankingRule, tuple[str, ...]]:
-    """The way to rank: searched on the earlier part; of what was best there the best on both, if it is sound later.
+    """Return the ranking: searched on the earlier part; among the best there, the best on both parts that is sound.
 
-    Sound: in mean JCT no worse than the best rival on the later part. LAS as it comes is always among those chosen
-    from, and taken where no other is sound. The usual index is taken where it is nearly as good as the best: little
-    data says little.
+    Sound: mean JCT no worse than the best rival's on the later part. Plain LAS is always a candidate, and chosen if no
+    other is sound. The default index is chosen if it is nearly as good as the best, since a trace is little data.
     """
     usual = rules(early.settings.knows)
     total, scored = len(usual) + early.settings.search, []
@@ -179,7 +182,7 @@ def choose(
 
 
 def rules(knows: str) -> list[RankingRule]:
-    """The usual ways to rank, LAS first; by attained service alone, and by the index where run times may be known."""
+    """Return the default rankings, LAS first; by attained service only, and by the index if run times may be known."""
     found = [
         RankingRule("las", {"served": 1.0}),
         RankingRule("las, 1 and 10 GPU hours", {"served": 1.0}, (3600.0, 36000.0)),
@@ -195,7 +198,7 @@ def rules(knows: str) -> list[RankingRule]:
 
 
 def _changed(rule: RankingRule, number: int, rng: np.random.Generator) -> RankingRule:
-    """One or two of its weights moved, or its thresholds."""
+    """Change two of its weights, or its thresholds, at random."""
     weights = {**_DEFAULTS, **rule.weights}
     by_index = weights["index"] != 0.0
     names = ("gpus", "stay", "step", "kind", "burst", "slowdown") if by_index else ("gpus", "stay", "step")
@@ -207,22 +210,22 @@ def _changed(rule: RankingRule, number: int, rng: np.random.Generator) -> Rankin
     return RankingRule(f"search {number + 1}", weights, tuple(t * factor for t in rule.thresholds))
 
 
-def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
-    """Replays of the earlier part and of the later one; neither is told of run times after the earlier one."""
+def _replay_sets(job: TrainJob, settings: Preemption) -> tuple[ReplaySet, ReplaySet]:
+    """Return replays of the earlier and of the later part; neither uses run times known only after the earlier part."""
     scenario, declared = job.scenario, job.declared is not None
     like = RltuneSettings(replay_jobs=settings.replay_jobs)
     early, last = windows(scenario, like)
     prior = learned_odds(job)[0].prior
 
-    def ground(traces: Sequence[Trace]) -> Ground:
+    def ground(traces: Sequence[Trace]) -> ReplaySet:
         found = [(a.trace, a.pool) for trace in traces for a in evaluations(trace, scenario, like, declared)]
-        return Ground(found, prior, settings, job.spec)
+        return ReplaySet(found, prior, settings, job.spec)
 
     return ground(early), ground([last])
 
 
 def model_of(rule: RankingRule, prior: Floats, knows: str) -> TrainedModel:
-    """The weights of a way to rank."""
+    """Return the weights of a ranking."""
     weights = {**_DEFAULTS, **rule.weights}
     known = prior if knows != "nothing" else np.zeros_like(prior)
     arrays = {

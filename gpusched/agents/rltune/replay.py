@@ -1,19 +1,19 @@
-"""The RLTune agent in replays: the live passes, called at every instant at which something happened in a partition."""
+"""The RLTune agent in replays: the live passes, run at every instant with an event in a partition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.agents.common.queued import queued, run_of
+from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
-    Scored,
+    ScoringState,
     arrange,
     in_order,
     keep_of,
-    nobody_fits,
+    new_scoring_state,
+    none_fits,
     observation_of,
-    scored_by,
 )
 from gpusched.agents.rltune.history import note_start, note_stop
 from gpusched.agents.rltune.known import known_of_world
@@ -33,22 +33,22 @@ from gpusched.sim.policies import PLACEMENTS
 
 
 def maps(model: TrainedModel) -> bool:
-    """Who stops running jobs chooses nodes itself."""
+    """Return whether the agent leaves node selection to a mapping: one that preempts chooses nodes itself."""
     return not model.preempts
 
 
 def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """The run of one replay: to its end, or to where the log needs more room."""
+    """Return a replay's runner: it runs to the end, or until the event log is full."""
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
-    by = scored_by(prepared, known_of_world(world, prepared.knows), PLACEMENTS[world.rule])
-    return (world, ScoredRun(world, by)) if is_mapped(world) else run_of(world, run_scored, by)
+    by = new_scoring_state(prepared, known_of_world(world, prepared.knows), PLACEMENTS[world.rule])
+    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, by: Scored) -> bool:
+def _decide(state: ClusterState, passes: Passes, queue: Ints, by: ScoringState) -> bool:
     obs = observation_of(state, passes.total, queue)
-    if nobody_fits(state, obs, queue):
+    if none_fits(state, obs, queue):
         return True
     order, sound = in_order(state, obs, queue, by)
     if sound:
@@ -57,46 +57,46 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, by: Scored) -> boo
 
 
 @jit
-def started(sim: Sim, job: int, by: Scored) -> None:
-    """It runs from now on."""
+def started(sim: Sim, job: int, by: ScoringState) -> None:
+    """Record that a job started."""
     note_start(by.known, job, sim.clock[0])
 
 
 @jit
-def ended(sim: Sim, job: int, by: Scored) -> None:
-    """It runs no longer."""
+def ended(sim: Sim, job: int, by: ScoringState) -> None:
+    """Record that a job ended or was preempted."""
     note_stop(by.known, job, sim.clock[0], sim.state[job]["status"] == DONE)
 
 
-run_scored = queued(_decide, started, ended)
+run_scored = queue_runner(_decide, started, ended)
 
 
 class ScoredRun(MappedRun):
-    """One replay in the order of scores, placed by mapping."""
+    """A replay in the order of scores, placed by a mapping."""
 
-    def __init__(self, world: SimWorld, by: Scored) -> None:
+    def __init__(self, world: SimWorld, by: ScoringState) -> None:
         super().__init__(world)
         self._by = by
 
     def remember(self) -> None:
-        """What ended at this instant, and what came to wait."""
+        """Record the jobs that ended or arrived at this instant."""
         super().remember()
         sim = self._world.sim
         for job in sim.ended[: sim.counter[ENDED]].tolist():
             ended(sim, job, self._by)
 
     def order(self, partition: int) -> tuple[Ints, Keep | None]:
-        """The partition's waiting jobs from first to last, and for whom nodes are held.
+        """Return the partition's waiting jobs in order, and the job for which nodes are held.
 
         Raises:
-            GpuschedError: A score is no number.
+            GpuschedError: A score is NaN.
         """
         world, queue, state = self._world, self._queue, self._state._replace(now=float(self._world.sim.clock[0]))
         own: Ints = waiting_in(world.sim, queue.waiting, queue.size, partition)
         if not len(own):
             return own, None
         obs = observation_of(state, world.passes.total, own)
-        if nobody_fits(state, obs, own):
+        if none_fits(state, obs, own):
             return own[:0], None
         order, sound = in_order(state, obs, own, self._by)
         if not sound:
@@ -104,6 +104,6 @@ class ScoredRun(MappedRun):
         return order, keep_of(state, order, self._by)
 
     def started(self, jobs: Ints) -> None:
-        """These run from now on."""
+        """Record that jobs started."""
         for job in jobs.tolist():
             started(self._world.sim, job, self._by)

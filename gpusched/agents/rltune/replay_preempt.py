@@ -1,8 +1,8 @@
-"""Replays of the RLTune agent that stops running jobs: planned as in `sim.engine.preempt`, ranked by what it learned.
+"""Replays of the RLTune agent with preemption: planned as in `sim.engine.preempt`, ranked by the agent.
 
-Unlike there, of those that run the last ranked are stopped first, wherever they are, and no more than it takes. What
-the policy's file protects, a replay leaves alone as the controller does: jobs that must not be stopped, those that have
-only just started, those that have been stopped often of late. They keep their nodes before anybody is ranked.
+Unlike there, the running jobs with the last ranks are preempted first, on any node, and no more than needed. As in the
+controller, jobs protected by the policy file are not preempted: those not preemptible, those started recently, and
+those preempted often lately. They keep their nodes before any job is ranked.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
 
 
 class Guard(NamedTuple):
-    """What must not be stopped.
+    """The protection of jobs from preemption.
 
     Attributes:
-        min_run_s: ``float64[1]``: seconds that a run has lasted before it is.
-        stops: ``float64[jobs, n]``: when each job was stopped the last n times (-inf: never); no more within an hour.
-        times: ``int64[jobs]``: how often it was stopped.
-        steady: ``uint8[1]``: whether who runs goes before who waits at the same rank.
-        may: ``uint8[jobs]``: whether it may be stopped at all.
+        min_run_s: ``float64[1]``: minimum seconds of a run before a preemption.
+        stops: ``float64[jobs, n]``: the last n preemptions of each job (-inf: none); at most n within an hour.
+        times: ``int64[jobs]``: preemptions of each job.
+        steady: ``uint8[1]``: whether running jobs precede waiting ones of the same rank.
+        may: ``uint8[jobs]``: whether the job is preemptible.
     """
 
     min_run_s: Floats
@@ -58,7 +58,7 @@ class Guard(NamedTuple):
 
 
 def guard_of(world: SimWorld) -> Guard:
-    """What the policy's file says, and the trace of its jobs; nothing has been stopped yet."""
+    """Return the protection of the policy file for the trace's jobs, before any preemption."""
     rules = world.policy.spec.preempt if world.policy.spec is not None else UNBOUND
     jobs, may = len(world.trace), world.trace.preemptible
     return Guard(
@@ -70,7 +70,7 @@ def guard_of(world: SimWorld) -> Guard:
 
 @jit
 def protected_until(sim: Sim, guard: Guard, job: int) -> float:
-    """Until when a running job must not be stopped; -inf: it may be; inf: never."""
+    """Return until when a running job is protected; -inf: not protected; inf: for ever."""
     if not guard.may[job]:
         return np.inf
     until = sim.state[job]["start"] + guard.min_run_s[0]
@@ -80,22 +80,22 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
 
 
 def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[EventLog], int]:
-    """The run of one replay: to its end, or to where the log needs more room."""
+    """Return a replay's runner: it runs to the end, or until the event log is full."""
     sim, passes = world.sim, world.passes
     known = known_of_world(world, prepared.knows)
     holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
-    ranked = Ranked(
+    ranked = RankingState(
         plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=known.history,
         facts=known.facts, ranking=prepared.ranking, restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
 
-class Ranked(NamedTuple):
-    """Who decides: the plan, what it may not stop, what the agent knows and how it ranks.
+class RankingState(NamedTuple):
+    """The state of a decision: the plan, protected jobs, history and ranking.
 
     Attributes:
-        restart_s: ``float64[jobs]``: what a restart costs.
+        restart_s: ``float64[jobs]``: cost of a restart.
     """
 
     plan: PreemptionPlan
@@ -108,8 +108,8 @@ class Ranked(NamedTuple):
 
 
 @jit
-def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: Ranked) -> int:
-    """Ranks all jobs, and gives them nodes in that order."""
+def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> int:
+    """Rank all jobs and allocate nodes in that order."""
     plan, guard, history, facts, ranking = of.plan, of.guard, of.history, of.facts, of.ranking
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
@@ -132,7 +132,7 @@ run_ranked = looped(decide_ranked)
 
 @jit
 def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
-    """The ranks, which are whole, doubled, and one more for those that wait: nobody is stopped for an equal."""
+    """Return the integer ranks doubled, plus one for waiting jobs: no job is preempted for one of equal rank."""
     if guard.steady[0] == 0:
         return ranks
     keys = 2.0 * ranks
@@ -143,7 +143,7 @@ def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
 
 @jit
 def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, holders: Holders, order: Ints) -> Ints:
-    """The order without those that are protected: these keep their nodes, others that run are holders."""
+    """Return the order without protected jobs, which keep their nodes; other running jobs become holders."""
     running, size = 0, 0
     queue = np.empty(order.size, np.int64)
     for job in order:
@@ -161,7 +161,7 @@ def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, hold
 
 @jit
 def _remember(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> None:
-    """What is about to be stopped."""
+    """Record the preemptions about to happen."""
     for job in jobs:
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
             if guard.stops.shape[1] > 0:
@@ -171,7 +171,7 @@ def _remember(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> None:
 
 @jit
 def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> Floats:
-    """Every job's rank, ``float64[jobs]``, after all that run have been counted."""
+    """Return every job's rank, ``float64[jobs]``, after recording the time of running jobs."""
     had, runs = np.empty(jobs.size), np.empty(jobs.size, np.uint8)
     for i in range(jobs.size):
         had[i] = time_had(sim.pace, sim, jobs[i], restart_s[jobs[i]])
@@ -181,7 +181,7 @@ def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: I
 
 @jit
 def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> float:
-    """When a running job may next be stopped that was protected, or its rank changes by itself."""
+    """Return when a running job next loses its protection or its rank changes."""
     soonest = np.inf
     for job in jobs:
         state = sim.state[job]
@@ -189,7 +189,7 @@ def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs:
             until = protected_until(sim, guard, job)
             if until > sim.clock[0]:
                 soonest = min(soonest, until)
-                continue  # until then nothing comes of its rank
+                continue  # until then its rank has no effect
             overhead = restart_s[job] if state["restarts"] > 0 else 0.0
             resumes = max(sim.clock[0], state["start"] + overhead)
             had = time_had(sim.pace, sim, job, restart_s[job])

@@ -1,4 +1,4 @@
-"""RLTune's headline figures again (Dongare et al., SoCC 2025): utilization, waiting and JCT by trace and base."""
+"""RLTune's main results (Dongare et al., SoCC 2025): utilization, waiting and JCT by trace and base."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, materials
+from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.request import UNTRAINED, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -29,8 +29,8 @@ from gpusched.study.scenario import load_scenario
 from gpusched.study.study import PlannedReplay, Scenario, carry_out
 
 
-class Few(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a quick check. Bases, and jobs that are drawn."""
+class QuickSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a quick check: base policies, and number of generated jobs."""
 
     policies: tuple[str, ...]
     jobs: int
@@ -40,25 +40,25 @@ class Rltune(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/rltune.yaml``.
 
     Attributes:
-        names: Policy -> what the paper calls it.
-        trained: Policy -> the base of its agent's rewards; the trainer has none for the others: theirs is FCFS.
-        load: Of a log. hold_out: The later part, on which all are replayed.
+        names: Policy -> its name in the paper.
+        trained: Policy -> the base of its agent's rewards; FCFS for policies not listed.
+        load: Of a log. hold_out: The later part, on which all policies are replayed.
     """
 
     names: dict[str, str]
     trained: dict[str, str]
     load: float
     hold_out: float
-    quick: Few
+    quick: QuickSettings
 
     def trained_against(self, policy: str) -> str:
-        """The base of the agent that stands beside a policy."""
+        """Return the base of the agent compared with a policy."""
         return self.trained.get(policy, "fcfs")
 
 
 @cache
 def rltune() -> Rltune:
-    """The setting that comes along; jobs, nodes and the policies beside the agent are the scenario's of that name."""
+    """Return the shipped setting; jobs, nodes and the other policies are in the scenario of that name."""
     return read_paper("rltune", Rltune)
 
 
@@ -66,9 +66,9 @@ _QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 64, "roll
 
 
 class ComparisonLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace and base policy: each mean under the base, under the agent, and the change.
+    """A trace and base policy: each mean under the base, under the agent, and the change.
 
-    ``trained``: the base that the agent was trained against. ``knows``: what the base goes by, of run times.
+    ``trained``: the base that the agent was trained against. ``knows``: the base's information on run times.
     """
 
     trace: str
@@ -90,7 +90,7 @@ class ComparisonLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> list[ComparisonLine]:
-    """Trains for every trace and base on the earlier part, replays both on the later one."""
+    """Train an agent for every trace and base on the earlier part; replay both on the later one."""
     lines: list[ComparisonLine] = []
     vcs: tuple[str | None, ...] = options.vcs or (None,)
     of, setting = rltune(), load_scenario("rltune")
@@ -111,28 +111,28 @@ def reproduce(options: PaperOptions, advance: Advance) -> list[ComparisonLine]:
 
 
 def as_json(lines: list[ComparisonLine]) -> dict[str, Any]:
-    """For ``--json``."""
+    """Convert to ``--json``."""
     return {"paper": rltune().published, "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _material(options: PaperOptions, vc: str | None, setting: ReplayRequest) -> Material:
+def _material(options: PaperOptions, vc: str | None, setting: ReplayRequest) -> TrainingData:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=rltune().load,
                            hold_out=rltune().hold_out)  # fmt: skip
     if options.trace is None:
         assert setting.workload is not None
         drawn = replace(setting.workload, jobs=rltune().quick.jobs) if options.quick else setting.workload
         request = msgspec.structs.replace(request, generate=drawn, nodes=setting.nodes)
-    return materials(request)[0]
+    return load_training_data(request)[0]
 
 
 def _agent(
-    options: PaperOptions, name: str, base: str, of: Material, folder: Path
+    options: PaperOptions, name: str, base: str, of: TrainingData, folder: Path
 ) -> tuple[TrainedModel, tuple[str, ...]]:
-    """The agent trained against one base, and what its training has to say."""
+    """Return the agent trained against one base, and the notes of its training."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **(_QUICK if options.quick else {})})
-    told = of._replace(held_out=(), workload=None)._asdict()
+    material_fields = of._replace(held_out=(), workload=None)._asdict()
     seed, checkpoint = rltune().drawn_with(options)[0], Checkpoint(folder / name, "")
-    job = TrainJob(spec=spec, seed=seed, device="cpu", checkpoint=checkpoint, **told)
+    job = TrainJob(spec=spec, seed=seed, device="cpu", checkpoint=checkpoint, **material_fields)
     trained = train_agent(job, TrainingReport())
     return TrainedModel("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 
@@ -141,39 +141,39 @@ def _lines(
     options: PaperOptions, policies: Sequence[str], trace: str, agents: dict[str, tuple[TrainedModel, tuple[str, ...]]],
     held_out: Scenario,
 ) -> list[ComparisonLine]:  # fmt: skip
-    """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
+    """Replay all bases and agents on the later part; bases that need true run times are excluded."""
     bases = {name: composed(name) for name in policies if name != UNTRAINED}
     settings, seed = replace(RltuneSettings(), **(_QUICK if options.quick else {})), rltune().drawn_with(options)[0]
-    begun = untrained(settings)
-    if UNTRAINED in policies and begun is not None:
-        bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
+    untrained_agent = untrained(settings)
+    if UNTRAINED in policies and untrained_agent is not None:
+        bases[UNTRAINED] = agent_of(untrained_agent, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
     runs = [PlannedReplay(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
     done = list(carry_out(runs))
-    theirs = dict(zip(bases, done, strict=False))
-    ours = dict(zip(mine, done[len(bases) :], strict=True))
+    base_outcomes = dict(zip(bases, done, strict=False))
+    agent_outcomes = dict(zip(mine, done[len(bases) :], strict=True))
     lines = []
-    for name, outcome in theirs.items():
+    for name, outcome in base_outcomes.items():
         base = rltune().trained_against(name)
         if outcome.result.knows != "oracle":
-            line = _compared(outcome.metrics, ours[base].metrics)
+            line = _compared(outcome.metrics, agent_outcomes[base].metrics)
             about: dict[str, Any] = {"trace": trace, "base": rltune().names.get(name, name), "trained": base}
             about |= {"knows": outcome.result.knows, "jobs": len(held_out.trace), "notes": agents[base][1][:2]}
             lines.append(ComparisonLine(**about, **line))
     return lines
 
 
-def _compared(theirs: Metrics, mine: Metrics) -> dict[str, Any]:
-    """A line's figures."""
+def _compared(base_outcomes: Metrics, mine: Metrics) -> dict[str, Any]:
+    """Return the figures of a line."""
 
     def change(new: float | None, old: float | None) -> float | None:
         return new / old - 1 if new is not None and old else None
 
     return {
-        "utilization_base": theirs.utilization, "utilization": mine.utilization,
-        "wait_base_s": theirs.mean_wait_s, "wait_s": mine.mean_wait_s,
-        "wait_change": change(mine.mean_wait_s, theirs.mean_wait_s),
-        "jct_base_s": theirs.mean_jct_s, "jct_s": mine.mean_jct_s,
-        "jct_change": change(mine.mean_jct_s, theirs.mean_jct_s),
-        "slowdown_base": theirs.mean_bounded_slowdown, "slowdown": mine.mean_bounded_slowdown,
+        "utilization_base": base_outcomes.utilization, "utilization": mine.utilization,
+        "wait_base_s": base_outcomes.mean_wait_s, "wait_s": mine.mean_wait_s,
+        "wait_change": change(mine.mean_wait_s, base_outcomes.mean_wait_s),
+        "jct_base_s": base_outcomes.mean_jct_s, "jct_s": mine.mean_jct_s,
+        "jct_change": change(mine.mean_jct_s, base_outcomes.mean_jct_s),
+        "slowdown_base": base_outcomes.mean_bounded_slowdown, "slowdown": mine.mean_bounded_slowdown,
     }  # fmt: skip

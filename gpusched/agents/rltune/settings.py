@@ -1,4 +1,4 @@
-"""RLTune's hyper-parameters: what the ``train`` section of its policy file may say."""
+"""RLTune's hyper-parameters: the ``train`` section of its policy file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ BASES = ("fcfs", "fifo-skip", "smallest", "sjf")
 
 @dataclass(frozen=True)
 class RltuneSettings:
-    """What may be set.
+    """The hyper-parameters.
 
     Attributes:
-        objective: What is improved: mean bounded slowdown (with mean JCT, half and half), wait, JCT, or utilization.
-        base: The policy that rewards are measured against: fcfs (strict), fifo-skip, smallest (skipping), sjf (on the
-            agent's own estimate).
-        knows: What it may know of run times: nothing, the limit, an estimate from ended jobs, the truth (a yardstick).
-        window: Jobs scored at a decision. backfill: Whether jobs go past one that does not fit.
+        objective: Mean bounded slowdown (half, with mean JCT), wait, JCT, or utilization.
+        base: The reference of rewards: fcfs (strict), fifo-skip, smallest (skipping), sjf (by the agent's estimate).
+        knows: Information on run times: nothing, the limit, an estimate from ended jobs, the truth (for comparison).
+        window: Jobs scored at a decision. backfill: Whether jobs may pass one that does not fit.
         hidden: Width of the network's two hidden layers.
-        attention: Whether it sees the window's jobs together, by one head of self-attention before its last layer.
-        sequences: Sequences of ``sequence`` jobs cut from the training part; rollouts: plays of each per iteration.
+        attention: Whether one head of self-attention relates the window's jobs before the last layer.
+        sequences: Sequences of ``sequence`` jobs from the training data; rollouts: simulations of each per iteration.
         train_window: Jobs scored at a decision of a training sequence.
         iterations, passes, batch, learning_rate, clip, entropy: PPO's.
-        temperature: Of the softmax that picks in training.
-        imitation: Passes over the recorded decisions in which the network learns what the run times really were.
-        replay_jobs: Most jobs of a replay that a choice is made by.
+        temperature: Of the softmax of picks in training.
+        imitation: Passes over the recorded decisions in which the network learns the true run times.
+        replay_jobs: Maximum of jobs in a replay used for a choice.
     """
 
     objective: str = "slowdown"
@@ -55,10 +54,10 @@ class RltuneSettings:
 
 
 def read(given: dict[str, object]) -> RltuneSettings:
-    """The settings of a policy file.
+    """Return the settings of a policy file.
 
     Raises:
-        UsageError: There is no such hyper-parameter, or its value cannot be.
+        UsageError: There is no such hyper-parameter, or its value is invalid.
     """
     settings = settings_of(RltuneSettings(), given, ignore=("preempt",))
     for name, known in (("objective", OBJECTIVES), ("knows", KNOWS), ("base", BASES)):

@@ -1,4 +1,4 @@
-"""The final table: the agent against every heuristic of the same knowledge and powers, losses as plainly as wins."""
+"""The final table: the agent against every heuristic with the same information and powers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_ESTIMATE = ("sjf-estimate", "sjf-estimate-skip")
 
 
 def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
-    """The heuristics that know no more of run times than the agent. What needs limits needs a trace that has some."""
+    """Return the heuristics with no more information than the agent. Those by limits need a trace with limits."""
     names = list(_ALWAYS)
     if knows != "nothing" and (np.isfinite(trace.limit) & (trace.limit > 0)).any():
         names += _BY_LIMIT
@@ -37,13 +37,13 @@ def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
 
 
 def agent_of(prepared: PreparedScorer, name: str, settings: RltuneSettings) -> ReplayPolicy:
-    """An agent that is not in a file, as the engine runs it."""
+    """Return a replay policy for an agent in memory."""
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none"}
     return agent_of_model(name, TrainedModel("rltune", arrays_of(prepared), about, "", f"<{name}>"))
 
 
 def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
-    """Likewise, of its weights."""
+    """Return a replay policy for weights in memory."""
     knows: Any = model.knows
     return ReplayPolicy(
         name=name, order="rltune", knows=knows, source="rltune agent", backfill=model.about["backfill"],
@@ -54,12 +54,12 @@ def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
 def table(
     prepared: PreparedScorer, job: TrainJob, settings: RltuneSettings, report: TrainingReport
 ) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:
-    """Rows by mean JCT over the held-out part (the first one, where there are several), and slowdowns as sentences."""
+    """Return rows by mean JCT over the (first) held-out part, and slowdowns as sentences."""
     if not job.held_out:
         return None, ()
-    others, begun = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
-    if begun is not None:
-        others.insert(0, agent_of(begun, UNTRAINED, settings))
+    others, untrained_agent = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
+    if untrained_agent is not None:
+        others.insert(0, agent_of(untrained_agent, UNTRAINED, settings))
     if settings.knows != "nothing":
         own = without_net(CandidateRule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
         others.append(agent_of(own, OWN_ESTIMATE, settings))
@@ -70,20 +70,20 @@ def table_of(
     agent: ReplayPolicy, others: Sequence[ReplayPolicy], job: TrainJob, report: TrainingReport, restart_s: float = 0.0,
     yardsticks: Sequence[str] = (),
 ) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:  # fmt: skip
-    """The table of these; ``yardsticks``: names of those that know or may do more, and so are not for beating."""
+    """Return the table of these policies; ``yardsticks``: names of those with more information or powers."""
     if not job.held_out:
         return None, ()
     policies = [agent, *others]
     runs = [PlannedReplay(job.held_out[0], policy, ReplayOptions(restart_s=restart_s)) for policy in policies]
-    told, outcomes = report.of("table"), []
+    table_report, outcomes = report.of("table"), []
     for outcome in carry_out(runs):
         outcomes.append(outcome)
-        told.step(len(outcomes), len(runs))
+        table_report.step(len(outcomes), len(runs))
     return rows_of([(p.name, p.knows) for p in policies], [[one] for one in outcomes]), _slowdowns(outcomes, yardsticks)
 
 
 def _slowdowns(outcomes: Sequence[StudyOutcome], yardsticks: Sequence[str]) -> tuple[str, ...]:
-    """The agent's mean bounded slowdown against each heuristic's; the share of the gap to the lower bound it closes."""
+    """Return the agent's mean bounded slowdown against each heuristic's, and the share of the JCT gap it closes."""
     agent = outcomes[0]
     lines = []
     for other in outcomes[1:]:

@@ -1,4 +1,4 @@
-"""Training of an RLTune agent: choose a base rule, learn on top of it, keep the network only where it helps."""
+"""Training of an RLTune agent: choose a base rule, train a network on top, keep it only if it helps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.checkpoint import below
+from gpusched.agents.common.checkpoint import with_prefix
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import (
     HOLDS,
@@ -21,7 +21,7 @@ from gpusched.agents.rltune.candidates import (
 )
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.decide import PreparedScorer
-from gpusched.agents.rltune.episodes import Episode, cut, play
+from gpusched.agents.rltune.episodes import Episode, cut_episodes, simulate
 from gpusched.agents.rltune.evaluation import TraceEvaluation, evaluations, mean_cost, windows
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
@@ -32,14 +32,14 @@ from gpusched.estimation.odds import HazardRates
 from gpusched.model.units import count_of
 
 STRENGTHS = (1.0, 0.5)
-_SNAPSHOTS = 4  # of the network, that are chosen from
+_SNAPSHOTS = 4  # of the network, to choose from
 
 
 def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
-    """One agent.
+    """Train one agent.
 
     Raises:
-        UsageError: A hyper-parameter is wrong, or there are too few jobs to learn from.
+        UsageError: A hyper-parameter is invalid, or there are too few jobs.
     """
     if job.spec.settings.get("preempt", False) is not False:
         return train_preempting(job, report)
@@ -47,16 +47,16 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     trace, declared = job.scenario.trace, job.declared is not None
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
-    torch_.begin(job.seed)
+    torch_.set_up(job.seed)
     early, last = windows(job.scenario, settings)
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
-    later = evaluations(last, job.scenario, settings, declared)  # which chooses
+    later = evaluations(last, job.scenario, settings, declared)  # for the choice
     odds, last_odds = learned_odds(job)
     choice = choose_base([*learned, *later], settings, odds, report.of("base rule").step)
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
     base = without_net(choice.rule, settings, odds)
-    options, pace = _learned(job, settings, learned, base, report)
+    options, pace = _train_networks(job, settings, learned, base, report)
     found, words = choose_strength(options, base, learned, later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
     final = with_odds(found.prepared, last_odds)
@@ -71,32 +71,32 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     )  # fmt: skip
 
 
-def _learned(
+def _train_networks(
     job: TrainJob,
     settings: RltuneSettings,
     replays: list[TraceEvaluation],
     base: PreparedScorer,
     report: TrainingReport,
 ) -> tuple[list[Option], str]:
-    """The networks that came out, at several strengths; and how fast that was, as a sentence."""
+    """Return the trained networks at several strengths, and the speed of training as a sentence."""
     learner = Learner(base, settings, job.seed)
     episodes, costs = _episodes(job, settings, replays, base)
-    told, begin = report.of("network"), time.perf_counter()
+    network_report, begin = report.of("network"), time.perf_counter()
     first, kept = 0, []
     if (saved := job.checkpoint.load()) is not None:
         arrays, state = saved
         learner.restore(arrays, state["numbers"])
         first = state["done"]
-        kept = [below(f"kept{k}.", arrays) for k in range(state["kept"])]
+        kept = [with_prefix(f"kept{k}.", arrays) for k in range(state["kept"])]
     else:
-        learner.imitate(episodes, lambda done: told.step(0, settings.iterations))
+        learner.imitate(episodes, lambda done: network_report.step(0, settings.iterations))
         kept.append(learner.net.arrays())
     every = max(settings.iterations // _SNAPSHOTS, 1)
     for iteration in range(first, settings.iterations):
         reward = learner.improve(episodes, costs)
         if (iteration + 1) % every == 0:
             kept.append(learner.net.arrays())
-        told.step(iteration + 1, settings.iterations, reward=reward)
+        network_report.step(iteration + 1, settings.iterations, reward=reward)
         if job.checkpoint.due():
             arrays, numbers = learner.state()
             packed = {f"kept{k}.{name}": a for k, one in enumerate(kept) for name, a in one.items()}
@@ -114,21 +114,21 @@ def _learned(
 def _episodes(
     job: TrainJob, settings: RltuneSettings, replays: list[TraceEvaluation], base: PreparedScorer
 ) -> tuple[list[Episode], list[float]]:
-    """Sequences out of the earlier part's replays, and what the base policy costs on each."""
+    """Return sequences from the earlier part's replays, and the base policy's cost on each."""
     rng = np.random.default_rng(job.seed)
     episodes: list[Episode] = []
     for evaluation in replays:
         before = evaluation.result(base)
         if before is not None:
-            episodes += cut(before, settings, max(settings.sequences // len(replays), 1), rng)
+            episodes += cut_episodes(before, settings, max(settings.sequences // len(replays), 1), rng)
     against = _reference(settings, base.scorer.odds)
     return episodes, [
-        play(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
+        simulate(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
     ]
 
 
 def _reference(settings: RltuneSettings, odds: HazardRates) -> PreparedScorer:
-    """The policy that rewards are measured against."""
+    """Return the reference policy of rewards."""
     order = ORDERS["fifo" if settings.base in ("fcfs", "fifo-skip") else settings.base]
     prepared = without_net(CandidateRule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)

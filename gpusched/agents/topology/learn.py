@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
-from gpusched.agents.common.vector import joined, parts_of, rounded
+from gpusched.agents.common.vector import round_to_float32, split_vector, to_vector
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.places import IDLE
 from gpusched.agents.topology.replay import replayed
@@ -90,12 +90,12 @@ def learn(
     def whole(numbers: Floats) -> Floats:
         found = start.copy()
         found[learned] = numbers
-        return rounded(found)
+        return round_to_float32(found)
 
     search = Evolution(begin, steps, recipe.population, seed)
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         held_out = [drawn(_WATCH + k, pairs, recipe) for k in range(recipe.watch)]
-        course, means = [(0, float(mean_costs(pool, cost, [rounded(start)], held_out)[0]))], []
+        course, means = [(0, float(mean_costs(pool, cost, [round_to_float32(start)], held_out)[0]))], []
         for generation in range(1, recipe.generations + 1):
             first = _LEARN + (seed * 100_000 + generation - 1) * recipe.tries
             tries = [drawn(k, pairs, recipe) for k in range(first, first + recipe.tries)]
@@ -107,18 +107,18 @@ def learn(
                 course.append((generation, float(mean_costs(pool, cost, [means[-1]], held_out)[0])))
             tell(generation, recipe.generations)
         # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
-        best = rounded(np.mean(means[1:] or means, axis=0))
+        best = round_to_float32(np.mean(means[1:] or means, axis=0))
         course.append((recipe.generations, float(mean_costs(pool, cost, [best], held_out)[0])))
-    return TopologyResult(rounded(start), best, tuple(course))
+    return TopologyResult(round_to_float32(start), best, tuple(course))
 
 
 def _begun(start: Floats) -> tuple[Floats, Floats]:
     """Where the search begins, and its first steps."""
-    begin: Arrays = dict(zip(SHAPES, parts_of(start.copy(), SHAPES), strict=True))
+    begin: Arrays = dict(zip(SHAPES, split_vector(start.copy(), SHAPES), strict=True))
     steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
     for (name, i), (value, step) in _BEGIN.items():
         begin[name][i], steps[name][i] = value, step
-    return joined(begin, SHAPES), joined(steps, SHAPES)
+    return to_vector(begin, SHAPES), to_vector(steps, SHAPES)
 
 
 def drawn(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:

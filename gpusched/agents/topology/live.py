@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from gpusched.agents.common.vector import joined
+from gpusched.agents.common.vector import to_vector
 from gpusched.agents.topology.bids import offer, settle
 from gpusched.agents.topology.deal import Deal, Desk, Site, desk_of, new_deal, open_deal
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, agent_of
@@ -27,7 +27,7 @@ _WORTH_TELLING = 0.005
 
 def prepare(model: TrainedModel) -> TopologyWeights:
     """The weights. ValueError: they are of another shape."""
-    return agent_of(joined(model.arrays, SHAPES))
+    return agent_of(to_vector(model.arrays, SHAPES))
 
 
 def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.vector import parts_of
+from gpusched.agents.common.vector import split_vector
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Resources
 from gpusched.sched.topology.load import ONE, Load
@@ -55,7 +55,7 @@ class TopologyWeights(NamedTuple):
 
 def agent_of(numbers: Floats) -> TopologyWeights:
     """``float64[numbers]`` as weights."""
-    return TopologyWeights(*parts_of(numbers, SHAPES))
+    return TopologyWeights(*split_vector(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.vector import named, read_vector
+from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.replay import placed_by, replayed
@@ -94,7 +94,7 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
     learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
     begun, ended = learned.course[0][1], learned.course[-1][1]
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
-    save_model(out, "topology", named(learned.numbers, SHAPES), about)
+    save_model(out, "topology", to_arrays(learned.numbers, SHAPES), about)
     return learned.numbers
 
 

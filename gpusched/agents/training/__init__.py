@@ -1,5 +1,5 @@
-"""``gpusched train``: which agent learns from what, the final table beside heuristics, the weights and their card.
+"""``gpusched train``: training of agents, the final table beside heuristics, the weights and their card.
 
-In: a `TrainRequest`. Out: a policy folder with weights and cards. It finds an agent's ``train`` module by its name.
+In: a `TrainRequest`. Out: a policy folder with weights and cards. An agent's ``train`` module is found by its name.
 May import: agents, study. Begin with `train.train`.
 """

@@ -1,4 +1,4 @@
-"""The training card: what weights were made from, by what, and how good they are. YAML beside the weights."""
+"""The training card: data, code, settings and results of a set of weights. YAML beside the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODE = ("agents", "forecast", "sched", "sim", "study", "traces")
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
-    """So many like nodes; -1 cores or MiB: not modelled."""
+    """A count of identical nodes; -1 cores or MiB: not modelled."""
 
     count: int
     gpus: int
@@ -48,11 +48,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Everything on the card.
 
     Attributes:
-        seed: Of these weights. seeds: All that were trained; the best by the trainer's own validation was kept.
-        weights: Digest of the weights' file, as policies' versions use it.
-        decides: What these weights are, in words (`gpusched.agents.base.what_decides`).
+        seed: Of these weights. seeds: All trained; the best in the trainer's own validation was kept.
+        weights: Digest of the weights file, as in the versions of policies.
+        decides: A description of the weights (`gpusched.agents.describe.describe_weights`).
         metrics: The final table.
-        wall_time_s: Of all seeds' trainings together, without the final table.
+        wall_time_s: Of training all seeds, without the final table.
     """
 
     policy: str
@@ -75,14 +75,14 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_card(path: Path, card: Card) -> None:
-    """Writes the card, whole or not at all."""
+    """Write the card atomically."""
     content = msgspec.to_builtins(card)
     content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
     write_atomic(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
 
 
 def code_version() -> str:
-    """The package's version, and a digest of the sources that weights depend on."""
+    """Return the package's version, with a digest of the sources that weights depend on."""
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for source in sorted(f for folder in _CODE for f in (package / folder).rglob("*.py")):
@@ -91,7 +91,7 @@ def code_version() -> str:
 
 
 def trace_sha256(trace: Trace) -> str:
-    """Digest of what was submitted when and how it ran; the names of jobs and users do not count."""
+    """Return a digest of the jobs' submissions and runs; names of jobs and users are not part of it."""
     digest = hashlib.sha256()
     for column in (*FLOATS, *INTS):
         digest.update(f"{column}\0".encode() + getattr(trace, column).tobytes())
@@ -99,7 +99,7 @@ def trace_sha256(trace: Trace) -> str:
 
 
 def shape_of(pool: Pool) -> tuple[Nodes, ...]:
-    """The pool as so many like nodes of each kind, in its order."""
+    """Return the pool as counts of identical nodes, in its order."""
     columns = (pool.gpus.tolist(), pool.cores.tolist(), pool.memory_mib.tolist(), pool.gpu_type.tolist())
     kinds = Counter(zip(*columns, strict=True))
     return tuple(

@@ -1,4 +1,4 @@
-"""``gpusched train``: for every partition the agent's trainer, the final table, weights and card."""
+"""``gpusched train``: run the agent's trainer for every partition; write the final table, weights and card."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import msgspec
 from gpusched.agents.base import REGISTRY
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.evaluate import before, table
+from gpusched.agents.common.data import TrainingData, load_training_data
+from gpusched.agents.common.evaluate import final_table, untrained_policy
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
-from gpusched.agents.describe import what_decides
+from gpusched.agents.describe import describe_weights
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
@@ -34,7 +34,7 @@ from gpusched.sim.policies import of_spec
 
 
 class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out for one partition: files, and their card."""
+    """The files trained for one partition, and their card."""
 
     partition: str
     weights: str
@@ -43,22 +43,22 @@ class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
-    """Trains what is asked for, partition by partition.
+    """Train the requested policy, partition by partition.
 
     Raises:
-        UsageError: Something asked for does not exist or contradicts something else.
-        GpuschedError: It cannot be read or written, or torch is not installed.
+        UsageError: An option names something that does not exist, or options contradict each other.
+        GpuschedError: A file cannot be read or written, or torch is not installed.
     """
-    spec, file = _policy(request)
+    spec, file = _load_policy(request)
     _check_device(request, spec)
-    torch_.need("torch")
-    found = materials(request)
+    torch_.require("torch")
+    found = load_training_data(request)
     _check_enough(request, found, report)
-    folder = _folder(request, spec)
-    made = [(material, *_made(request, spec, material, folder, report)) for material in found]
+    folder = _output_folder(request, spec)
+    made = [(material, *_train_partition(request, spec, material, folder, report)) for material in found]
     if file.resolve() != (folder / POLICY).resolve():
         shutil.copyfile(file, folder / POLICY)
-    return [_judged(spec, folder, one, material, untrained, report) for material, one, untrained in made]
+    return [_add_final_table(spec, folder, files, material, untrained, report) for material, files, untrained in made]
 
 
 def _check_device(request: TrainRequest, spec: PolicySpec) -> None:
@@ -69,11 +69,11 @@ def _check_device(request: TrainRequest, spec: PolicySpec) -> None:
 
 
 MIN_JOBS = 100
-"""Fewer recorded jobs are not learned from unless it is insisted on: the held-out fifth would be less than 20 jobs."""
+"""Fewer recorded jobs are refused without ``--force``: the held-out fifth would have less than 20 jobs."""
 
 
-def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
-    """The policy, and its file: a path, or a name as an inventory has it."""
+def _load_policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
+    """Load the policy, given by a path or by its name in an inventory; return it and its file."""
     path, folders = Path(request.policy), folders_in_force(request.inventory)
     if not path.exists() and os.sep not in request.policy and not path.suffix:
         path = policy_file(request.policy, folders) or path
@@ -88,11 +88,11 @@ def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     return spec, path / POLICY if path.is_dir() else path
 
 
-def _check_enough(request: TrainRequest, found: list[Material], report: TrainingReport) -> None:
-    """Refuses to learn from a handful of recorded jobs; says so where it is insisted on.
+def _check_enough(request: TrainRequest, found: list[TrainingData], report: TrainingReport) -> None:
+    """Refuse to train on too few recorded jobs; with ``--force``, report it only.
 
     Raises:
-        UsageError: There are fewer than `MIN_JOBS` for a partition, without ``--force``.
+        UsageError: A partition has fewer than `MIN_JOBS`, without ``--force``.
     """
     recorded = {m.partition: len(m.scenario.trace) for m in found if m.workload is None}
     counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in recorded.items() if jobs < MIN_JOBS)
@@ -105,20 +105,20 @@ def _check_enough(request: TrainRequest, found: list[Material], report: Training
     report.note(f"{problem}; continuing because of --force")
 
 
-def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
-    """Where weights go, made if need be: ``--out``, else the folder beside the policy's file.
+def _output_folder(request: TrainRequest, spec: PolicySpec) -> Path:
+    """Return the folder for weights, created if missing: ``--out``, else the folder of the policy's file.
 
-    Policies that come with gpusched keep theirs with the site's own, never in the installed package.
+    Weights of built-in policies go to the site's own policies, never into the installed package.
 
     Raises:
-        UsageError: That is in the installed package.
-        GpuschedError: It cannot be written.
+        UsageError: The folder is in the installed package.
+        GpuschedError: The folder is not writable.
     """
     folder = Path(request.out) if request.out is not None else Path(spec.folder)
-    if request.out is None and _installed(folder):
+    if request.out is None and _is_installed(folder):
         folder = _site_folder(request) / spec.name
     hint = "use --out FOLDER, such as policies/NAME next to your inventory.yaml"
-    if _installed(folder):
+    if _is_installed(folder):
         raise UsageError(f"{folder} is part of gpusched itself: choose another folder for your weights", hint)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +130,13 @@ def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
     return folder
 
 
-def _installed(folder: Path) -> bool:
-    """Whether it is in the installed package, through whatever link."""
+def _is_installed(folder: Path) -> bool:
+    """Return whether the folder is in the installed package, with links resolved."""
     return folder.resolve().is_relative_to(BUILT_IN.parents[1].resolve())
 
 
 def _site_folder(request: TrainRequest) -> Path:
-    """The site's own policies: ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory, there or not yet.
+    """Return the site's policies: ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory, existing or not.
 
     Raises:
         UsageError: There is no inventory.
@@ -146,33 +146,35 @@ def _site_folder(request: TrainRequest) -> Path:
     return inventory.absolute().parent / "policies" if first == BUILT_IN else first
 
 
-def _made(
-    request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: TrainingReport
+def _train_partition(
+    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
 ) -> tuple[TrainedFiles, Arrays | None]:
-    """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
-    begin, agent = time.monotonic(), spec.agent or ""
+    """Train every seed; write the best weights and a card without a table; return also the initial weights."""
+    started, agent = time.monotonic(), spec.agent or ""
     trainer = REGISTRY[agent].train
     assert trainer is not None
     found: list[tuple[TrainerResult, TrainJob]] = []
     for seed in dict.fromkeys(request.seeds):
-        key = _key(spec, material, seed, request.device)
+        key = _checkpoint_key(spec, material, seed, request.device)
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
         job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
         found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
-    best, of = max(found, key=lambda pair: pair[0].score)
+    best, best_job = max(found, key=lambda pair: pair[0].score)
     weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
     save_model(weights, agent, best.arrays, best.about)
     for _, job in found:
         job.checkpoint.remove()
-    decides = what_decides(load_file(weights, agent))
-    card = _card(request, of, best, decides, digest_of(weights.read_bytes()), round(time.monotonic() - begin, 1))
+    decides = describe_weights(load_file(weights, agent))
+    card = _card(
+        request, best_job, best, decides, digest_of(weights.read_bytes()), round(time.monotonic() - started, 1)
+    )
     write_card(card_file, card)
     made = TrainedFiles(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
     return made, best.untrained
 
 
-def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
-    """Digest of all that a training depends on; another one's checkpoint is of no use to it."""
+def _checkpoint_key(spec: PolicySpec, material: TrainingData, seed: int, device: str) -> str:
+    """Return a digest of everything that a training depends on; checkpoints with another digest are ignored."""
     workload = None if material.workload is None else asdict(material.workload)
     pool = material.scenario.pool
     depends = [
@@ -201,21 +203,21 @@ def _card(
     )  # fmt: skip
 
 
-def _judged(
-    of: PolicySpec,
+def _add_final_table(
+    trained: PolicySpec,
     folder: Path,
     made: TrainedFiles,
-    material: Material,
+    material: TrainingData,
     untrained: Arrays | None,
     report: TrainingReport,
 ) -> TrainedFiles:
-    """With the final table, made on the held-out part by the weights as they lie there."""
+    """Add the final table: a replay of the held-out part with the saved weights."""
     if made.card.metrics or not material.held_out:
         return made
-    told = report.of(f"{material.partition}, table")
-    spec = msgspec.structs.replace(of, folder=str(folder))
+    table_report = report.of(f"{material.partition}, table")
+    spec = msgspec.structs.replace(trained, folder=str(folder))
     agent = of_spec(spec, spec.name, material.partition)
-    rows = table(agent, material.held_out, told.step, before(agent, untrained))
+    rows = final_table(agent, material.held_out, table_report.step, untrained_policy(agent, untrained))
     card = msgspec.structs.replace(made.card, metrics=rows)
     write_card(Path(made.card_file), card)
     return msgspec.structs.replace(made, card=card)
