@@ -1,4 +1,4 @@
-"""`replay`: a trace on a pool under a policy, as fast as arrays allow."""
+"""`replay`: run a trace on a pool under a policy, as fast as arrays allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["Outage", "ReplayOptions", "replay"]
 
 
 def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str, **options: Any) -> ReplayResult:
-    """Replays ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
+    """Replay ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
 
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
     decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
@@ -74,7 +74,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
 
 
 def to_the_end(world: SimWorld, log: EventLog, run: Runner) -> EventLog:
-    """Runs, giving the log more room where it asks for it."""
+    """Run to the end, enlarging the log when needed."""
     while run(log) == GROW:
         log = grown(log, world.sim)
     return log
@@ -85,7 +85,7 @@ WATCH_S = 0.25
 
 @contextmanager
 def _watched(world: SimWorld) -> Iterator[None]:
-    """Looks on from another thread, which compiled code lets run: it costs the replay nothing."""
+    """Report progress from another thread, which compiled code lets run: it costs the replay nothing."""
     tell = world.options.progress
     if tell is None:
         yield
@@ -112,7 +112,7 @@ _warm: set[tuple[object, ...]] = set()
 
 
 def _compile_for(world: SimWorld, kind: RunKind) -> None:
-    """Compiles (or loads) what the replay needs, so that its time does not count it; a word on stderr if it is slow.
+    """Compile (or load) what the replay needs before its time is taken, with a message on stderr if it is slow.
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
     """
@@ -141,7 +141,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
 
 
 def one_job() -> Trace:
-    """A trace of one job with one GPU for one second: what compiling ahead of a replay needs."""
+    """Return a trace of one job with one GPU for one second, to compile with ahead of a replay."""
     unknown, zero, one = np.full(1, -1, np.int64), np.zeros(1), np.ones(1)
     return Trace(
         name="one job", epoch=None, ids=("1",), submit=zero, duration=one, limit=one, gpus=-unknown,

@@ -1,4 +1,4 @@
-"""The event engine for settings in which a decision gives all jobs anew what they run on, now and then: in rounds.
+"""The event engine for settings that allocate to all jobs afresh in rounds.
 
 What jobs have, and where, is the setting's affair: to the engine each is a job that needs nothing, and goes as fast as
 the setting says until it says something else, or the job has ended.
@@ -41,7 +41,7 @@ PRESENT, DECISIONS = range(2)  # positions in Progress.counts
 
 
 class Rounds(NamedTuple):
-    """When decisions are made, in the setting's unit of time; never while no job is there.
+    """When decisions are made, in the setting's unit of time; never while no job is present.
 
     One follows each arrival and end, at least ``apart`` after the last one and at most ``every``; with ``slots`` only
     at multiples of ``apart``.
@@ -57,7 +57,7 @@ SLOT_BY_SLOT = Rounds(1.0, 1.0, slots=True)
 
 
 class RoundProgress(NamedTuple):
-    """How far the jobs have come at this decision.
+    """The jobs' progress at this decision.
 
     Attributes:
         rounds: See there.
@@ -116,13 +116,13 @@ class EngineRun:
         self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
 
     def next_round(self) -> bool:
-        """On to the next decision; False: all jobs have ended."""
+        """Advance to the next decision; False: all jobs have ended."""
         while (code := self._step()) == GROW:
             self._grow()
         return code == _DUE
 
     def to_end(self, run: Decide[Any], state: Any) -> None:
-        """All of it, by what `engine.loop.looped` made."""
+        """Run to the end with what `engine.loop.looped` returned."""
         while run(self.sim, self._log, self._passes, state) == GROW:
             self._grow()
 
@@ -132,17 +132,17 @@ class EngineRun:
 
     @property
     def there(self) -> Ints:
-        """As `present`, for Python."""
+        """The jobs as from `present`, for Python."""
         return self.progress.there[: self.progress.counts[PRESENT]]
 
     @property
     def end(self) -> Floats:
-        """``float64[jobs]``: when each has ended; NaN: it has not."""
+        """``float64[jobs]``: when each ended; NaN: it has not."""
         return cast(Floats, self.sim.state["end"])
 
     @property
     def played(self) -> Played:
-        """What came of it."""
+        """The figures of this run."""
         submit, restarts = self.sim.jobs["submit"], int(self.sim.state["restarts"].sum())
         makespan = float(self.end.max() - submit[0])
         return Played(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
@@ -150,7 +150,7 @@ class EngineRun:
 
 @jit
 def is_due(sim: Sim, progress: RoundProgress) -> bool:
-    """Whether to decide at this instant; then ``progress`` is as of now."""
+    """Return whether to decide at this instant; then ``progress`` is current."""
     now, time, rounds = sim.clock[0], progress.time, progress.rounds
     if sim.counter[READY] > 0 or sim.counter[ENDED] > 0:
         soonest = np.ceil(now / rounds.apart) * rounds.apart if rounds.slots else max(now, time[NOW] + rounds.apart)
@@ -182,7 +182,7 @@ def _to_decision(sim: Sim, log: EventLog, passes: Passes, progress: RoundProgres
 
 @jit
 def _look(sim: Sim, progress: RoundProgress) -> None:
-    """Who is there, and what they have done."""
+    """Update which jobs are present, and their work done."""
     count = 0
     for job in range(sim.counter[ARRIVED]):
         state = sim.state[job]
@@ -196,19 +196,19 @@ def _look(sim: Sim, progress: RoundProgress) -> None:
 
 @jit
 def present(progress: RoundProgress) -> Ints:
-    """The jobs that are there, by arrival."""
+    """Return the present jobs, by arrival."""
     return progress.there[: progress.counts[PRESENT]]
 
 
 @jit
 def give(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
-    """Let a job go on at the rate of what it has from now on (0: nothing), after a restart if it has run before."""
+    """Set a job's rate from now on (0: stopped); a restart comes first if it has run before."""
     progress.rate[job], progress.restart[job] = rate, restart
 
 
 @jit
 def carry_out(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
-    """What was given at this decision, in the engine's terms."""
+    """Apply the rates given at this decision in the engine."""
     pace = sim.pace
     assert pace is not None
     for job in present(progress):

@@ -62,7 +62,7 @@ class SimQueue(NamedTuple):
 
 
 def new_queue(world: SimWorld) -> SimQueue:
-    """An empty queue."""
+    """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
@@ -81,7 +81,7 @@ def new_queue(world: SimWorld) -> SimQueue:
 
 @jit
 def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> int:
-    """Every partition's pass in which something happened."""
+    """Run the pass of every partition in which something happened."""
     remember(sim, passes, queue)
     due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
     backfill = queue.backfill if due else NONE
@@ -105,7 +105,7 @@ run_generic = looped(decide_generic)
 
 @jit
 def remember(sim: Sim, passes: Passes, queue: SimQueue) -> None:
-    """What ended at this instant, and what came to wait."""
+    """Record the jobs that ended and that became ready at this instant."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         held_by_user(sim, queue.users, job, -1)
@@ -121,7 +121,7 @@ def remember(sim: Sim, passes: Passes, queue: SimQueue) -> None:
 
 @jit
 def _any_can(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
-    """Whether any waiting job can run; with nothing running, an unlucky draw is drawn again, or it might never be."""
+    """Return whether any waiting job can run; if nothing runs, a failed naive draw must then be repeated."""
     for i in range(queue.size[0]):
         if passes.jobs.feasibility[sim.jobs[queue.waiting[i]]["shape"]] == OK:
             return True
@@ -130,7 +130,7 @@ def _any_can(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
 
 @jit
 def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition: int, backfill: int) -> None:
-    """One partition's pass."""
+    """Run one partition's pass."""
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
     count_once(sim.pace, sim, passes.releases)
@@ -145,7 +145,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition:
 
 @jit
 def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
-    """The partition's waiting jobs by (key, rank), ``int64[waiting]``."""
+    """Return the partition's waiting jobs by (key, rank), ``int64[waiting]``."""
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
     if queue.order == PLAIN or jobs.size < 2:
         return jobs
@@ -156,7 +156,7 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
 
 @jit
 def forget_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
-    """Takes what has started out of the queue, and counts it for its user."""
+    """Remove started jobs from the queue, and count their GPUs for their users."""
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:

@@ -1,4 +1,4 @@
-"""The loop of every compiled replay: on to the next instant, decide, and again. Who decides is compiled into it.
+"""The main loop of every compiled replay: advance to the next instant, then decide. The decision is compiled in.
 
 run = looped(decide)
 code = run(sim, log, passes, state)
@@ -21,7 +21,7 @@ Decide = Callable[[Sim, EventLog, Passes, State], int]
 
 
 def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
-    """The replay that asks ``decide`` at every instant at which something happened.
+    """Return the replay that calls ``decide`` at every instant at which something happened.
 
     That starts and stops jobs (`step.start_job`, `step.cut`), given what it keeps between decisions, and returns DECIDE
     to go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
@@ -34,7 +34,7 @@ def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
 
 @jit
 def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
-    """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
+    """Advance to the next decision (see `advance` for the codes), and update the passes' arrays.
 
     What ended gives nothing back any more, and what nodes changed decides what can run. While jobs wait this is an
     instant, too: when nodes come to be others', or theirs, though nothing else happens.
@@ -61,7 +61,7 @@ _decide: Decide[Any] = cast(Any, None)  # is filled in
 
 
 def _run(sim: Sim, log: EventLog, passes: Passes, state: Any) -> int:
-    """What `looped` makes, once for each `_decide`."""
+    """Run the replay; compiled by `looped` once for each `_decide`."""
     while True:
         code = next_decision(sim, log, passes)
         if code == DECIDE:

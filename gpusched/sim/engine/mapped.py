@@ -61,11 +61,11 @@ class MappedRun:
         self.reports: list[MappingReport] = []
 
     def __call__(self, log: EventLog) -> int:
-        """Replays to the end; OVER, or GROW (call again)."""
+        """Replay to the end; return OVER, or GROW (call again)."""
         return _run(self._world.sim, log, self._world.passes, self)
 
     def decide(self, log: EventLog) -> int:
-        """Every partition's mapping in which something happened."""
+        """Map every partition in which something happened."""
         sim = self._world.sim
         self.remember()
         for partition in np.flatnonzero(sim.dirty).tolist():
@@ -74,7 +74,7 @@ class MappedRun:
         return DECIDE
 
     def remember(self) -> None:
-        """What ended at this instant, and what came to wait."""
+        """Record the jobs that ended and that became ready at this instant."""
         sim, passes = self._world.sim, self._world.passes
         ready = sim.ready[: sim.counter[READY]]
         # after a failure: no longer of where it ran
@@ -82,14 +82,14 @@ class MappedRun:
         remember(sim, passes, self._queue)
 
     def order(self, partition: int) -> tuple[Ints, Keep | None]:
-        """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
+        """Return the partition's waiting jobs in order, and nodes kept for one of them."""
         return ordered(self._world.sim, self._queue, partition), None
 
     def started(self, jobs: Ints) -> None:
-        """These run from now on."""
+        """Handle jobs that have just started."""
 
     def _decide(self, log: EventLog, partition: int) -> None:
-        """One partition's mapping, and its starts in the engine's terms."""
+        """Map one partition, and start its jobs in the engine."""
         sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
         waiting, keep = self.order(partition)
         if not len(waiting):
@@ -107,14 +107,14 @@ class MappedRun:
         forget_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:
-        """``float64[jobs, kinds]``: the run time that is expected, at the measured speeds; a limit that kills binds."""
+        """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
         lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
         bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
         return bound
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the result: how often there was something to better, and how near the best it came."""
+        """Return notes for the result: how often the mapping could be improved, and the remaining gap."""
         if self._solver is None or not self.reports:
             return ()
         better = [r for r in self.reports if r.solver == "milp"]
@@ -134,7 +134,7 @@ _run = looped(_decide_mapped, compiled=False)
 
 
 def _solver() -> Solver:
-    """The live optimiser, bounded by the search alone."""
+    """Return the live optimiser, bounded by search effort only."""
     from gpusched.sched.mapping.milp import highs, solve
 
     highs()
@@ -146,7 +146,7 @@ def _solver() -> Solver:
 
 
 def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
-    """``float64[jobs, kinds]``: measured where there are profiles, else by the policy's patterns of (model) names."""
+    """Return ``float64[jobs, kinds]``: measured speeds, else those of the policy's model name patterns."""
     trace, pool = world.trace, world.pool
     names = (*trace.models, "")
     by_name = np.array([speeds_by_name(mapping.speeds, name, pool.gpu_types) for name in names])
@@ -156,7 +156,7 @@ def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
 
 
 def _set_measured(speeds: Floats, world: SimWorld) -> None:
-    """Puts the measured speeds, in parts of the recorded one, into ``float64[jobs, kinds]``, where there are any."""
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``."""
     pace = world.sim.pace
     if pace is not None:
         measured = pace.runs["row"] >= 0
@@ -164,5 +164,5 @@ def _set_measured(speeds: Floats, world: SimWorld) -> None:
 
 
 def is_mapped(world: SimWorld) -> bool:
-    """Whether the replay's jobs are placed by mapping."""
+    """Return whether the replay's jobs are placed by mapping."""
     return world.rule in MAPPED

@@ -31,7 +31,7 @@ class NodeIndex(NamedTuple):
 
 
 def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
-    """The nodes' index; without levels (not to be used) if not useful or where nodes have more than 64 GPUs."""
+    """Return the nodes' index; without levels (unused) if not useful or if nodes have more than 64 GPUs."""
     levels = int(resources.gpus.max(initial=0)) + 1
     if not useful or levels > _MOST_LEVELS:
         return NodeIndex(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
@@ -43,7 +43,7 @@ def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
 
 @jit
 def put(index: NodeIndex, node: int, free: int) -> None:
-    """Enters a node with ``free`` GPUs (negative: not at all)."""
+    """Add a node with ``free`` GPUs (negative: do not add it)."""
     if free >= 0:
         index.words[free, node // _BITS] |= 1 << (node % _BITS)
         index.many[free] += 1
@@ -51,7 +51,7 @@ def put(index: NodeIndex, node: int, free: int) -> None:
 
 @jit
 def move(index: NodeIndex, node: int, before: int, after: int) -> None:
-    """Notes that ``node`` has ``after`` GPUs free instead of ``before``."""
+    """Move ``node`` from ``before`` free GPUs to ``after``."""
     if before >= 0:
         index.words[before, node // _BITS] &= ~(1 << (node % _BITS))
         index.many[before] -= 1
@@ -60,7 +60,7 @@ def move(index: NodeIndex, node: int, before: int, after: int) -> None:
 
 @jit
 def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
-    """Whether ``parts`` nodes of the whole pool have ``gpus`` free: necessary, and sufficient without partitions."""
+    """Return whether ``parts`` nodes of the pool have ``gpus`` free: necessary; sufficient without partitions."""
     found = 0
     for free in range(gpus, index.many.size):
         found += index.many[free]
@@ -71,7 +71,7 @@ def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
 
 @jit
 def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
-    """`place.choose` for first fit, best fit and spread, where nodes differ in free GPUs alone; into ``chosen``."""
+    """Select nodes as `place.choose` for first fit, best fit and spread, where only GPUs bind; into ``chosen``."""
     if not enough(index, request.gpus, request.parts):
         return False
     first, last = request.lo // _BITS, (request.hi - 1) // _BITS
@@ -99,7 +99,7 @@ def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -
 
 @jit
 def _collect(bits: int, word: int, request: PlacementRequest, found: int, chosen: Ints) -> int:
-    """Adds the nodes of one word to ``chosen``, up to ``request.parts``; how many there are now."""
+    """Append one word's nodes to ``chosen``, up to ``request.parts``; return the new count."""
     if bits == 0:
         return found
     base = word * _BITS
@@ -116,7 +116,7 @@ def _collect(bits: int, word: int, request: PlacementRequest, found: int, chosen
 
 @jit
 def _lowest(bits: int) -> int:
-    """The number of the lowest set bit of ``0 < bits < 2**32``."""
+    """Return the index of the lowest set bit of ``0 < bits < 2**32``."""
     at = 0
     if bits & 0xFFFF == 0:
         bits >>= 16

@@ -1,4 +1,4 @@
-"""Hooks of the walk over a queue where jobs share GPUs in replays, and whom `kernel.beside` may put beside whom.
+"""Hooks of the queue pass for replays in which jobs share GPUs, including pairs (`kernel.beside`).
 
 A job that asks for part of a GPU goes onto one that others share where it leaves least over (best fit among a node's
 GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: least left over on the GPU, then the live
@@ -49,7 +49,7 @@ from gpusched.sim.result import PAIRED
 
 
 class Shared(NamedTuple):
-    """Of a pass in which jobs share GPUs."""
+    """Context of a pass in which jobs share GPUs."""
 
     pace: Pace
     sim: Sim
@@ -65,7 +65,7 @@ def share_gpus(
     backfill: int,
     own: int,
 ) -> bool:  # fmt: skip
-    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: no parts of GPUs are shared.
+    """Start jobs of ``ordered: int64[waiting]``, one partition's queue; False: no fractions of GPUs are shared.
 
     ``own``: the policy's backfill, which may not be due at this decision.
     """
@@ -85,7 +85,7 @@ def share_gpus(
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -> tuple[int, int]:
-    """On GPUs that are free or have room."""
+    """Place a job on GPUs that are free or have room."""
     scratch, shape = state.scratch, state.jobs.shape[job]
     request, room = request_of(state.requests, shape), scratch.late if late else state.resources
     if place_shared(of.pace, of.sim, of.passes, room, of.pace.slots, request, of.pace.milli[shape], of.rule):
@@ -104,7 +104,7 @@ def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Shared)
 
 @jit
 def _started(state: ClusterState, job: int, request: PlacementRequest, of: Shared) -> None:
-    """At once, as those behind it may share with it."""
+    """Start the job at once, as those behind it may share its GPUs."""
     start_job(of.sim, of.log, job, state.scratch.chosen, 0, request.gpus, 0.0)
 
 
@@ -119,7 +119,7 @@ def place_shared(
     milli: int,
     rule: int,
 ) -> bool:
-    """Picks nodes for a job into ``sim.chosen``; whether there are any."""
+    """Select nodes for a job into ``sim.chosen``; return whether it fits."""
     masks, scratch = passes.jobs.masks, passes.scratch
     if milli == WHOLE:
         if rule >= NAIVE:
@@ -164,7 +164,7 @@ def _fitting_slot(
     first: int,
     gpus: int,
 ) -> int:
-    """The shared GPU that a job for part of one would take on ``node``; -1: a free GPU; -2: it does not fit."""
+    """Return the shared GPU for a fractional job on ``node``; -1: a free GPU; -2: it does not fit."""
     if not node_fits(resources, masks, with_gpus(request, 0), node):
         return _NOWHERE
     slot = best_slot(slots, first, gpus, milli)
@@ -177,7 +177,7 @@ def _fitting_slot(
 @inlined
 @jit
 def pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
-    """Starts beside others whom a queue's own pass left waiting for room; ``outcome``: that pass's."""
+    """Start jobs left waiting for room by ``outcome``'s pass beside running ones."""
     if pace is None:
         return
     if outcome.total[0] < ordered.size:
@@ -226,7 +226,7 @@ def _pair_up(
 @inlined
 @jit
 def count_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
-    """GPUs that two jobs have are given back by the one that is expected to end last, also once a pair has ended."""
+    """Release the GPUs of a pair when its later job is expected to end, also after a pair has ended."""
     if pace is None:
         return
     _count_once(pace.pairs, pace, sim, releases)
@@ -252,7 +252,7 @@ def _count_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) 
 
 @jit
 def _ends_before(sim: Sim, job: int, mate: int) -> bool:
-    """Whether it is expected to leave the GPUs to its mate."""
+    """Return whether a job is expected to end before its mate."""
     end = sim.state[job]["start"] + sim.jobs[job]["expected"]
     other = sim.state[mate]["start"] + sim.jobs[mate]["expected"]
     return bool(end < other or (end == other and job < mate))
@@ -263,7 +263,7 @@ def _ends_before(sim: Sim, job: int, mate: int) -> bool:
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
-    """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
+    """Return the latest start of the head, by expected ends of running jobs; close its nodes to late jobs."""
     if of.backfill != EASY:
         return np.inf
     pace, sim, passes, releases, scratch = of.pace, of.sim, of.passes, state.releases, state.scratch
@@ -292,7 +292,7 @@ def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
 
 @jit
 def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Shared) -> int:
-    """In order; nobody behind a head who blocks all: no replay asks why they wait."""
+    """Return the next job in order; none behind a head that blocks all, as replays report no reasons."""
     return -1 if head >= 0 and of.backfill == NONE else in_order(state, queue, at, head, of)
 
 
@@ -301,7 +301,7 @@ _pass_shared = inlined(queue_pass(_place, _hold, _started, following=_following,
 
 @jit
 def _sharers(pace: Pace, releases: Releases) -> Records:
-    """A copy of the slots in which ``jobs`` counts those on it, less one."""
+    """Return a copy of the slots in which ``jobs`` is the number of jobs, less one."""
     slots, runs = pace.slots.copy(), pace.runs
     for slot in range(slots.size):
         slots[slot]["jobs"] = -1
@@ -323,7 +323,7 @@ def part_fits(
     milli: int,
     node: int,
 ) -> int:
-    """1 if one part of a job fits a node, else 0."""
+    """Return 1 if one part of a job fits a node, else 0."""
     masks = passes.jobs.masks
     if milli < WHOLE:
         gpus = sim.node[node]["total"]
@@ -336,7 +336,7 @@ def _give_back(
     pace: Pace, sim: Sim, passes: Passes, future: Resources, slots: Records, request: PlacementRequest, milli: int,
     at: int
 ) -> int:  # fmt: skip
-    """A part of a running job leaves ``future``; on how many nodes more the head fits by that."""
+    """Remove a part of a running job from ``future``; return on how many more nodes the head then fits."""
     job, node = passes.releases.owner[at], passes.releases.node[at]
     run, shape = pace.runs[job], sim.shapes[sim.jobs[job]["shape"]]
     gpus = passes.releases.gpus[at]

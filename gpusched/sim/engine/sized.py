@@ -46,7 +46,7 @@ OF_JOB = np.dtype(
 
 
 class Sizer(NamedTuple):
-    """What a replay that resizes keeps.
+    """State of a replay that resizes jobs.
 
     Attributes:
         jobs: ``OF_JOB[jobs]``. rows: ``int64[kinds, most]``: speeds at each size, row of `Pace.speed`.
@@ -84,7 +84,7 @@ class Sizer(NamedTuple):
 
 @jit
 def run_sized(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
-    """To the end; every partition's sizes, and what starts, again where somebody was stopped.
+    """Replay to the end: choose every partition's sizes, then start jobs; repeat after each stop.
 
     Returns:
         OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``of.claims``; UNSOUND:
@@ -115,7 +115,7 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
 
 @jit
 def _arrive(sim: Sim, of: Sizer) -> None:
-    """What came to wait at this instant."""
+    """Add the jobs that became ready at this instant."""
     for i in range(sim.counter[READY]):
         enter(sim, of.waiting, of.size, sim.ready[i])
     sim.dirty[:] = 0
@@ -123,7 +123,7 @@ def _arrive(sim: Sim, of: Sizer) -> None:
 
 @jit
 def _ask(sim: Sim, passes: Passes, of: Sizer, partition: int) -> None:
-    """One partition's scene, and the question in ``of.claims``."""
+    """Fill one partition's scene, and the request to the agent in ``of.claims``."""
     lo, hi = _span(sim, partition)
     rules = _fill(sim, passes, of, partition, lo, hi)
     gather(_scene_now(of), rules, sim.resources, passes.usable, passes.jobs.feasibility, of.claims)
@@ -131,7 +131,7 @@ def _ask(sim: Sim, passes: Passes, of: Sizer, partition: int) -> None:
 
 @jit
 def _carry_out(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
-    """What of the wishes is done: starts first, then stops; how many stops there were, or UNSOUND."""
+    """Apply the chosen sizes: start jobs, then stop others; return the number of stops, or UNSOUND."""
     scene = _scene_now(of)
     if not settle(scene, of.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
         return UNSOUND
@@ -160,7 +160,7 @@ def _carry_out(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
 
 @jit
 def _span(sim: Sim, partition: int) -> tuple[int, int]:
-    """The partition's nodes."""
+    """Return the range of the partition's nodes."""
     lo, hi = sim.node.size, 0
     for node in range(sim.node.size):
         if sim.node[node]["queue"] == partition:
@@ -170,14 +170,14 @@ def _span(sim: Sim, partition: int) -> tuple[int, int]:
 
 @jit
 def _scene_now(of: Sizer) -> Scene:
-    """The rows that are in use."""
+    """Return the scene with the rows in use only."""
     whole = of.scene
     return Scene(whole.rows[: of.at[ROWS]], whole.parts, whole.unusable, whole.told, whole.menus)
 
 
 @jit
 def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int) -> SizingRules:
-    """The scene of now: resizable jobs that run, by number, and all that wait, what was stopped for a resize first."""
+    """Fill the scene: running resizable jobs by number, then all waiting jobs, those stopped to resize first."""
     now, count, parts = sim.clock[0], 0, 0
     soonest, of_partition = np.inf, 0
     # the loops' own arrays: a compiled call pays for every array it is handed
@@ -244,7 +244,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
 
 @jit
 def _left_of_limit(sim: Sim, of: Sizer, job: int) -> float:
-    """Return for how long a running job may hold its GPUs yet, by its limit; seconds."""
+    """Return the seconds that a running job may still hold its GPUs by its time limit."""
     return float(max(0.0, sim.state[job]["start"] + of.jobs[job]["limit"] - sim.clock[0]))
 
 
@@ -261,7 +261,7 @@ def _set_unusable(ledger: SimLedger | None, sim: Sim, of: Sizer, job: int, held:
 
 @jit
 def _fill_both(row: Record, own: Record, job: int, submit: float, restart_s: float) -> None:
-    """What is the same of a row, whether the job runs or waits."""
+    """Fill the fields of a row that running and waiting jobs share."""
     row["job"], row["menu"], row["rigid"], row["base"] = job, own["menu"], own["rigid"], own["base"]
     row["cores"], row["memory"], row["submit"] = own["cores"], own["memory"], submit
     row["restarts"], row["cost_s"] = own["stops"], restart_s if own["stops"] > 0 else 0.0
@@ -270,7 +270,7 @@ def _fill_both(row: Record, own: Record, job: int, submit: float, restart_s: flo
 
 @jit
 def _sized_queue(sim: Sim, passes: Passes, of: Sizer, scene: Scene) -> Ints:
-    """The queue in order, resizable jobs at the sizes that they would start with; without those that get none."""
+    """Return the queue in order, with resizable jobs at their chosen sizes; without those that get none."""
     queue, count, claim = np.empty(scene.rows.size, np.int64), 0, of.at[RUN]
     for i in range(of.at[RUN], scene.rows.size):
         row = scene.rows[i]
@@ -288,7 +288,7 @@ def _sized_queue(sim: Sim, passes: Passes, of: Sizer, scene: Scene) -> Ints:
 
 @jit
 def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
-    """The job's request and speed with so many GPUs."""
+    """Set the job's request and speed for so many GPUs."""
     own, k = of.jobs[job], 0
     while of.scene.menus.sizes[own["menu"], k] != gpus:
         k += 1
@@ -304,7 +304,7 @@ def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
 
 @jit
 def _stop(sim: Sim, log: EventLog, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
-    """Stops a job to go on with so many GPUs."""
+    """Stop a job, which will resume with so many GPUs."""
     own = of.jobs[job]
     of.stopped[job, own["stops"] % of.stopped.shape[1]] = sim.clock[0]
     own["stops"] += 1

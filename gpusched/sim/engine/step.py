@@ -1,4 +1,4 @@
-"""The virtual clock: to the next instant at which something happens; what happens then; jobs started and cut.
+"""The virtual clock: advance to the next event, handle it, start and stop jobs.
 
 At one instant ends come before node events, those before arrivals, and arrivals before decisions.
 """
@@ -52,7 +52,7 @@ NOTHING_TAKEN = -1
 
 @jit
 def note(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
-    """Adds an event of now to the log."""
+    """Append an event at the current time to the log."""
     event = log.events[sim.counter[LOGGED]]
     event["time"] = sim.clock[0]
     event["kind"] = kind
@@ -62,7 +62,7 @@ def note(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
 
 @jit
 def advance(sim: Sim, log: EventLog) -> int:
-    """Goes to the next instant; ends, node events and arrivals of it are done when this returns.
+    """Advance to the next instant, and handle its ends, node events and arrivals.
 
     Returns:
         OVER (nothing is left to happen), DECIDE, or GROW (``log`` must be given more room first; nothing was done).
@@ -99,7 +99,7 @@ def advance(sim: Sim, log: EventLog) -> int:
 
 @jit
 def _short_of_room(sim: Sim, log: EventLog) -> bool:
-    """Whether this instant might not fit the log: each job starts, is cut and ends at most once at one instant."""
+    """Return whether this instant may not fit the log: a job starts, stops and ends at most once in one."""
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
@@ -128,7 +128,7 @@ def _become_eligible(sim: Sim, job: int) -> None:
 
 @jit
 def _release_children(sim: Sim, begin: int, stop: int) -> None:
-    """These have one job less to wait for."""
+    """Count down the dependencies of these jobs."""
     for at in range(begin, stop):
         state = sim.state[sim.children[at]]
         state["needs"] -= 1
@@ -138,7 +138,7 @@ def _release_children(sim: Sim, begin: int, stop: int) -> None:
 
 @jit
 def make_ready(sim: Sim, job: int) -> None:
-    """The job waits from now on."""
+    """Make the job wait for resources."""
     sim.state[job]["status"] = WAITING
     sim.ready[sim.counter[READY]] = job
     sim.counter[READY] += 1
@@ -158,7 +158,7 @@ def _finish(sim: Sim, log: EventLog, job: int) -> None:
 
 @jit
 def end_job(sim: Sim, job: int) -> None:
-    """Give back all that a running job has, whether it is done or is cut; it must be noted in the log already."""
+    """Free all that a running job holds, as it ends or is stopped; it must be in the log already."""
     give_back_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
     request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
@@ -181,7 +181,7 @@ def end_job(sim: Sim, job: int) -> None:
 
 @jit
 def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
-    """Start ``job``, whoever decided that: with its request, on ``nodes[first:]``.
+    """Start ``job`` with its request on ``nodes[first:]``.
 
     ``taken``: a pass has taken so many whole GPUs of each node (`backfill.launch`), and all else that the start takes;
     NOTHING_TAKEN: it is taken here. ``restart_s`` pass before work goes on, if the job has run before.
@@ -215,7 +215,7 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
 
 @jit
 def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
-    """Stops a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
+    """Stop a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
     counter, offset = sim.counter, sim.jobs[job]["offset"]
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
         log.cut_nodes[counter[CUT_PARTS]] = sim.held[offset + part]
@@ -238,7 +238,7 @@ def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
 
 @jit
 def _change(sim: Sim, log: EventLog) -> None:
-    """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller.
+    """Apply the current node events to nodes and their jobs; the caller updates which jobs can run.
 
     And jobs that may start from now on, or settle for less.
     """
@@ -270,7 +270,7 @@ def _change(sim: Sim, log: EventLog) -> None:
 
 @jit
 def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
-    """Cuts the jobs on a node that failed, in order of their numbers; they wait again, with all their work to do."""
+    """Stop the jobs on a failed node, in order of their numbers; they wait again with all their work to do."""
     running = ascending(sim.ends.item[: sim.ends.size[0]])
     for job in running:
         offset = sim.jobs[job]["offset"]
@@ -283,7 +283,7 @@ def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
 
 @jit
 def mark_never(sim: Sim) -> int:
-    """Marks jobs that can never run, and those that wait for one of them, however deep; how many there are."""
+    """Mark jobs that can never run, and all that depend on them; return how many."""
     count = stacked = 0
     for job in range(sim.jobs.size):
         if sim.jobs[job]["shape"] >= 0 or sim.state[job]["status"] == NEVER:

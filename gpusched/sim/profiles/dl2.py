@@ -33,7 +33,7 @@ _NOTHING = 1e-6
 
 
 class MeasuredSpeed(NamedTuple):
-    """One line: the job's speed, in steps/s, with so many servers and workers; 0 says that it did not run."""
+    """One line: the job's speed, in steps/s, with so many servers and workers; 0: it did not run."""
 
     model: str
     servers: int
@@ -42,7 +42,7 @@ class MeasuredSpeed(NamedTuple):
 
 
 def records(path: Path | None) -> Iterator[MeasuredSpeed]:
-    """Yield the lines of one file; None: of the table that comes along.
+    """Yield the lines of one file; None: of the built-in table.
 
     Raises:
         FileError: It is something else.
@@ -59,7 +59,7 @@ def records(path: Path | None) -> Iterator[MeasuredSpeed]:
 
 @dataclass(frozen=True, eq=False)
 class Servers:
-    """How the speed of one model depends on how many parameter servers it has beside its workers.
+    """How one model's speed depends on the number of parameter servers beside its workers.
 
     Attributes:
         speed: ``float64[servers + 1, workers + 1]``: steps/s; 0 where there is none of either, or it did not run.
@@ -68,7 +68,7 @@ class Servers:
     speed: Floats
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """Speed with the best number of servers that so many cores hold (one at least), by that with any number."""
+        """Return the best speed with servers that the cores hold (one at least), relative to that with any number."""
         column = self.speed[1:, min(gpus, self.speed.shape[1] - 1)]
         servers = len(column) if cores is None else max(1, int(cores) // _TASK_CORES - gpus)
         found, best = float(column[:servers].max()), float(column.max())
@@ -77,7 +77,7 @@ class Servers:
 
 
 def read(path: Path) -> Profiles:
-    """The table of one file: by workers, at the best number of servers, and how it depends on that.
+    """Return the table of one file: by workers, at the best number of servers, with the effect of fewer.
 
     Raises:
         FileError: It is something else.
@@ -102,7 +102,7 @@ def read(path: Path) -> Profiles:
 
 
 def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
-    """Model -> ``float64[most + 1, most + 1]``: steps/s with ``[servers, workers]``; 0 where there is none of either.
+    """Return steps/s by model, ``float64[most + 1, most + 1]`` by ``[servers, workers]``; 0 without either.
 
     ``path``: As of `records`.
 

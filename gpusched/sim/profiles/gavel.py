@@ -20,7 +20,7 @@ _EXPECTED = "Gavel's throughputs: GPU type -> ('model', GPUs) -> null or ('other
 
 
 def tables_of(path: Path, root: Any) -> Profiles:
-    """The table in a file.
+    """Return the table in a file.
 
     Raises:
         FileError: It is something else.
@@ -48,7 +48,7 @@ def tables_of(path: Path, root: Any) -> Profiles:
 
 
 def _pairs(path: Path, where: str, others: dict[str, Any], gpus: int) -> Iterator[tuple[str, float]]:
-    """The other model and this one's steps per second beside it; pairs that did not run are left out."""
+    """Yield each other model and this one's steps per second beside it, without pairs that did not run."""
     for key, both in others.items():
         if key == "null":
             continue

@@ -29,12 +29,12 @@ _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, flo
 
 
 def is_one(name: str) -> bool:
-    """Whether a file is called like one of these."""
+    """Return whether a file is named as these are."""
     return NAME.fullmatch(name) is not None
 
 
 def read(paths: Sequence[Path]) -> list[Profiles]:
-    """The table of these files; together, since what a model is measured at on all GPU types decides its usual batch.
+    """Read these files together, as a model's usual batch size depends on all GPU types that it was measured on.
 
     Raises:
         FileError: A file holds something else.
@@ -66,7 +66,7 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
 
 
 def _models(path: Path, keys: list[str]) -> frozenset[str]:
-    """The keys of the model that a file is about."""
+    """Return the keys of the model that a file describes."""
     match = NAME.fullmatch(stem(path))
     model = match["model"].lower() if match else ""
     return frozenset(key for key in keys if split_model(key)[0] == model)
@@ -79,7 +79,7 @@ def _one(values: list[tuple[bool, float]]) -> float:
 
 
 def _usual(found: _Samples) -> dict[str, str]:
-    """Model -> its largest batch size per GPU that was measured on one GPU of every type it was measured on."""
+    """Return each model's largest batch size per GPU that was measured on one GPU of every type of that model."""
     usual = {}
     for model in dict.fromkeys(model for model, _, _ in found):
         kinds = {kind for name, kind, _ in found if name == model}
@@ -93,7 +93,7 @@ def _usual(found: _Samples) -> dict[str, str]:
 
 
 class _Row(NamedTuple):
-    """Samples per GPU, GPUs in all and on the fullest node, nodes, whether they are spread evenly, seconds."""
+    """Samples per GPU, GPUs in all and on the fullest node, nodes, whether they are evenly spread, seconds."""
 
     batch: int
     gpus: int
@@ -104,7 +104,7 @@ class _Row(NamedTuple):
 
 
 def rows_in(path: Path, kind: str) -> Iterator[_Row]:
-    """What a file says, row by row; ``kind``: as its name has it."""
+    """Yield the rows of a file; ``kind``: the one in its name."""
     columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
     table = whole_table(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     for row in range(len(table)):

@@ -1,4 +1,4 @@
-"""Files of measurements by their names; a folder stands for all such files in it."""
+"""Files of measurements, recognised by name; a folder stands for all such files in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = (
 
 
 def read_profiles(paths: Sequence[Path | str]) -> Profiles:
-    """The measurements of these files and folders (gzip or not) as one table.
+    """Read the measurements of these files and folders (gzip or not) as one table.
 
     Raises:
         FileError: A file holds something else.
@@ -38,7 +38,7 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
 
 
 def read_restarts(path: Path | str) -> dict[str, float]:
-    """What stopping a job and starting it again costs, in seconds, by model: a CSV with ``model,restart_s``.
+    """Read the seconds that stopping and restarting a job costs, by model: a CSV with ``model,restart_s``.
 
     Sia's simulator has such constants (siasosp23/artifacts).
 
