@@ -1,4 +1,4 @@
-"""From a snapshot to what `run` runs: who waits for whom, who holds what, in which order; the engine's arrays."""
+"""The initial state of `run` from a snapshot: dependencies, allocations, order; in the engine's arrays."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from gpusched.sim.engine.state import (
 
 
 class InitialState(NamedTuple):
-    """What every run begins with; see `run.QueueArrays`.
+    """The state with which every run begins; see `run.QueueArrays`.
 
     Attributes:
         waiting: The jobs that wait.
@@ -84,12 +84,12 @@ class InitialState(NamedTuple):
 
 
 def staged(policy: PolicySpec) -> PolicySpec:
-    """The stages that are run ahead: an agent's fallback stands in for it, and best fit for a mapping."""
+    """Return the policy that is simulated: an agent's fallback instead of the agent, best fit instead of a mapping."""
     return policy.fallback or policy if policy.agent else policy
 
 
 def may_start(job: PendingView, snapshot: Snapshot) -> bool:
-    """Whether the job can start at some time without anybody doing anything."""
+    """Return whether the job can start at some time without any user's or operator's action."""
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
         return False
@@ -101,7 +101,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 def waiting_and_settling(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
 ) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
-    """The jobs' arrays; what each asks for once it has waited for better nodes, and since when (infinite: as before).
+    """Return the jobs' arrays, their requests once they stop waiting for better nodes, and when (infinite: unchanged).
 
     And what places cost these jobs and, behind them, whoever of them settles, which is the job with that number then.
 
@@ -138,7 +138,7 @@ def waiting_and_settling(
 def initial_state_of(
     snapshot: Snapshot, views: list[PendingView], own: int, world: NodeArrays, half_life_s: float
 ) -> InitialState:
-    """Everything that does not depend on run times.
+    """Return everything that does not depend on run times.
 
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
@@ -193,7 +193,7 @@ def initial_state_of(
 
 
 def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts:
-    """``then``: see `waiting_and_settling`. ``first``: of each running job, what stands for all that it holds."""
+    """Return placement costs; ``then``: see `waiting_and_settling`; ``first``: each running job's first row."""
     slot, waiting = np.full(jobs, -1), len(then)
     slot[:waiting] = np.arange(waiting)
     slot[waiting + first] = len(costs.of) + np.arange(len(first))
@@ -201,7 +201,7 @@ def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts
 
 
 def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
-    """The most nodes that each job may have, by any of its requests."""
+    """Return the most nodes that each job may have, by any of its requests."""
     looser, most = waiting.requests.looser, waiting.requests.parts.copy()
     for at in range(len(most)):  # a looser one comes before
         if looser is not None and looser[at] >= 0:
@@ -210,7 +210,7 @@ def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
 
 
 def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
-    """The nodes in the engine's terms, ``NODE[nodes]``; what is blocked on them is none of their GPUs."""
+    """Return the nodes in the engine's form, ``NODE[nodes]``, without blocked GPUs."""
     index = {name: i for i, name in enumerate(partitions)}
     free, total = (np.maximum(column, 0) for column in (world.resources.gpus, world.usable.gpus))
     queue = [index.get(node.partition, 0) for node in world.nodes]
@@ -218,7 +218,7 @@ def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
 
 
 def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, ends: Floats) -> Records:
-    """All that is known to happen, ``CHANGE[n]``: who comes to wait, first to last, who settles; reservations' ends."""
+    """Return all known events, ``CHANGE[n]``: jobs become eligible, in order, or settle; reservations end."""
     jobs, nothing = np.arange(len(eligible)), np.zeros(len(ends), np.int64)
     times = np.concatenate((np.maximum(eligible, now), gives_up, ends))
     kind = np.repeat([JOB_ELIGIBLE, JOB_SETTLES, NODE_RESERVED], [len(jobs), len(jobs), len(ends)])
@@ -229,7 +229,7 @@ def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, 
 
 
 def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first: Ints, held: int) -> Passes:
-    """What the walk takes: the waiting jobs, their accounts followed by those of what runs (``first`` of each job)."""
+    """Return the passes' inputs: waiting jobs, and their accounts before those of running jobs (``first`` row)."""
     links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
     left = np.array([job.expected_end for job in snapshot.running], np.float64) - snapshot.now
     of_array = {
@@ -255,7 +255,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
 
 
 def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
-    """What of limits comes back; used GPU seconds from the hour on in which they leave the seven days."""
+    """Return the limits that running jobs release; used GPU seconds from the hour when they leave the seven days."""
     hourly = np.zeros(len(bound.room), bool)
     hourly[: len(snapshot.bounds)] = [one.rule.unit == "gpu_s" for one in snapshot.bounds]
     row, hour = np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64), int(snapshot.now // HOUR_S)
@@ -268,13 +268,13 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
 
 
 def _eligible(view: PendingView) -> float:
-    """Not before it: as set for the job, and by the reservation that it is of."""
+    """Return the earliest start of a job: its own begin time, and that of its reservation."""
     begin = view.reserved.begin if view.reserved is not None else -np.inf
     return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
 
 
 def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, PolicySpec]) -> Records:
-    """The partitions' queues, all empty; sets each job's place in its partition's order."""
+    """Return the partitions' empty queues; set each job's rank in its partition's order."""
     queues = np.zeros(len(policies), QUEUE)
     for queue, (name, policy) in zip(queues, policies.items(), strict=True):
         queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
@@ -287,7 +287,7 @@ def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, Policy
 
 
 def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
-    """The kinds of the waiting jobs (`run.KIND`); sets each job's, and what they become once it has settled."""
+    """Return the kinds of waiting jobs (`run.KIND`); set each job's kind, now and after it has settled."""
     account, partition = waiting.jobs.account, jobs["partition"]
     drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0
     same = [account[:, 2], _numbered(waiting.jobs.limit)]
@@ -310,7 +310,7 @@ def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
 
 
 def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
-    """Of ``rows: [columns, n]`` the number of each in their order, equal ones alike, and one of each number."""
+    """Return each row's number in sorted order (equal rows share it), and one row of each; ``rows: [columns, n]``."""
     order = np.lexsort(rows[::-1])
     differs = np.ones(len(order), bool)
     differs[1:] = (np.diff(rows[:, order], axis=1) != 0).any(axis=0)
@@ -320,14 +320,14 @@ def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
 
 
 def _numbered(values: Ints | Floats) -> Ints:
-    """Their places in order, equal ones alike."""
+    """Return the values' places in sorted order; equal values share one."""
     return _groups(values[None])[0]
 
 
 def _partitions(
     views: Sequence[PendingView], running: Sequence[RunningView], names: Sequence[str], world: NodeArrays
 ) -> Ints:
-    """Jobs by their spec, running ones by their first node; the first partition for nodes nobody knows."""
+    """Return each job's partition: by its spec, if running by its first node; the first one for unknown nodes."""
     index = {name: i for i, name in enumerate(names)}
     found = [index[v.spec.partition] for v in views]
     for job in running:
@@ -339,7 +339,7 @@ def _partitions(
 def _held(
     running: Sequence[RunningView], world: NodeArrays, sharers: Mapping[str, Sharer]
 ) -> list[tuple[int, int, int, int, int]]:
-    """What running jobs hold: (job, node, GPUs, cores, MiB); blocked GPUs do not come back. Node -1: on none known.
+    """Return what running jobs hold: (job, node, GPUs, cores, MiB), without blocked GPUs; node -1: no known node.
 
     GPUs that two have are of both here: `engine.pace` gives them back once.
     """
@@ -358,7 +358,7 @@ def _held(
 def _dependents(
     jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int, running: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    """For how many each job waits, and who waits for whom: sets each one's part of that (`Sim.children`) in ``jobs``.
+    """Return how many jobs each job waits for, and the dependent jobs; set each job's range in them in ``jobs``.
 
     ``running``: each running job's index among all. A job that waits for one which never starts (held, say), or for
     something that is not known, waits for ever.
@@ -398,7 +398,7 @@ def _dependents(
 def _alone(
     views: Sequence[PendingView], found_at: Sequence[int], running: Sequence[RunningView]
 ) -> dict[str, list[int]]:
-    """Of each job (array) that runs alone among those of its user and name, the ones for which it waits.
+    """Return, for each job (array) that runs alone among its user's of that name, the jobs for which it waits.
 
     Those since the one before it that runs alone, too, which waits for all others; the first such one for what runs
     (``found_at``). The tasks of an array do not wait for each other.
@@ -426,7 +426,7 @@ def _alone(
 
 
 def _waits_for(dependency: Dependency, view: PendingView) -> str:
-    """The job or array whose end, or start, a job or a task of an array waits for."""
+    """Return the job or array for whose end, or start, a job or a task of an array waits."""
     base, index = split_task(view.id)
     if dependency.kind is DependencyKind.CHAIN:
         return f"{base}_{index - 1}"

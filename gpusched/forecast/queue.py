@@ -1,4 +1,4 @@
-"""The present queue as arrays that can be run forward many times: once with limits, and with draws of run times.
+"""The current queue as arrays that can be simulated many times: with time limits, and with drawn run times.
 
 The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.kernel`), so what
 is predicted is what the controller will do if the run times are as assumed and nobody submits anything more.
@@ -35,14 +35,14 @@ ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
 
 class RunTimeDraw(NamedTuple):
-    """One draw: ``lasts: float64[J]``, how long waiting jobs will run; ``ends: float64[R]``, when running ones end."""
+    """One draw: ``lasts: float64[J]``, run times of waiting jobs; ``ends: float64[R]``, end times of running ones."""
 
     lasts: Floats
     ends: Floats
 
 
 class RunResult(NamedTuple):
-    """What one run says.
+    """The result of one run.
 
     Attributes:
         start: ``float64[J]``, Unix seconds, infinite: not within it.
@@ -55,7 +55,7 @@ class RunResult(NamedTuple):
 
 
 class QueueForecast:
-    """A snapshot made ready to be run forward.
+    """A snapshot prepared to be simulated forward.
 
     Attributes:
         snapshot: As given.
@@ -110,12 +110,12 @@ class QueueForecast:
         return line
 
     def _plans(self) -> bool:
-        """Whether any partition backfills conservatively."""
+        """Return whether any partition backfills conservatively."""
         return any(staged(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a run begins at once, its passes compiled for what this snapshot needs."""
+        """Whether a run can begin at once, with the passes for this snapshot already compiled."""
         return is_at_hand(run_forward, self._sim, self._log, self._passes, self._line)
 
     @property
@@ -125,7 +125,7 @@ class QueueForecast:
 
     @property
     def by_limits(self) -> RunTimeDraw:
-        """Everybody uses the whole limit."""
+        """The draw in which every job runs to its time limit."""
         ends = np.array([job.expected_end for job in self.snapshot.running], dtype=np.float64)
         return RunTimeDraw(self.limits.copy(), np.maximum(ends, self.snapshot.now))
 
@@ -139,7 +139,7 @@ class QueueForecast:
         seed: int = 0,
         work: int = ENOUGH_WORK,
     ) -> RunResult:
-        """Runs forward until ``target`` has started (-1: until all has happened).
+        """Simulate until ``target`` has started (-1: until nothing more happens).
 
         Args:
             times: How long everything lasts.
@@ -176,14 +176,14 @@ class QueueForecast:
         sim.ends.key[: len(due)], sim.ends.item[: len(due)], sim.ends.size[0] = due[order], order + jobs, len(due)
 
     def nodes_of(self, job: int) -> tuple[str, ...]:
-        """The nodes that the last run started the job on."""
+        """Return the nodes on which the last run started the job."""
         of = self._sim.jobs[job]
         rows = self._sim.held[of["offset"] : of["offset"] + self._sim.shapes[of["shape"]]["parts"]]
         return tuple(self._world.nodes[row].name for row in rows.tolist())
 
 
 def _arrays(of: object) -> Iterator[npt.NDArray[Any]]:
-    """All that there are in named tuples, as bytes: records are copied field by field, which takes longer."""
+    """Yield all arrays in named tuples, as bytes: copying records field by field takes longer."""
     if isinstance(of, np.ndarray) and of.size:
         yield of.reshape(-1).view(np.uint8)
     for part in of if isinstance(of, tuple) else ():

@@ -1,4 +1,4 @@
-"""The present queue run forward to see when jobs start: the engine of replays, in which the live walk decides.
+"""The current queue simulated forward to predict starts: the engine of replays with the live queue pass.
 
 Nothing is submitted meanwhile. Running jobs and those that start on the way end when a draw of run times says so;
 backfill believes in limits, as the controller does. Of jobs alike the walk asks only the first, and a pass begins only
@@ -91,7 +91,7 @@ _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
 
 
 class LateRoom(NamedTuple):
-    """What was left to jobs that outlast the head's wait, and ``fit``, ``fits`` of it, as in `QueueArrays`."""
+    """What was left for jobs that outlast the head's wait, and ``fit`` and ``fits`` of it, as in `QueueArrays`."""
 
     room: Resources
     fit: Flags
@@ -99,7 +99,7 @@ class LateRoom(NamedTuple):
 
 
 class PlacementCosts(NamedTuple):
-    """What places cost, where anything is known of it and a partition's policy asks.
+    """Placement costs, if any are known and a partition's policy uses them.
 
     Attributes:
         costs: Of the waiting jobs.
@@ -113,7 +113,7 @@ class PlacementCosts(NamedTuple):
 
 
 class QueueArrays(NamedTuple):
-    """The queue, and where a run of it stands beside the engine; changed in place.
+    """The queue, and a run's state besides the engine's; changed in place.
 
     Attributes:
         jobs: ``QUEUED[jobs]``. queues: ``QUEUE[partitions]``. users: ``USER[users]``.
@@ -159,7 +159,7 @@ class QueueArrays(NamedTuple):
 
 
 class ForecastPass(NamedTuple):
-    """Of one partition's pass: the engine's clock; how the partition places, orders and backfills, see QUEUE."""
+    """Context of one partition's pass: the engine's clock; placement, order and backfill codes, see QUEUE."""
 
     line: QueueArrays
     clock: Floats
@@ -171,7 +171,7 @@ class ForecastPass(NamedTuple):
 
 @jit
 def decide_ahead(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays) -> int:
-    """Every partition's pass in which something happened, and again where a start lets somebody in.
+    """Run the pass of every partition in which something happened, and again if a start makes more jobs ready.
 
     Returns:
         DECIDE to go on; REACHED: the job that is asked for has started, or nothing later matters; EXHAUSTED: the
@@ -206,7 +206,7 @@ run_forward = looped(decide_ahead)
 
 @jit
 def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
-    """What a job has left is free for others, and its user has so much less."""
+    """Free what an ended job held, for other jobs and for its user."""
     of = sim.jobs[job]
     for part in range(sim.shapes[of["shape"]]["parts"]):
         node = sim.held[of["offset"] + part]
@@ -218,7 +218,7 @@ def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
 
 @jit
 def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays) -> None:
-    """Brings up to now where jobs fit, as reservations begin to count and end."""
+    """Update where jobs fit, as reservations begin to bind and end."""
     if calendar is None:
         return
     jobs, requests = passes.jobs, passes.requests
@@ -239,7 +239,7 @@ def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays
 
 @jit
 def _enter_ready(sim: Sim, line: QueueArrays, first: int) -> int:
-    """Who came to wait at this instant, from that one on; how many came in all."""
+    """Add the jobs that became ready at this instant, from ``first`` on; return how many there are in all."""
     for i in range(first, sim.counter[READY]):
         _enter(sim, line, sim.ready[i])
     return int(sim.counter[READY])
@@ -247,7 +247,7 @@ def _enter_ready(sim: Sim, line: QueueArrays, first: int) -> int:
 
 @jit
 def _settle(sim: Sim, jobs: QueueJobs, line: QueueArrays) -> None:
-    """Who has waited for better nodes long enough takes from now on what there is."""
+    """Relax the requests of jobs that have waited long enough for better nodes."""
     while line.counter[SEEN] < sim.counter[CHANGED]:
         change = sim.changes[line.counter[SEEN]]
         line.counter[SEEN] += 1
@@ -265,7 +265,7 @@ def _settle(sim: Sim, jobs: QueueJobs, line: QueueArrays) -> None:
 
 @jit
 def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, node: int) -> None:
-    """Keeps ``fit`` and ``fits`` true when a node has changed: `place.node_fits`, written out for speed."""
+    """Update ``fit`` and ``fits`` after a change of a node: `place.node_fits`, inlined for speed."""
     lo, hi, gpus, cores = requests.lo, requests.hi, requests.gpus, requests.cores
     memory, mask = requests.memory, requests.mask
     has_gpus, has_cores, has_memory = resources.gpus[node], resources.cores[node], resources.memory[node]
@@ -281,7 +281,7 @@ def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, m
 
 @jit
 def _fit_shape(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, shape: int) -> None:
-    """The same when what the jobs of a shape may use has changed."""
+    """Update ``fit`` and ``fits`` after a change of the nodes that a shape's jobs may use."""
     request, fits[shape] = request_of(requests, shape), 0
     for node in range(request.lo, request.hi):
         fit[shape, node] = node_fits(resources, masks, request, node)
@@ -325,7 +325,7 @@ def _leave(line: QueueArrays, job: int) -> None:
 
 @jit
 def _stir(sim: Sim, line: QueueArrays, partition: int) -> None:
-    """Something happened in the partition; where users' usage decides the order, everywhere."""
+    """Mark the partition for a pass; also all that order by users' usage."""
     sim.dirty[partition] = 1
     for other in range(line.queues.size):
         sim.dirty[other] |= line.queues[other]["fair"]
@@ -340,7 +340,7 @@ def _hold(sim: Sim, line: QueueArrays, job: int, sign: int) -> None:
 
 @jit
 def _decide(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
-    """One partition's pass, and what follows from its starts."""
+    """Run one partition's pass, and apply its starts."""
     of, outcome = line.queues[partition], line.outcome
     line.counter[WORK] += _PASS_WORK
     if of["fair"] != 0:
@@ -365,7 +365,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partitio
 
 @jit
 def _mark_closed(calendar: Calendar | None, line: QueueArrays) -> None:
-    """Where nodes are kept for somebody, what fits on them is looked at anew when they are open again."""
+    """Mark nodes kept for a job, so that what fits on them is computed again when they are free."""
     if calendar is None:
         return
     for row in range(line.turns.size):
@@ -375,7 +375,7 @@ def _mark_closed(calendar: Calendar | None, line: QueueArrays) -> None:
 
 @jit
 def _leave_started(sim: Sim, line: QueueArrays) -> None:
-    """Takes what has started out of the queue, and counts it for its users."""
+    """Remove started jobs from the queue, and count their GPUs for their users."""
     for i in range(line.outcome.total[0]):
         _hold(sim, line, line.outcome.started[i], 1)
         _leave(line, line.outcome.started[i])
@@ -383,7 +383,7 @@ def _leave_started(sim: Sim, line: QueueArrays) -> None:
 
 @jit
 def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
-    """Starts beside others whom the partition's own pass left waiting."""
+    """Start jobs that the partition's own pass left waiting beside running ones."""
     if pace is None:
         return
     outcome = line.outcome
@@ -398,7 +398,7 @@ def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, line: Q
 
 @jit
 def _who_pair(pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays, partition: int) -> Ints:
-    """Who waits and may share, and the first of each kind, of whom one is the head; in order."""
+    """Return waiting jobs that may share, and the first of each kind, which includes the head; in order."""
     if pairs is None:
         return np.empty(0, np.int64)
     queue, count = _in_order(line, partition), 0
@@ -412,7 +412,7 @@ def _who_pair(pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays,
 
 @jit
 def _plan_all(plan: BackfillPlan | None, state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
-    """The pass in which every job has a place in the plan, so that all are asked."""
+    """Run conservative backfill, in which every job has a place in the plan."""
     if plan is None:
         return
     queue = _in_order(line, partition)
@@ -423,7 +423,7 @@ def _plan_all(plan: BackfillPlan | None, state: ClusterState, line: QueueArrays,
 
 @jit
 def _in_order(line: QueueArrays, partition: int) -> Ints:
-    """The partition's waiting jobs from first to last, ``int64[waiting]``: all are asked."""
+    """Return all of the partition's waiting jobs in order, ``int64[waiting]``."""
     of, count = line.queues[partition], 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
     for kind in range(of["kind"], of["kind_stop"]):
@@ -439,7 +439,7 @@ def _in_order(line: QueueArrays, partition: int) -> Ints:
 
 @jit
 def _fit_started(line: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
-    """The nodes of whoever has started have less."""
+    """Update what fits on the nodes of started jobs."""
     for part in range(line.outcome.total[1]):
         fit_anew(line.fit, line.fits, resources, requests, masks, line.outcome.nodes[part])
 
@@ -448,7 +448,7 @@ def _fit_started(line: QueueArrays, resources: Resources, requests: Requests, ma
 def _pass_by_cost(
     placing: PlacementCosts | None, sim: Sim, state: ClusterState, line: QueueArrays, partition: int
 ) -> None:
-    """The pass in which a job goes to the cheapest place, and waits for a better one as long as that pays."""
+    """Run the pass in which jobs take the cheapest nodes, and wait for better ones while that pays."""
     if placing is None:
         return
     costs, queue, outcome = placing.costs, _in_order(line, partition), state.outcome
@@ -462,14 +462,14 @@ def _pass_by_cost(
 
 @jit
 def _leave_links(placing: PlacementCosts | None, job: int) -> None:
-    """Who has ended is nobody's neighbour any more."""
+    """Remove an ended job from its network links."""
     if placing is not None and placing.slot[job] >= 0:
         leave(placing.costs.load, placing.slot[job])
 
 
 @jit
 def _settle_links(placing: PlacementCosts | None, job: int) -> None:
-    """Other places count for who asks for more."""
+    """Use the placement costs of the request that a job now makes."""
     if placing is not None:
         load, other = placing.costs.load, placing.settled[job]
         placing.costs.of[job], load.jobs[job]["best"] = placing.costs.of[other], load.jobs[other]["best"]
@@ -477,7 +477,7 @@ def _settle_links(placing: PlacementCosts | None, job: int) -> None:
 
 @jit
 def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: int) -> bool:
-    """Whether any job may start now; sets ``line.open`` to the kinds whose next job could be the head, or start.
+    """Return whether any job may start now; set ``line.open`` to kinds whose next job could be the head, or start.
 
     Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
     """
@@ -520,7 +520,7 @@ def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: 
 
 @jit
 def _no_more(least: Ints, barren: Ints) -> bool:
-    """Whether an account has no more room than when last nobody of it could start."""
+    """Return whether an account has no more room than when none of its jobs could start."""
     more = False
     for unit in range(3):
         more |= least[unit] > barren[unit]
@@ -529,7 +529,7 @@ def _no_more(least: Ints, barren: Ints) -> bool:
 
 @jit
 def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPass) -> int:
-    """The first in order of those that could start, or be the head where there is none yet; -1: nobody.
+    """Return the first job in order that could start, or be the head if there is none yet; -1: none.
 
     Or the first that waits for the end of a reservation, for which nodes are kept.
 
@@ -582,7 +582,7 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: ForecastPass) -> tuple[int, int]:
-    """By the rule; after an unlucky draw the next cycle draws again."""
+    """Try to place a job by the rule; after a failed draw the next cycle draws again."""
     code, given = attempt_any(state, state.jobs.shape[job], more.place, late, more.rng)
     if code == POLICY:
         more.clock[1] = min(more.clock[1], state.now + more.line.clock[TICK])
@@ -591,7 +591,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: Forec
 
 @jit
 def _keep(state: ClusterState, job: int, code: int, more: ForecastPass) -> float:
-    """For the head; notes what the others fit on that outlast its wait. Without EASY nobody behind it asks."""
+    """Keep nodes for the head, and record what fits beside it for longer jobs, which only EASY asks."""
     line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
     if more.backfill != EASY:
         return np.inf
@@ -612,7 +612,7 @@ def _note_late(of: LateRoom, late: Resources, requests: Requests, masks: Flags, 
 
 @jit
 def _started(state: ClusterState, job: int, request: PlacementRequest, more: ForecastPass) -> None:
-    """The nodes that it takes have less."""
+    """Update what fits on the nodes that the job takes."""
     line, masks = more.line, state.jobs.masks
     for part in range(request.parts):
         node = state.scratch.chosen[part]
@@ -623,7 +623,7 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, more: For
 
 @jit
 def _nothing_kept(calendar: Calendar | None) -> bool:
-    """Whether nodes are kept for nobody yet who waits for the end of a reservation."""
+    """Return whether no nodes are kept yet for a job that waits for the end of a reservation."""
     return False if calendar is None else bool(calendar.kept_times[0] == np.inf)
 
 
@@ -632,7 +632,7 @@ pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
 
 @jit
 def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
-    """Whether a request, or a looser one, has nodes enough on which it fits."""
+    """Return whether a request, or a looser one, fits on enough nodes."""
     while fits[shape] < parts[shape]:
         shape = entry(looser, shape, -1)
         if shape < 0:
@@ -642,7 +642,7 @@ def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
 
 @jit
 def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
-    """A job's place in its partition's order: by (priority, users' place by usage now, rank); see `order`."""
+    """Return a job's place in its partition's order: by (priority, users' rank by usage now, rank); see `order`."""
     if fair == 0:
         return float(jobs[job]["rank"])
     level = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
@@ -651,7 +651,7 @@ def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
 
 @jit
 def _place_users(sim: Sim, line: QueueArrays) -> None:
-    """By their usage now: GPU hours, and GPUs held."""
+    """Rank the users by their current usage: GPU hours, and GPUs held."""
     users = line.users
     usage = np.empty(users.size)
     for user in range(users.size):

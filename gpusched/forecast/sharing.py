@@ -1,4 +1,4 @@
-"""Which jobs of a snapshot may share GPUs while it is run forward, and which do: `engine.pace`, by the live table."""
+"""Which jobs of a snapshot may share GPUs in a forecast, and which do: `engine.pace`, by the live table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.sim.sharing import believed_between
 
 
 def sharers_of(snapshot: Snapshot, views: Sequence[PendingView]) -> dict[str, Sharer] | None:
-    """Return the running jobs that share their GPUs, by id; None: nobody shares, nor may."""
+    """Return the running jobs that share their GPUs, by id; None: none shares, nor may."""
     names = {node.name for node in snapshot.nodes if node.sharing}
     if not names or not (any(v.spec.share for v in views) or any(job.partner for job in snapshot.running)):
         return None
@@ -28,7 +28,7 @@ def pace_of(
     snapshot: Snapshot, views: Sequence[PendingView], world: NodeArrays, sharers: Mapping[str, Sharer], jobs: Records,
     running: Ints,
 ) -> Pace:  # fmt: skip
-    """Return how fast jobs go beside others; ``running``: where each running job is in ``jobs``, behind the views.
+    """Return job speeds beside others; ``running``: each running job's index in ``jobs``, after the views.
 
     Limits bind the time that jobs run, as live.
     """
