@@ -1,4 +1,4 @@
-"""What a user asks of ``gpusched replay``, brought to outcomes: traces read, nodes chosen, runs done."""
+"""The request of ``gpusched replay`` and its execution: traces read, nodes chosen, runs carried out."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(request: ReplayRequest) -> list[PlannedReplay]:
-    """Every run that is asked for: files read, names looked up, contradictions said; what comes after sees only these.
+    """Return every run requested, with files read, names looked up and contradictions reported.
 
     Raises:
         UsageError: Something asked for does not exist or contradicts something else.
@@ -159,7 +159,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
 
 
 def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | None = None) -> list[StudyOutcome]:
-    """Everything asked for, trace by trace, policy by policy, seed by seed.
+    """Return all outcomes, trace by trace, policy by policy, seed by seed.
 
     ``advance`` is called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
 
@@ -192,7 +192,7 @@ _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--pr
 
 
 def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tuple[str, ...]:
-    """What names mean that mean something else elsewhere; ``own``: names of the site's own policies."""
+    """Return notes on names that mean something else elsewhere; ``own``: names of the site's own policies."""
     notes = meaning_notes(set(named) - set(own))
     if (drf := named.get("drf")) is not None and isinstance(drf, ReplayPolicy) and not drf.chooses_sizes:
         notes = (*notes, _DRF)
@@ -202,7 +202,7 @@ def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tup
 
 
 def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
-    """Whether it is an order whose backfill can be told when to look."""
+    """Return whether it is an order whose backfill interval can be set."""
     by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
     placed = options.network is not None or (options.placement or policy.placement) in MAPPED
     return by_pass and not placed and policy.backfill in ("easy", "conservative")
@@ -211,7 +211,7 @@ def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
 def elastic_of(
     trace: Trace, resizable: str | None, cpus: str | None = None, mem: str | None = None
 ) -> ResizableJobs | None:
-    """That jobs with GPUs may have so many, ``1-8``, or their own number; None: all keep theirs.
+    """Return the sizes of jobs with GPUs: in a range such as ``1-8``, or their own; None: all keep theirs.
 
     Raises:
         UsageError: It is no range.
@@ -244,7 +244,7 @@ def _span(option: str, text: str | None, parse: Callable[[str], int], expected: 
 
 
 def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> Named:
-    """Each name or file with its policy, of an agent its file's, named alone once; files are looked for in ``folders``.
+    """Return each name or file with its policy (an agent: its specification), without repeats; files in ``folders``.
 
     ``sizes``: jobs can be resized.
 
@@ -263,7 +263,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
-    """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
+    """Return the policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
     from gpusched.promotion.registry import find_policy  # here and below: replays without these start faster
 
     spec = find_policy(text, inventory_path(state_folder()), state_folder()).spec
@@ -271,7 +271,7 @@ def _registered(text: str) -> ReplayPolicy | PolicySpec:
 
 
 def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: str | None) -> ReplayPolicy:
-    """The policy for this scenario: an agent decides with the weights of the partition whose jobs are replayed.
+    """Return the policy for this scenario; an agent uses the weights of the replayed jobs' partition.
 
     Raises:
         UsageError: Jobs of several partitions are, and each has weights of its own.
@@ -290,7 +290,7 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
 
 
 def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates | None) -> list[tuple[Scenario, Seeds]]:
-    """Every trace on its nodes, with the seeds that it is replayed with."""
+    """Return every trace on its nodes, with its seeds."""
     seeds = tuple(dict.fromkeys(request.seeds)) or (0,)
     inventory = load_inventory(request.inventory) if request.inventory is not None else None
     limits_of = inventory or (own_inventory() if request.is_own or request.quotas else None)
@@ -320,7 +320,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
 def _traces(
     request: ReplayRequest, seeds: Seeds, inventory: Inventory | None, reader: Reader | None
 ) -> list[tuple[Trace, Seeds]]:  # fmt: skip
-    """Those named; those drawn, one for each seed; this cluster's own jobs, of its inventory and its store."""
+    """Return the traces: named, drawn (one per seed), or this cluster's own jobs, from its inventory and store."""
     if request.workload is not None:
         if request.traces:
             raise UsageError("a scenario's workload is drawn; it cannot be combined with traces", "use one of them")
@@ -340,7 +340,7 @@ def _traces(
 def _nodes(
     request: ReplayRequest, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None
 ) -> Callable[[Trace], Scenario]:
-    """What puts a trace on its nodes; own jobs are on those of the inventory in force unless others are asked for."""
+    """Return a function that puts a trace on its nodes; own jobs default to the inventory in force."""
     size, gpu_type, listed = request.gpus_per_node, request.gpu_type, request.node_list
     if inventory is None and request.is_own and listed is None and request.nodes is None and size is None:
         inventory = in_force or inventory_or_kept(None, state_folder())
@@ -359,7 +359,7 @@ def _nodes(
 def _with_models(
     request: ReplayRequest, rates: Rates | None, scenario: Scenario, seeds: Seeds
 ) -> list[tuple[Scenario, Seeds]]:  # fmt: skip
-    """The scenario; where its trace names no models, for each seed with some that are drawn."""
+    """Return the scenario; if its trace has no models, one for each seed with drawn models."""
     trace = scenario.trace
     if rates is None or request.resizable is None or (trace.model >= 0).any():
         return [(scenario, seeds)]
@@ -390,7 +390,7 @@ def _rates(profiles: Sequence[str], recorded_on: str | None) -> Rates | None:
 
 @contextmanager
 def _connected(backend: str | None) -> Iterator[str | None]:
-    """What joblib calls a cluster's backend, connected: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
+    """Connect a cluster and yield joblib's backend: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
 
     Raises:
         UsageError: Neither, or its package is not installed.
