@@ -1,4 +1,4 @@
-"""Whether a policy proved better: replays on days it has not learned from, with an interval over days."""
+"""Whether a policy proved better: replays on days outside its training data, with an interval over days."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOISE = 1e-9  # of a quotient of two means that are equal
 
 
 class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy against another on one partition's jobs.
+    """One policy compared with another on one partition's jobs.
 
     Attributes:
         since, until: Submission of the first and of the last job, UTC; None where the trace has no calendar.
@@ -60,12 +60,12 @@ class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_held_out(last: float | None) -> float:
-    """When the first day begins (UTC) that holds nothing of what was learned from; 0 where nothing of it was."""
+    """Return the start of the first day (UTC) after all training data; 0 without any."""
     return 0.0 if last is None else (math.floor(last / DAY_S) + 1) * DAY_S
 
 
 def history_of(inventory: Inventory, reader: Reader, partition: str, since: float, until: float) -> Trace:
-    """The partition's own jobs submitted in [since, until).
+    """Return the partition's own jobs submitted in [since, until).
 
     Raises:
         NoHistory: None of them has run and ended.
@@ -90,7 +90,7 @@ def scenario_for(
     notes: Sequence[str] = (FROM_EMPTY,),
     reader: Reader | None = None,
 ) -> Scenario:
-    """The trace on the partition's nodes, with these notes besides its own.
+    """Return the trace on the partition's nodes, with these notes after its own.
 
     ``reader``: of the store whose jobs these are, see `as_it_ran`.
     """
@@ -106,7 +106,7 @@ def judge(
     candidate: PolicySpec,
     advance: Callable[[float, int], None] | None = None,
 ) -> ProofVerdict:
-    """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
+    """Replay both and compare them; a preempting policy has the restart cost and bounds of its file.
 
     ``advance``: See `gpusched.study.request.outcomes`.
 
@@ -140,7 +140,7 @@ def judge(
 
 
 def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
-    """The live policy; where its agent cannot decide, what decides for it."""
+    """Return the live policy; if its agent cannot decide, its stand-in."""
     try:
         return of_spec(spec, None, partition)
     except ModelError:
@@ -160,7 +160,7 @@ def _line(verdict: ProofVerdict) -> str:
 
 
 def _percent(gain: float) -> str:
-    """A gain as the change of the mean JCT: shorter is negative."""
+    """Format a gain as the change of the mean JCT: shorter is negative."""
     return f"{-gain:+.1%}" if abs(gain) > _NOISE else "0.0%"
 
 
