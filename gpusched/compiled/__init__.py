@@ -46,7 +46,7 @@ def left_to_numba() -> bool:
     return os.environ.get("GPUSCHED_COMPILED") == "numba" or not numba_version().startswith(KNOWN)
 
 
-def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
+def is_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     """Return whether the cache holds so many compiled versions of ``function``, so that it needs no compiling."""
     folder = cache_folder(function.__module__)
     if folder is None:
@@ -56,34 +56,34 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     return len(list(folder.rglob(pattern))) >= versions
 
 
-def is_at_hand(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> bool:
+def is_cached(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> bool:
     """Return whether the version of ``function`` for these arguments is loaded or cached: needs no compiling.
 
     Of one that is left to numba: whether any is.
     """
     if isinstance(function, _Pass):
-        return function.is_at_hand(args)
-    return bool(getattr(function, "signatures", True)) or kept_on_disk(function)
+        return function.is_cached(args)
+    return bool(getattr(function, "signatures", True)) or is_on_disk(function)
 
 
-class NotAtHand(RuntimeError):
+class NotCached(RuntimeError):
     """A pass would have to be compiled where compiling is forbidden."""
 
 
-_refusing = threading.local()
+_no_compiling = threading.local()
 
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
-    """Raise NotAtHand instead of compiling in this thread; what is left to numba still compiles."""
-    _refusing.on = True
+    """Raise NotCached instead of compiling in this thread; what is left to numba still compiles."""
+    _no_compiling.on = True
     try:
         yield
     finally:
-        _refusing.on = False
+        _no_compiling.on = False
 
 
-def _privately(name: str, flags: int) -> int:
+def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)  # whoever can open it can lock it
 
 
@@ -93,7 +93,7 @@ def _one_at_a_time(folder: Path | None) -> Iterator[None]:
     with ExitStack() as held:
         if folder is not None:
             with suppress(OSError):  # no room, or a filesystem without locks: then each compiles for itself
-                file = held.enter_context(open(folder / "lock", "a", opener=_privately))
+                file = held.enter_context(open(folder / "lock", "a", opener=_open_private))
                 until = time.monotonic() + _PATIENCE_S
                 while time.monotonic() < until:
                     with suppress(BlockingIOError):
@@ -117,13 +117,13 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast(Callable[_P, _R], _Pass(function))
 
 
-def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: object) -> Callable[_P, _R]:
+def specialized(template: Callable[_P, _R], by: Callable[..., object], **names: object) -> Callable[_P, _R]:
     """Compile ``template`` with these names of its module replaced.
 
     It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
     refer to variables of a function around them numba compiles in every process.)
     """
-    made = _made(template, names, f"{by.__name__}.{template.__name__.strip('_')}")
+    made = _with_globals(template, names, f"{by.__name__}.{template.__name__.strip('_')}")
     made.__module__, made.__qualname__ = by.__module__, made.__name__
     return jit(cast(Callable[_P, _R], made))
 
@@ -134,10 +134,10 @@ def in_python(template: Callable[_P, _R], **names: object) -> Callable[_P, _R]:
     For who asks what cannot be compiled, such as a solver; compiled functions among them are run as Python, too.
     """
     plain = {name: getattr(of, "__wrapped__", of) for name, of in names.items()}
-    return cast(Callable[_P, _R], _made(template, plain, template.__name__))
+    return cast(Callable[_P, _R], _with_globals(template, plain, template.__name__))
 
 
-def _made(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:
+def _with_globals(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:
     code = cast(FunctionType, template)
     return FunctionType(code.__code__, code.__globals__ | names, name)
 
@@ -172,7 +172,7 @@ class _Pass:
     def __call__(self, *args: Any) -> Any:
         return self.version(args)(*args)
 
-    def is_at_hand(self, args: tuple[Any, ...]) -> bool:
+    def is_cached(self, args: tuple[Any, ...]) -> bool:
         """Return whether the version for such arguments needs no compiling."""
         try:
             kind = kind_of(args)
@@ -207,8 +207,8 @@ class _Pass:
         return self._ready[kind]
 
     def _refuse(self) -> None:
-        if getattr(_refusing, "on", False):
-            raise NotAtHand(f"{self._function.__qualname__} would have to be compiled")
+        if getattr(_no_compiling, "on", False):
+            raise NotCached(f"{self._function.__qualname__} would have to be compiled")
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: VersionFolder | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled

@@ -218,7 +218,7 @@ def predict(forest: Forest, quantile: int, row: Floats) -> float:
 
 
 @jit
-def walk(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
+def fill_rows(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
     """Fill in every job's features at its submission, ``rows: float64[jobs, FEATURES]``.
 
     Without features: its estimate, ``float64[jobs, 1]``. ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``,
@@ -230,11 +230,11 @@ def walk(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_e
         while done < by_end.size and end[by_end[done]] <= submit[job]:
             note_end(known.past, known.keys[by_end[done]], seconds[by_end[done]], end[by_end[done]])
             done += 1
-        _look(known.static, known, job, submit[job], rows[job])
+        _fill_row(known.static, known, job, submit[job], rows[job])
 
 
 @jit
-def _look(static: Floats | None, known: PastRunTimes, job: int, now: float, row: Floats) -> None:
+def _fill_row(static: Floats | None, known: PastRunTimes, job: int, now: float, row: Floats) -> None:
     if static is None:
         row[0] = expected_run_s(known, job, now)
     else:

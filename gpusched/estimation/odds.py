@@ -83,7 +83,7 @@ def class_of(gpus: float) -> int:
 
 
 @jit
-def reached(had_s: float) -> int:
+def level_at(had_s: float) -> int:
     """Return the current level of a job that has run for so long."""
     return int(min(level_of(had_s + SLACK_S), LEVELS - 1.0))
 
@@ -91,7 +91,7 @@ def reached(had_s: float) -> int:
 @jit
 def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
     """Record that the job has run for so long; ``over``: it has ended."""
-    level = reached(had_s)
+    level = level_at(had_s)
     for group in history.group[job]:
         for below in range(history.passed[job], level):
             history.seen[group, below, 1] += 1

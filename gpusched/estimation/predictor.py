@@ -18,11 +18,11 @@ from gpusched.estimation.features import (
     FEATURES,
     Forest,
     PastRunTimes,
+    fill_rows,
     of_all_keys,
     of_owners,
     predict_all,
     time_limits,
-    walk,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LastTwo:
 
     def medians(self, trace: Trace) -> Floats:
         """Return the medians; see `Estimator`."""
-        return _walked(trace, self.in_replay(trace), 1)[:, 0]
+        return _filled_features(trace, self.in_replay(trace), 1)[:, 0]
 
     def in_replay(self, trace: Trace) -> PastRunTimes:
         """Return the arrays; see `Estimator`."""
@@ -148,11 +148,11 @@ class Predictor:
     def notes_for(self, trace: Trace) -> list[str]:
         """Return notes on the estimates for a replay's result."""
         notes = [f"estimates by predictor {self.digest or 'in memory'}, learned from {self.about.get('trace', '?')}"]
-        if old := int(self.knew(trace).sum()):
+        if old := int(self.in_training_data(trace).sum()):
             notes.append(f"{old} of these jobs are older than the end of the predictor's training data")
         return notes
 
-    def knew(self, trace: Trace) -> npt.NDArray[np.bool_]:
+    def in_training_data(self, trace: Trace) -> npt.NDArray[np.bool_]:
         """Return which jobs were submitted before the training data's end (by the same calendar), ``bool[jobs]``."""
         if self.calendar != (trace.epoch is not None):
             return np.zeros(len(trace), np.bool_)
@@ -170,12 +170,12 @@ def features_of(trace: Trace, typical: float) -> Floats:
 
     ``typical``: the predictor's `Forest.typical`.
     """
-    return _walked(trace, of_all_keys(trace, typical), len(FEATURES))
+    return _filled_features(trace, of_all_keys(trace, typical), len(FEATURES))
 
 
-def _walked(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
+def _filled_features(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
     end, rows = ends_of(trace), np.zeros((len(trace), columns))
-    walk(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
+    fill_rows(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
     return rows
 
 

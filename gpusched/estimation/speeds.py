@@ -1,8 +1,8 @@
 """Speeds of kinds of jobs by their resources, learned from jobs' reports: a store, and a learner.
 
 The logarithm of a kind's speed at a point (a size; GPUs, cores and memory) is a sum of normal variables, its terms,
-whose likeness is their covariance: what was told at one point says something of all others (a Kalman filter without
-motion). Where something was told, the mean of that holds.
+whose similarity is their covariance: a report at one point informs all others (a Kalman filter without motion). At
+points with reports their mean is used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.compiled.arrays import Floats, Ints
 
-NOTHING = float(np.log(1e-9))  # told at a point at which a job does not get on
-_NOISE = 0.05  # standard deviation of what is told
-_OFTEN = 4.0  # told so often, the mean is good enough
-_OTHER_LEVEL = 0.25  # a speed further from what was known means that the whole kind goes faster or slower
+NO_SPEED = float(np.log(1e-9))  # reported where a job makes no progress
+_NOISE = 0.05  # standard deviation of a report
+_OFTEN = 4.0  # with so many reports the mean is good enough
+_LEVEL_CHANGE = 0.25  # a speed further from the mean means that the whole kind became faster or slower
 _SAME = 1e-9
 _BY_KIND = ("total", "times", "mean", "cov")
-_COMPLETE = 0.9  # of the points: told at so many, a kind says how a new one may go
+_COMPLETE = 0.9  # of the points: a kind with so many reports informs new kinds
 
 
 class SpeedPrior(NamedTuple):
@@ -40,7 +40,7 @@ class SpeedStore(NamedTuple):
     """The speeds reported for each kind, in logarithms, and the resulting beliefs.
 
     Attributes:
-        total: ``float64[kinds, points]``: the sum of what was told. times: ``float64[kinds, points]``: how often.
+        total: ``float64[kinds, points]``: the sum of reports. times: ``float64[kinds, points]``: how many.
         mean: ``float64[kinds, terms]``. cov: ``float64[kinds, terms, terms]``. term: As in `SpeedPrior`.
     """
 
@@ -74,29 +74,29 @@ _correct = jit(correct)
 
 
 @jit
-def learn(speeds: SpeedStore, kind: int, point: int, told: float, latest: float) -> bool:
+def learn(speeds: SpeedStore, kind: int, point: int, value: float, latest: float) -> bool:
     """Add the logarithm of a reported speed; return whether any belief changed.
 
-    ``latest``: the part that the last one told at a point counts for at least; 0: all count alike.
+    ``latest``: the least weight of the latest report at a point; 0: all count alike.
     """
     total, times = speeds.total[kind], speeds.times[kind]
     if times[point] > 0.0:
         known = total[point] / times[point]
-        if min(told, known) > NOTHING and abs(told - known) > _OTHER_LEVEL:
-            total += (told - known) * times
-            speeds.mean[kind, 0] += told - known
+        if min(value, known) > NO_SPEED and abs(value - known) > _LEVEL_CHANGE:
+            total += (value - known) * times
+            speeds.mean[kind, 0] += value - known
             return True
-        if min(told, known) <= NOTHING:
+        if min(value, known) <= NO_SPEED:
             times[point] = total[point] = 0.0
         elif latest * times[point] > 1.0 - latest:
             times[point] = (1.0 - latest) / latest
             total[point] = known * times[point]
-    total[point] += told
+    total[point] += value
     times[point] += 1.0
-    if told <= NOTHING or times[point] > _OFTEN:
-        return bool(told <= NOTHING)
+    if value <= NO_SPEED or times[point] > _OFTEN:
+        return bool(value <= NO_SPEED)
     mean, cov, term = speeds.mean[kind], speeds.cov[kind], speeds.term[point]
-    gain, off, variance = np.zeros(len(mean)), told, _NOISE**2
+    gain, off, variance = np.zeros(len(mean)), value, _NOISE**2
     for t in term:
         off -= mean[t]
         for d in range(len(mean)):
@@ -163,17 +163,17 @@ class SpeedLearner:
             arrays = {name: np.concatenate([getattr(one, name) for one in both]) for name in _BY_KIND}
             self.speeds = self.speeds._replace(**arrays)
             self.names.append(name)
-        row, told = self.names.index(name), self.speeds.times > 0.0
-        complete = self.speeds.mean[told.mean(1) > _COMPLETE]
-        if not told[row].any() and len(complete):
+        row, reported = self.names.index(name), self.speeds.times > 0.0
+        complete = self.speeds.mean[reported.mean(1) > _COMPLETE]
+        if not reported[row].any() and len(complete):
             mean = complete.mean(0)
             mean[0] -= mean[self.prior.term].sum(1).max()  # its level: 1 at its best
             self.speeds.mean[row] = mean
         return row
 
-    def told(self, row: int, at: tuple[int, ...], speed: float) -> bool:
+    def add_report(self, row: int, at: tuple[int, ...], speed: float) -> bool:
         """Add the speed that a job of a kind reported; return whether any belief changed."""
-        point, log = int(np.ravel_multi_index(at, self.shape)), float(np.log(max(speed, np.exp(NOTHING))))
+        point, log = int(np.ravel_multi_index(at, self.shape)), float(np.log(max(speed, np.exp(NO_SPEED))))
         times = self.speeds.times[row, point]
         if times > 0.0 and abs(log - self.speeds.total[row, point] / times) < _SAME:
             return False

@@ -83,7 +83,7 @@ class InitialState(NamedTuple):
     placing: PlacementCosts | None
 
 
-def staged(policy: PolicySpec) -> PolicySpec:
+def simulated_policy(policy: PolicySpec) -> PolicySpec:
     """Return the policy that is simulated: an agent's fallback instead of the agent, best fit instead of a mapping."""
     return policy.fallback or policy if policy.agent else policy
 
@@ -98,7 +98,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     return not job.held_by and job.dependency != "never"
 
 
-def waiting_and_settling(
+def pending_and_relaxed(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
 ) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
     """Return the jobs' arrays, their requests once they stop waiting for better nodes, and when (infinite: unchanged).
@@ -143,9 +143,9 @@ def initial_state_of(
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
-    waiting, settles, gives_up, costs, then = waiting_and_settling(views, world, snapshot)
+    waiting, settles, gives_up, costs, then = pending_and_relaxed(views, world, snapshot)
     sharers = sharers_of(snapshot, views)
-    held = np.array(_held(running, world, sharers or {}), np.int64).reshape(-1, 5)
+    held = np.array(_allocations(running, world, sharers or {}), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
     first = np.searchsorted(owner, np.arange(len(running)))
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
@@ -156,8 +156,8 @@ def initial_state_of(
     jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
     jobs["partition"] = _partitions(views, running, policies, world)[every]
     jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
-    jobs["level"][:count], jobs["settles"][:count] = _numbered(-waiting.keys.priority), settles
-    queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
+    jobs["level"][:count], jobs["settles"][:count] = _ranks(-waiting.keys.priority), settles
+    queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
     queues["priced"] &= costs is not None
     kinds = _kinds(jobs[:count], queues, waiting)
     usage = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
@@ -173,10 +173,10 @@ def initial_state_of(
     engine["expected"][count:] = np.array([r.expected_end for r in running], np.float64)[owner] - snapshot.now
     needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
     passes = _passes(snapshot, world, waiting, first, len(held))
-    eligible = np.array(list(map(_eligible, views)), np.float64)
+    eligible = np.array(list(map(_eligible_time, views)), np.float64)
     sim = new_sim(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
-        parts=np.append(_most_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
+        parts=np.append(_max_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
         changes=_changes(snapshot.now, eligible, gives_up, jobs["rank"], waiting.calendar.end), half_life_s=half_life_s,
         scratch=passes.scratch, by_free=new_index(world.resources, False), ledger=_ledger(snapshot, passes.jobs),
     )  # fmt: skip
@@ -193,14 +193,14 @@ def initial_state_of(
 
 
 def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts:
-    """Return placement costs; ``then``: see `waiting_and_settling`; ``first``: each running job's first row."""
+    """Return placement costs; ``then``: see `pending_and_relaxed`; ``first``: each running job's first row."""
     slot, waiting = np.full(jobs, -1), len(then)
     slot[:waiting] = np.arange(waiting)
     slot[waiting + first] = len(costs.of) + np.arange(len(first))
     return PlacementCosts(costs, slot, then)
 
 
-def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
+def _max_parts(waiting: PendingArrays, settles: Ints) -> Ints:
     """Return the most nodes that each job may have, by any of its requests."""
     looser, most = waiting.requests.looser, waiting.requests.parts.copy()
     for at in range(len(most)):  # a looser one comes before
@@ -267,7 +267,7 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
     return SimLedger(bound.account, bound.room, bound.links, row, used, ints([hour]), kept, np.zeros(1), week)
 
 
-def _eligible(view: PendingView) -> float:
+def _eligible_time(view: PendingView) -> float:
     """Return the earliest start of a job: its own begin time, and that of its reservation."""
     begin = view.reserved.begin if view.reserved is not None else -np.inf
     return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
@@ -290,17 +290,17 @@ def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
     """Return the kinds of waiting jobs (`run.KIND`); set each job's kind, now and after it has settled."""
     account, partition = waiting.jobs.account, jobs["partition"]
     drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0
-    same = [account[:, 2], _numbered(waiting.jobs.limit)]
+    same = [account[:, 2], _ranks(waiting.jobs.limit)]
     users = [np.where(fair, jobs["user"], 0), np.where(fair, jobs["level"], 0)]
     rows = [
         np.stack([partition, *(np.where(drawn, -1, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
         for shape in (waiting.jobs.shape, jobs["settles"])
     ]
     every = np.concatenate(rows, axis=1)
-    number, first = _groups(every)
+    number, first = _row_ranks(every)
     kinds = np.zeros(len(first), KIND)
     jobs["kind"], jobs["settled"] = number[: len(jobs)], number[len(jobs) :]
-    of_account, _ = _groups(every[:2, first])
+    of_account, _ = _row_ranks(every[:2, first])
     kinds["first"] = kinds["last"] = -1
     kinds["account"], kinds["gpus"] = every[1:3, first]
     kinds["past"] = np.searchsorted(of_account, of_account, side="right")
@@ -309,7 +309,7 @@ def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
     return kinds
 
 
-def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
+def _row_ranks(rows: Ints | Floats) -> tuple[Ints, Ints]:
     """Return each row's number in sorted order (equal rows share it), and one row of each; ``rows: [columns, n]``."""
     order = np.lexsort(rows[::-1])
     differs = np.ones(len(order), bool)
@@ -319,9 +319,9 @@ def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
     return number, order[differs]
 
 
-def _numbered(values: Ints | Floats) -> Ints:
+def _ranks(values: Ints | Floats) -> Ints:
     """Return the values' places in sorted order; equal values share one."""
-    return _groups(values[None])[0]
+    return _row_ranks(values[None])[0]
 
 
 def _partitions(
@@ -336,7 +336,7 @@ def _partitions(
     return ints(found)
 
 
-def _held(
+def _allocations(
     running: Sequence[RunningView], world: NodeArrays, sharers: Mapping[str, Sharer]
 ) -> list[tuple[int, int, int, int, int]]:
     """Return what running jobs hold: (job, node, GPUs, cores, MiB), without blocked GPUs; node -1: no known node.
@@ -370,12 +370,12 @@ def _dependents(
         for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else running[k - own])
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
-    alone = _alone(views[:own], running, snapshot.running)
+    alone = _singletons(views[:own], running, snapshot.running)
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
-            name = _waits_for(dependency, view)
+            name = _dependency_target(dependency, view)
             single = dependency.kind is DependencyKind.SINGLETON
             needs[j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
@@ -395,7 +395,7 @@ def _dependents(
     return needs, ints(child)
 
 
-def _alone(
+def _singletons(
     views: Sequence[PendingView], found_at: Sequence[int], running: Sequence[RunningView]
 ) -> dict[str, list[int]]:
     """Return, for each job (array) that runs alone among its user's of that name, the jobs for which it waits.
@@ -425,7 +425,7 @@ def _alone(
     return found
 
 
-def _waits_for(dependency: Dependency, view: PendingView) -> str:
+def _dependency_target(dependency: Dependency, view: PendingView) -> str:
     """Return the job or array for whose end, or start, a job or a task of an array waits."""
     base, index = split_task(view.id)
     if dependency.kind is DependencyKind.CHAIN:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.compiled import is_at_hand
-from gpusched.forecast.initial import InitialState, initial_state_of, may_start, staged
+from gpusched.compiled import is_cached
+from gpusched.forecast.initial import InitialState, initial_state_of, may_start, simulated_policy
 from gpusched.forecast.run import (
     ALLOWED,
     COUNTERS,
@@ -23,8 +23,8 @@ from gpusched.forecast.run import (
     WORK,
     LateRoom,
     QueueArrays,
-    fit_anew,
     run_forward,
+    update_fit,
 )
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
@@ -75,17 +75,17 @@ class QueueForecast:
         self._world = world = node_arrays_of(snapshot)
         initial = initial_state_of(snapshot, self.views, self.first_variant, world, half_life_s)
         self._waiting, self._sim, self._passes, self._owner = initial[:4]
-        self._line = self._line_of(initial, tick_s)
+        self._queue = self._new_arrays(initial, tick_s)
         size = len(self._sim.jobs)
         self._log = new_log(6 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
-        self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._line))]
+        self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._queue))]
 
-    def _line_of(self, initial: InitialState, tick_s: float) -> QueueArrays:
+    def _new_arrays(self, initial: InitialState, tick_s: float) -> QueueArrays:
         requests, masks = self._passes.requests, self._passes.jobs.masks
         kinds, nodes, shapes = len(initial.kinds), len(self._world.nodes), len(requests.lo)
         late = LateRoom(new_resources(nodes), np.zeros((shapes, nodes), np.uint8), np.zeros(shapes, np.int64))
         late.room.gpus[:] = -1  # as of nodes that take no jobs
-        line = QueueArrays(
+        arrays = QueueArrays(
             jobs=initial.jobs,
             queues=initial.queues,
             users=initial.users,
@@ -106,17 +106,17 @@ class QueueForecast:
             plan=self._passes.scratch.plan if self._plans() else None,
         )
         for node in range(nodes):
-            fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
-        return line
+            update_fit(arrays.fit, arrays.fits, self._sim.resources, requests, masks, node)
+        return arrays
 
     def _plans(self) -> bool:
         """Return whether any partition backfills conservatively."""
-        return any(staged(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
+        return any(simulated_policy(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
 
     @property
     def is_compiled(self) -> bool:
         """Whether a run can begin at once, with the passes for this snapshot already compiled."""
-        return is_at_hand(run_forward, self._sim, self._log, self._passes, self._line)
+        return is_cached(run_forward, self._sim, self._log, self._passes, self._queue)
 
     @property
     def limits(self) -> Floats:
@@ -149,7 +149,7 @@ class QueueForecast:
             seed: For the naive placement's draws.
             work: Queue entries that may be looked at.
         """
-        sim, line, status = self._sim, self._line, self._sim.state["status"]
+        sim, arrays, status = self._sim, self._queue, self._sim.state["status"]
         self._start_over(times)
         status[self.first_variant : len(self.views)] = NEVER
         status[list(without)] = NEVER
@@ -157,12 +157,12 @@ class QueueForecast:
             status[target] = FUTURE
         sim.counter[IN_SYSTEM] = np.count_nonzero(status != NEVER)
         sim.clock[1] = self.snapshot.now
-        line.counter[TARGET], line.counter[ALLOWED], line.clock[UNTIL] = target, work, until
+        arrays.counter[TARGET], arrays.counter[ALLOWED], arrays.clock[UNTIL] = target, work, until
         self._passes.rng[:] = seed_words(seed)
-        code = run_forward(sim, self._log, self._passes, line)
+        code = run_forward(sim, self._log, self._passes, arrays)
         start = sim.state["first"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
-        return RunResult(start, code != EXHAUSTED, int(line.counter[WORK]))
+        return RunResult(start, code != EXHAUSTED, int(arrays.counter[WORK]))
 
     def _start_over(self, times: RunTimeDraw) -> None:
         for array, fresh in self._fresh:

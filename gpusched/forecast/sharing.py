@@ -12,7 +12,7 @@ from gpusched.sched.sharing.pairs import Party, parties_of, party
 from gpusched.sched.sharing.rules import Sharer, sharer_of_running
 from gpusched.sched.state import Ints, Records, filled
 from gpusched.sim.engine.state import RUN, SLOT, Pace, Paired
-from gpusched.sim.sharing import believed_between
+from gpusched.sim.sharing import sharing_beliefs
 
 
 def sharers_of(snapshot: Snapshot, views: Sequence[PendingView]) -> dict[str, Sharer] | None:
@@ -38,7 +38,7 @@ def pace_of(
     places = {job.id: at for at, job in zip(running.tolist(), snapshot.running, strict=True) if job.id in sharers}
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
-    row, kind, lost, speed = believed_between(parties, world.nodes, snapshot.beliefs)
+    row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
     runs = filled(RUN, len(jobs), rate=1.0, own=1.0, row=row, slot=-1, next=-1, mate=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])

@@ -21,8 +21,8 @@ _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
 _MOST_ENDINGS = 25
 _MOST_LATER = 3
 _ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
-_WORTH = 0.1  # of the wait must be saved to be worth telling
-_WORTH_S = 60.0
+_MIN_SAVED = 0.1  # of the wait must be saved to be worth telling
+_MIN_SAVED_S = 60.0
 _PACE_SPREAD = 0.1  # of what is left of a job that tells of its progress: standard deviation of its logarithm
 
 
@@ -124,10 +124,10 @@ class StartForecast:
         """Return when ``target`` starts; infinite if it does not, or the work allowed was used up (``_cut``)."""
         without = [self._target] if target != self._target and self._target >= 0 else []
         work = min(ENOUGH_WORK, max(self._left, 0))
-        fate = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
-        self._left -= fate.work
-        self._cut = not fate.whole
-        return float(fate.start[target])
+        result = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
+        self._left -= result.work
+        self._cut = not result.whole
+        return float(result.start[target])
 
     def sooner(self) -> tuple[Sooner, ...]:
         """Return what would start it sooner: at once first, then what saves most; call it after `expected`."""
@@ -176,7 +176,7 @@ class StartForecast:
             place = self.ahead.first_variant + i
             starts = np.sort([self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])])
             start = float(starts[(runs - 1) // 2])
-            if start + max(_WORTH_S, _WORTH * (min(median, 1e18) - self._snapshot.now)) < median:
+            if start + max(_MIN_SAVED_S, _MIN_SAVED * (min(median, 1e18) - self._snapshot.now)) < median:
                 found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
         return sorted(found, key=lambda s: s.start)
 

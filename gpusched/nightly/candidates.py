@@ -103,7 +103,7 @@ def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
         return Path(spec.folder)
 
 
-def judged(
+def judge_candidates(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> tuple[ShadowComparison, ...]:
     """Compare shadows and candidates with the live policy on days outside their training data.

@@ -16,11 +16,11 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
-from gpusched.study.own import as_it_ran
-from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, carry_out, changes, scenario_of
+from gpusched.study.own import with_run_conditions
+from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, run_all, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -92,11 +92,11 @@ def scenario_for(
 ) -> Scenario:
     """Return the trace on the partition's nodes, with these notes after its own.
 
-    ``reader``: of the store whose jobs these are, see `as_it_ran`.
+    ``reader``: of the store whose jobs these are, see `with_run_conditions`.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    return as_it_ran(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
+    return with_run_conditions(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
 
 
 def judge(
@@ -113,7 +113,7 @@ def judge(
     Raises:
         ModelError: The candidate's weights cannot be used.
     """
-    policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
+    policies = (incumbent_of(incumbent, partition), policy_of_spec(candidate, None, partition))
     runs, over = (
         [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s)) for p in policies],
         list[PlannedReplay](),
@@ -123,7 +123,7 @@ def judge(
         if advance is not None:
             advance(len(over) + part, len(runs))
 
-    base, other = carry_out(runs, done=over.append, progress=watch)
+    base, other = run_all(runs, done=over.append, progress=watch)
     found = changes([base, other])[1]
     jct = next((c for c in found if c.figure == "jct_s"), None)
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
@@ -142,9 +142,9 @@ def judge(
 def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
     """Return the live policy; if its agent cannot decide, its stand-in."""
     try:
-        return of_spec(spec, None, partition)
+        return policy_of_spec(spec, None, partition)
     except ModelError:
-        return replace(of_spec(spec.stand_in), name=spec.name)
+        return replace(policy_of_spec(spec.stand_in), name=spec.name)
 
 
 def _line(verdict: ProofVerdict) -> str:

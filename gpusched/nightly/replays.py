@@ -29,8 +29,8 @@ from gpusched.promotion.live import live_policies
 from gpusched.promotion.registry import REPORTS, ShadowComparison
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.policies import ReplayPolicy, of_spec
-from gpusched.study.study import PlannedReplay, StudyOutcome, carry_out, changes, row_of
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
+from gpusched.study.study import PlannedReplay, StudyOutcome, changes, row_of, run_all
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -113,7 +113,7 @@ def nightly(
     workers: int = 1,
     now: float | None = None,
     auto_retrain: bool = False,
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    notify: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> NightlyReport:
     """Replay the store's jobs submitted since, partition by partition, and write the report.
 
@@ -124,7 +124,7 @@ def nightly(
         workers: Processes.
         now: Unix seconds.
         auto_retrain: Train the agents anew, too, and judge the candidates.
-        tell: Called with what it is at, and how many of how many partitions are done.
+        notify: Called with what it is at, and how many of how many partitions are done.
 
     Raises:
         GpuschedError: There is no store.
@@ -143,7 +143,7 @@ def nightly(
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for number, partition in enumerate(inventory.partitions):
-        tell(f"replaying {partition.name}", number, len(inventory.partitions))
+        notify(f"replaying {partition.name}", number, len(inventory.partitions))
         if trace is None or partition.name not in trace.groups:
             continue
         part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")
@@ -154,7 +154,7 @@ def nightly(
         predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
         runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
-        outcomes = list(carry_out(runs, workers=workers))
+        outcomes = list(run_all(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -163,7 +163,7 @@ def nightly(
         since=since,
         file=str(file),
         partitions=tuple(verdicts),
-        judged=night.judged(inventory, reader, folder, live, now),
+        judged=night.judge_candidates(inventory, reader, folder, live, now),
         trained=trained,
         predictions=predicted,
     )
@@ -201,7 +201,7 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
     for spec in others:
         if spec.name != live.name:
             with contextlib.suppress(ModelError):
-                found.append(of_spec(spec, None, partition))
+                found.append(policy_of_spec(spec, None, partition))
     return found
 
 
@@ -211,7 +211,7 @@ def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
         predictor = Predictor.load(folder / USUAL_NAME)
     except ModelError:
         return None
-    return None if predictor.knew(trace)[carried:].any() else predictor
+    return None if predictor.in_training_data(trace)[carried:].any() else predictor
 
 
 def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:

@@ -48,7 +48,7 @@ def machines() -> dict[str, MachineType]:
     return found
 
 
-def most_alike(pool: Pool) -> str:
+def closest_machine(pool: Pool) -> str:
     """Return the machine whose measurements stand for the pool: AWS if no node has more GPUs than its own, else RTX."""
     return "aws" if pool.gpus.max() <= machines()["aws"].gpus else "rtx"
 
@@ -56,8 +56,8 @@ def most_alike(pool: Pool) -> str:
 def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[PlacementNetwork, str]:
     """Return what placement costs a trace's jobs, and a note on the measurements used.
 
-    Kinds are those of the machine `most_alike`: a job whose model's name begins as one of them is of that kind, the
-    others' are drawn.
+    Kinds are those of `closest_machine`: a job whose model's name begins with a kind's name is of that kind, others
+    are drawn.
 
     Raises:
         UsageError: The topology names none of the pool's nodes.
@@ -66,7 +66,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
     found = sum(name in known for name in pool.names)
     if not found:
         raise UsageError("the topology names none of the nodes", f"some of {', '.join(pool.names[:3])}")
-    machine = most_alike(pool)
+    machine = closest_machine(pool)
     kinds = list(machines()[machine].kinds)
     of_model = [next((i for i, k in enumerate(kinds) if name.lower().startswith(k)), -1) for name in trace.models]
     drawn = np.random.default_rng(0).integers(0, len(kinds), len(trace))

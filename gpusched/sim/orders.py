@@ -88,7 +88,7 @@ def order_rule(name: str) -> OrderRule | None:
 
 SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
 _OFFERED = ("", "-skip", "+easy", "+conservative")
-_ONCE_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
+_FORMER_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
 
 
 def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
@@ -114,6 +114,6 @@ def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:
     bases = dict.fromkeys(next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in names)
     return tuple(
         f"the policy {base} {means}, as it does live; {oracle} uses real run times"
-        for base, (means, oracle) in _ONCE_ORACLES.items()
+        for base, (means, oracle) in _FORMER_ORACLES.items()
         if base in bases
     )

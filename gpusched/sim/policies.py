@@ -106,7 +106,7 @@ class ReplayPolicy:
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
-_ALSO = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
+_ALIASES = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
 
 
 def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
@@ -118,15 +118,15 @@ def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
         ModelError: It is an agent's, whose weights cannot be used.
     """
     found = look_up(text, sizes=sizes)
-    return found if isinstance(found, ReplayPolicy) else of_spec(found, text)
+    return found if isinstance(found, ReplayPolicy) else policy_of_spec(found, text)
 
 
 def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = False) -> ReplayPolicy | PolicySpec:
     """Return the policy called ``text``; for an agent its specification, as the weights depend on the partition.
 
     ``text``: a file ``*.yaml`` or a trained policy's folder; the name of one in ``folders`` (`policy_folders` of
-    `gpusched.config.policies`); an order with its backfill (`composed`). ``sizes``: jobs can be resized; else ``drf``
-    is the order of that name, between users.
+    `gpusched.config.policies`); an order with its backfill (`policy_of_order`). ``sizes``: jobs can be resized; else
+    ``drf`` is the order of that name, between users.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -134,17 +134,17 @@ def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = Fa
     """
     file = Path(text)
     if not text.endswith((".yaml", ".yml")) and not (file / POLICY).is_file():
-        named = policy_file(_ALSO.get(text, text), folders)
+        named = policy_file(_ALIASES.get(text, text), folders)
         if named is None:
-            return composed(text, known_policies(folders))
+            return policy_of_order(text, known_policies(folders))
         if not sizes and text in ORDERS and named.parent == BUILT_IN and load_policy(named, folders).sizes != "base":
-            return composed(text)
+            return policy_of_order(text)
         file = named
     spec = load_policy(file, folders)
-    return spec if spec.agent is not None else of_spec(spec, text)
+    return spec if spec.agent is not None else policy_of_spec(spec, text)
 
 
-def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
+def policy_of_order(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
     """Return an order with its backfill, placed best fit: ``wfp3``, ``fifo+none``, ``sjf+skip``, ``f1+easy``; no file.
 
     Raises:
@@ -169,7 +169,7 @@ def _rule(order: str) -> OrderRule:
     return found
 
 
-def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
+def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
     """Return a live policy as the engine runs it.
 
     Raises:
@@ -177,7 +177,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     """
     model = load_model(Path(spec.folder), partition, spec.agent) if spec.agent is not None else None
     if model is not None and not spec.traits.sizes:
-        return _of_agent(spec, name or spec.name, model)
+        return _policy_of_agent(spec, name or spec.name, model)
     rule = _rule(spec.order)
     source = f"{rule.source}; {name or spec.name}"
     if model is not None:
@@ -190,7 +190,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     return _with_backfill(policy, spec.backfill)
 
 
-def _of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
+def _policy_of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
     """Return an agent's policy; what it knows of run times is stored with its weights."""
     knows, backfill = model.knows, model.about.get("backfill", spec.backfill)
     if knows not in get_args(Knows) or backfill not in UNPLANNED:

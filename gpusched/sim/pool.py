@@ -144,7 +144,7 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     requests, masks = splitter.requests(), splitter.masks()
     parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
     modelled = requests.cores.any() or requests.memory.any()
-    resources = Resources(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
+    resources = Resources(pool.gpus.copy(), *(_capacity(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
     gpus_only = not modelled and masks.shape[0] == 0
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
@@ -152,7 +152,7 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
 _AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
 
 
-def _room(declared: Ints, modelled: bool) -> Ints:
+def _capacity(declared: Ints, modelled: bool) -> Ints:
     """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)

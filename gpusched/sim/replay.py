@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.compiled import kept_on_disk
+from gpusched.compiled import is_on_disk
 from gpusched.model.limits import Limits, Quotas
 from gpusched.sim.engine.build import (
     Outage,
@@ -86,20 +86,20 @@ WATCH_S = 0.25
 @contextmanager
 def _watched(world: SimWorld) -> Iterator[None]:
     """Report progress from another thread, which compiled code lets run: it costs the replay nothing."""
-    tell = world.options.progress
-    if tell is None:
+    report = world.options.progress
+    if report is None:
         yield
         return
     stop, counter, jobs = threading.Event(), world.sim.counter, max(1, len(world.trace) - world.never)
 
-    def look() -> None:
-        told = 0.0  # the two counters are not read at one moment, and no progress goes back
+    def watch() -> None:
+        reported = 0.0  # the two counters are not read at one moment, and no progress goes back
         while not stop.wait(WATCH_S):
             share = min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs)
-            told = max(told, share)
-            tell(told)
+            reported = max(reported, share)
+            report(reported)
 
-    thread = threading.Thread(target=look, name="progress of a replay", daemon=True)
+    thread = threading.Thread(target=watch, name="progress of a replay", daemon=True)
     thread.start()
     try:
         yield
@@ -124,7 +124,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         return
     _warm.add(known)
     loop, versions = kind.compiled, 1 if sim.pace is None else kind.versions
-    if loop is not None and hasattr(loop, "signatures") and not kept_on_disk(loop, versions):
+    if loop is not None and hasattr(loop, "signatures") and not is_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     one = np.ones(1, np.int64)
     alike = ReplayOptions(

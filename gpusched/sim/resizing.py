@@ -136,7 +136,7 @@ class ResizedShapes:
             self._rows[kind] = row = sim.pace.speed.shape[1]
             self._notes |= dict.fromkeys(rates.profiles.notes_of(name))
             if options.rates is not None:
-                self._known[row] = max((how for _, how in found), key=_LESS_AND_LESS.index)
+                self._known[row] = max((how for _, how in found), key=_BEST_FIRST.index)
             world = world._replace(sim=sim._replace(pace=_with_row(sim.pace, np.array([s for s, _ in found]))))
         return world, self._rows[kind]
 
@@ -157,7 +157,7 @@ class ResizedShapes:
         return (*self._notes, f"of {by.total()} {what}: {told}") if told else ()
 
 
-_LESS_AND_LESS = ("measured", "nearest", "proportion")
+_BEST_FIRST = ("measured", "nearest", "proportion")
 
 
 def _amounts(shape: np.void) -> tuple[int | None, int | None]:

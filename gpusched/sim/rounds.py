@@ -29,7 +29,7 @@ from gpusched.sim.engine.state import (
     Sim,
     grown,
 )
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import RESIZED
@@ -37,7 +37,7 @@ from gpusched.traces.readers.draft import assemble
 
 _DUE = -1  # why a run stops, beside OVER and GROW
 NOW, BEFORE, NEXT = range(3)  # positions in Progress.time
-PRESENT, DECISIONS = range(2)  # positions in Progress.counts
+ACTIVE, DECISIONS = range(2)  # positions in Progress.counts
 
 
 class Rounds(NamedTuple):
@@ -62,8 +62,8 @@ class RoundProgress(NamedTuple):
     Attributes:
         rounds: See there.
         work, done: ``float64[jobs]``. restarts: ``int64[jobs]``: how often it went on with something else.
-        there: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[PRESENT]`` of them.
-        rate, restart: ``float64[jobs]``: what each was given last, see `give`; restart NaN: that is carried out.
+        active: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[ACTIVE]`` of them.
+        rate, restart: ``float64[jobs]``: what each was given last, see `set_rate`; restart NaN: that is carried out.
         counts: ``int64[2]``: also how many decisions there were.
         time: ``float64[3]``: this decision, the one before, and the next one as things stand.
     """
@@ -72,14 +72,14 @@ class RoundProgress(NamedTuple):
     work: Floats
     done: Floats
     restarts: Ints
-    there: Ints
+    active: Ints
     rate: Floats
     restart: Floats
     counts: Ints
     time: Floats
 
 
-class Played(NamedTuple):
+class RoundsResult(NamedTuple):
     """Figures of one run. jct: ``float64[jobs]``. makespan: From the first arrival to the last end."""
 
     jct: Floats
@@ -131,9 +131,9 @@ class EngineRun:
         self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
 
     @property
-    def there(self) -> Ints:
-        """The jobs as from `present`, for Python."""
-        return self.progress.there[: self.progress.counts[PRESENT]]
+    def active(self) -> Ints:
+        """The jobs as from `active_jobs`, for Python."""
+        return self.progress.active[: self.progress.counts[ACTIVE]]
 
     @property
     def end(self) -> Floats:
@@ -141,11 +141,11 @@ class EngineRun:
         return cast(Floats, self.sim.state["end"])
 
     @property
-    def played(self) -> Played:
+    def result(self) -> RoundsResult:
         """The figures of this run."""
         submit, restarts = self.sim.jobs["submit"], int(self.sim.state["restarts"].sum())
         makespan = float(self.end.max() - submit[0])
-        return Played(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
+        return RoundsResult(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
 
 
 @jit
@@ -161,7 +161,7 @@ def is_due(sim: Sim, progress: RoundProgress) -> bool:
     if due:
         time[NOW], time[BEFORE], time[NEXT] = now, time[NOW], now + rounds.every
         progress.counts[DECISIONS] += 1
-        _look(sim, progress)
+        _refresh_progress(sim, progress)
     sim.clock[1] = time[NEXT]
     return bool(due)
 
@@ -176,48 +176,48 @@ _until_due = looped(_stop_if_due)
 
 @jit
 def _to_decision(sim: Sim, log: EventLog, passes: Passes, progress: RoundProgress) -> int:
-    carry_out(sim, log, progress)
+    apply_rates(sim, log, progress)
     return _until_due(sim, log, passes, progress)
 
 
 @jit
-def _look(sim: Sim, progress: RoundProgress) -> None:
+def _refresh_progress(sim: Sim, progress: RoundProgress) -> None:
     """Update which jobs are present, and their work done."""
     count = 0
     for job in range(sim.counter[ARRIVED]):
         state = sim.state[job]
         if state["status"] == WAITING or state["status"] == RUNNING:
-            progress.there[count] = job
+            progress.active[count] = job
             count += 1
             progress.done[job] = progress.work[job] - work_left(sim.pace, sim, job, 0.0)
             progress.restarts[job] = state["restarts"] - (state["status"] == WAITING and state["restarts"] > 0)
-    progress.counts[PRESENT] = count
+    progress.counts[ACTIVE] = count
 
 
 @jit
-def present(progress: RoundProgress) -> Ints:
+def active_jobs(progress: RoundProgress) -> Ints:
     """Return the present jobs, by arrival."""
-    return progress.there[: progress.counts[PRESENT]]
+    return progress.active[: progress.counts[ACTIVE]]
 
 
 @jit
-def give(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
+def set_rate(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
     """Set a job's rate from now on (0: stopped); a restart comes first if it has run before."""
     progress.rate[job], progress.restart[job] = rate, restart
 
 
 @jit
-def carry_out(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
+def apply_rates(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
     """Apply the rates given at this decision in the engine."""
     pace = sim.pace
     assert pace is not None
-    for job in present(progress):
+    for job in active_jobs(progress):
         restart = progress.restart[job]
         if np.isnan(restart):
             continue
         progress.restart[job] = np.nan
         if sim.state[job]["status"] == RUNNING:
-            cut(sim, log, job, RESIZED, work_left(pace, sim, job, restart))
+            stop_job(sim, log, job, RESIZED, work_left(pace, sim, job, restart))
         pace.runs[job]["own"] = progress.rate[job]
         if progress.rate[job] > 0.0:
             sim.chosen[0] = 0

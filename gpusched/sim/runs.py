@@ -15,7 +15,7 @@ from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk
-from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, filling_of, new_plan, run_preemptive
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_filling, new_plan, run_preemptive
 from gpusched.sim.engine.sized import run_sized
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
@@ -74,7 +74,7 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
 def _preemptive(world: SimWorld) -> tuple[SimWorld, Runner]:
     levels = np.array(sorted(world.options.las_thresholds_gpu_s), np.float64)
     code, restart_s = PREEMPTIVE_CODES[world.policy.order], world.restart_s
-    return _by(run_preemptive, world, Preemptive(new_plan(world, filling=filling_of(world)), code, restart_s, levels))
+    return _by(run_preemptive, world, Preemptive(new_plan(world, filling=new_filling(world)), code, restart_s, levels))
 
 
 def _fixed(world: SimWorld, strict: bool) -> Fixed:

@@ -38,7 +38,7 @@ class SharingBeliefs(NamedTuple):
     speed: Floats
 
 
-def believed_between(
+def sharing_beliefs(
     parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]
 ) -> SharingBeliefs:
     """Return which jobs may share GPUs on these nodes, and their speeds; a party of None shares nothing."""
@@ -71,14 +71,14 @@ def fractional(trace: Trace) -> int:
     return int(np.count_nonzero((trace.gpus == 1) & (trace.gpu_milli < 1000)))
 
 
-def lost_together(speed: Floats) -> Floats:
+def pairing_costs(speed: Floats) -> Floats:
     """Return `kernel.beside.Pairings.cost` of measured `engine.state.Pace.speed`: ``float64[kinds, rows, rows]``.
 
     The less, the more both get done, each by its own speed alone; infinite where that is no more than by taking turns,
     or was not measured: what Gavel calls space sharing (Narayanan et al., OSDI 2020).
     """
-    mine = speed[:, :, 1:] / speed[:, :, :1]
-    both = mine + mine.transpose(0, 2, 1)
+    relative = speed[:, :, 1:] / speed[:, :, :1]
+    both = relative + relative.transpose(0, 2, 1)
     return np.where(both > 1.0, -both, np.inf)
 
 

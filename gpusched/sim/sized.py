@@ -24,7 +24,7 @@ from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
-from gpusched.sim.engine.ledger import planned
+from gpusched.sim.engine.ledger import plan_copy
 from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.orders import Knows
@@ -87,7 +87,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         min_run_s=spec.resize.min_run_s,
         gain=spec.resize.gain,
         restart_s=world.restart_s,
-        ledger=planned(world.sim.ledger),
+        ledger=plan_copy(world.sim.ledger),
     )
     return world, sizer
 

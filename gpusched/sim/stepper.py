@@ -29,7 +29,7 @@ from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
 from gpusched.sim.engine.share import part_fits, place_shared
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
@@ -188,7 +188,7 @@ class Stepper:
         sim, state = self._world.sim, self._world.sim.state[job]
         if state["status"] != RUNNING or state["start"] == self.now:
             raise UsageError(f"job {job} cannot be preempted: it does not run, or has only just started")
-        cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, self.restart_s(job)))
+        stop_job(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, self.restart_s(job)))
         self._waiting[job] = None
 
     def restart_s(self, job: int) -> float:
@@ -231,7 +231,7 @@ class Stepper:
         if not self._fit(job, request, resources, chosen):
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
         overhead = self.restart_s(job)
-        cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
+        stop_job(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
         self._set_size(job, shape, row)
         self._world.sim.chosen[: request.parts] = chosen
         start_job(self._world.sim, self._log, job, self._world.sim.chosen, 0, NOTHING_TAKEN, overhead)

@@ -84,8 +84,8 @@ def _flow(release: Floats, duration: Floats, work: Floats, gpus: float) -> float
     alone = float(duration.sum())
     if gpus <= 0:
         return alone
-    srpt = float(served(release, work / gpus, new_heap(len(work) + 1), True))
-    busy = float(served(release, work / gpus, new_heap(len(work) + 1), False))
+    srpt = float(serve(release, work / gpus, new_heap(len(work) + 1), True))
+    busy = float(serve(release, work / gpus, new_heap(len(work) + 1), False))
     return max(alone, srpt, busy + alone / 2 - float(release.sum()))
 
 
@@ -99,7 +99,7 @@ def _last_end(release: Floats, duration: Floats, work: Floats, gpus: float) -> f
 
 
 @jit
-def served(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
+def serve(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
     """Serve jobs on one machine of speed 1, preemptively, always the one of least work; ``release`` ascends.
 
     ``by_left``: least work left, and the sum of flow times is returned; else least whole work, and the sum of mean busy

@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.compiled.arrays import Floats, Ints
 from gpusched.sim.power import J_PER_KWH, PowerModel, power_model
 from gpusched.sim.result import ReplayResult
-from gpusched.study.timeline import Parts, Runs, parts_of, run_seconds, runs_of, together
+from gpusched.study.timeline import Parts, Runs, paired_runs, parts_of, run_seconds, runs_of
 
 SLOWDOWN_THRESHOLD_S = 10.0
 
@@ -188,7 +188,7 @@ def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
     window = np.where(np.isfinite(first), runs.end.max(initial=0.0) - first, 0.0)
     share = dominant_share(result)
     area = np.bincount(partition, share[runs.job] * runs.size * (runs.end - runs.start), n)
-    for both in together(result) if result.shared == "pairs" else ():
+    for both in paired_runs(result) if result.shared == "pairs" else ():
         where = pool.partition[result.nodes_of(both.job)[0]]
         area[where] -= min(share[both.job], share[both.mate]) * (both.end - both.start)
     weight = np.bincount(pool.partition, pool.gpus, n).astype(np.float64)

@@ -16,7 +16,7 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.quotas import QuotaSet, QuotaSpan
 from gpusched.sim.reserving import bookings_of
-from gpusched.sim.sharing import SharingBeliefs, believed_between
+from gpusched.sim.sharing import SharingBeliefs, sharing_beliefs
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -77,7 +77,7 @@ def limited(inventory: Inventory | None) -> bool:
     return inventory is not None and bool(inventory.quotas) and inventory.engine != "slurm"
 
 
-def as_it_ran(
+def with_run_conditions(
     scenario: Scenario, inventory: Inventory | None, reader: Reader | None, *, reserved: bool = True,
     shares: bool = True, quotas: bool | None = None,
 ) -> Scenario:  # fmt: skip
@@ -122,14 +122,14 @@ def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> Shari
     snapshot = snapshot_of_store(reader, inventory, {}, time.time(), active=[], pending=[])
     known = {node.name: node for node in snapshot.nodes}
     nodes = [known[name] for name in scenario.pool.names if name in known]
-    return believed_of(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
+    return beliefs_for(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
 
 
-def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]) -> SharingBeliefs:
+def beliefs_for(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]) -> SharingBeliefs:
     """Return which jobs may share GPUs on these nodes, and their speeds by current estimates."""
     from gpusched.sched.sharing.pairs import party
 
     assert trace.share_mib is not None
     jobs = zip(trace.user.tolist(), trace.model.tolist(), trace.share_mib.tolist(), strict=True)
     parties = [None if mib < 0 else party(trace.users[user], trace.models[model], mib) for user, model, mib in jobs]
-    return believed_between(parties, nodes, beliefs)
+    return sharing_beliefs(parties, nodes, beliefs)

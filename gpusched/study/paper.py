@@ -139,7 +139,7 @@ def read_paper(name: str, kind: type[P]) -> P:
     return msgspec.convert(parse_plain(PHILLY_LIKE.parent / f"{name}.yaml")["paper"], kind)
 
 
-def played(draws: Sequence[D], play: Callable[[D], list[R]], options: PaperOptions, advance: Advance) -> list[R]:
+def play_all(draws: Sequence[D], play: Callable[[D], list[R]], options: PaperOptions, advance: Advance) -> list[R]:
     """Return the rows of all draws, in their order."""
     rows: list[R] = []
     with ThreadPoolExecutor(options.jobs or os.cpu_count()) as pool:  # compiled passes run side by side

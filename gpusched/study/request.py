@@ -29,19 +29,19 @@ from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.outages import read_outages, read_reservations
-from gpusched.sim.policies import ReplayPolicy, look_up, of_spec
+from gpusched.sim.policies import ReplayPolicy, look_up, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import as_it_ran, own_history, own_inventory
+from gpusched.study.own import own_history, own_inventory, with_run_conditions
 from gpusched.study.study import (
     DEFAULT_GPUS_PER_NODE,
     PlannedReplay,
     Scenario,
     StudyOutcome,
-    carry_out,
+    run_all,
     scenario_of,
     workers_for,
 )
@@ -182,7 +182,7 @@ def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | Non
     step()
     workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
-        return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+        return list(run_all(runs, workers=workers, backend=backend, done=step, progress=watch))
 
 
 _DRF = (
@@ -267,7 +267,7 @@ def _registered(text: str) -> ReplayPolicy | PolicySpec:
     from gpusched.promotion.registry import find_policy  # here and below: replays without these start faster
 
     spec = find_policy(text, inventory_path(state_folder()), state_folder()).spec
-    return spec if spec.agent is not None else of_spec(spec, text)
+    return spec if spec.agent is not None else policy_of_spec(spec, text)
 
 
 def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: str | None) -> ReplayPolicy:
@@ -286,7 +286,7 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
         raise UsageError(
             f"{text} has weights of its own for each of {', '.join(partitions)}", "replay one of them: --vc PARTITION"
         )
-    return of_spec(found, text, partitions[0])
+    return policy_of_spec(found, text, partitions[0])
 
 
 def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates | None) -> list[tuple[Scenario, Seeds]]:
@@ -310,7 +310,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
             if request.reservations is not None:
                 scenario = scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
             reserved = request.reservations is None and not stretched
-            scenario = as_it_ran(
+            scenario = with_run_conditions(
                 scenario, limits_of, reader, reserved=reserved, shares=shares, quotas=request.quotas
             )  # fmt: skip
             found += _with_models(request, rates, scenario, of)

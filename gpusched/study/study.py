@@ -143,7 +143,7 @@ def workers_for(runs: Sequence[PlannedReplay], asked: int) -> int:
     return min(cpus, len(runs)) if jobs >= PARALLEL_FROM else 1
 
 
-def carry_out(
+def run_all(
     runs: Sequence[PlannedReplay],
     *,
     workers: int = 1,
@@ -163,7 +163,7 @@ def carry_out(
         limits, rates = any(run.options.limits for run in of), of[0].options.rates
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
     here = workers <= 1 and backend is None
-    results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
+    results = (_replayed(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
@@ -232,13 +232,13 @@ def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
     )
 
 
-def _light(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
+def _replayed_without_trace(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
     """Return `_replayed` without sending the trace back."""
     result, metrics = _replayed(run)
     return replace(result, trace=select(result.trace, np.zeros(0, np.int64))), metrics
 
 
-def _spread_out(
+def _run_in_parallel(
     runs: Sequence[PlannedReplay], workers: int, backend: str | None
 ) -> Iterator[tuple[ReplayResult, Metrics]]:
     import joblib
@@ -246,7 +246,7 @@ def _spread_out(
     with joblib.parallel_config(backend=backend or "loky", n_jobs=-1 if backend else workers):
         # Only loky can hand results out as they come.
         many = joblib.Parallel(**({} if backend else {"return_as": "generator"}))
-        yield from many(joblib.delayed(_light)(run) for run in runs)
+        yield from many(joblib.delayed(_replayed_without_trace)(run) for run in runs)
 
 
 def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:

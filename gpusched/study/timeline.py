@@ -83,7 +83,7 @@ def parts_of(result: ReplayResult) -> Parts:
     return parts if result.shared != "pairs" else _counted_once(result, parts)
 
 
-class Together(NamedTuple):
+class PairedRun(NamedTuple):
     """Two jobs on the same GPUs: the newcomer and the one before it, from and until when (seconds)."""
 
     job: int
@@ -92,9 +92,9 @@ class Together(NamedTuple):
     end: float
 
 
-def together(result: ReplayResult) -> list[Together]:
+def paired_runs(result: ReplayResult) -> list[PairedRun]:
     """Return every time that two jobs shared GPUs, in order of its end, without those that never ended."""
-    found: list[Together] = []
+    found: list[PairedRun] = []
     since: dict[int, tuple[int, int, float]] = {}
     events, joined = result.events, -1
     stops = (END, KILLED, PREEMPTED, NODE_FAIL, RESIZED)
@@ -107,7 +107,7 @@ def together(result: ReplayResult) -> list[Together]:
         elif subject in since:
             job, mate, start = since.pop(subject)
             since.pop(mate if subject == job else job)
-            found.append(Together(job, mate, start, time))
+            found.append(PairedRun(job, mate, start, time))
     return found
 
 
@@ -116,7 +116,9 @@ def _counted_once(result: ReplayResult, parts: Parts) -> Parts:
     first: dict[tuple[int, float], list[int]] = {}
     for row, key in enumerate(zip(parts.job.tolist(), parts.start.tolist(), strict=True)):
         first.setdefault(key, []).append(row)
-    rows = [(r, job, t) for t in together(result) for r in first.get((t.job, t.start), []) for job in (t.job, t.mate)]
+    rows = [
+        (r, job, t) for t in paired_runs(result) for r in first.get((t.job, t.start), []) for job in (t.job, t.mate)
+    ]
     if not rows:
         return parts
     at = np.array([r for r, _, _ in rows])

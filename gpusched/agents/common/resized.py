@@ -23,7 +23,7 @@ from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.sizing.settle import speed_at
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.state import ARRIVED
-from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, give
+from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, set_rate
 from gpusched.traces.trace import Trace
 
 _JOBS = (40, 100)  # of a workload
@@ -153,7 +153,7 @@ def run(one: ResizableWorkload, policy: Policy, restart: float) -> Floats:
     of, (count, most) = EngineRun(one.submit, one.work, SLOT_BY_SLOT), one.speed.shape
     told, held, progress = np.zeros((count, most)), np.zeros(count, np.int64), of.progress
     while of.next_round() and progress.counts[DECISIONS] <= _LONGEST:
-        there = of.there
+        there = of.active
         admitted = np.sort(there[np.argsort(held[there] == 0, kind="stable")][: one.gpus // int(one.sizes[0])])
         claims = new_claims(len(admitted), most)
         _claims(one, admitted, progress, told, held, restart, claims)
@@ -197,5 +197,5 @@ def _resize(
         j = there[i]
         k = np.searchsorted(one.sizes, chosen[i])
         if chosen[i] != held[j]:
-            give(progress, j, one.speed[j, k], restart)
+            set_rate(progress, j, one.speed[j, k], restart)
         held[j], told[j, k] = chosen[i], one.speed[j, k]

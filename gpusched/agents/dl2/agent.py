@@ -103,7 +103,7 @@ class Player:
         for job in np.flatnonzero(~np.isnan(course.speed)):
             kind = jobs.kind[job]
             size = int(course.before[job, 0]) - 1, int(course.before[job, 1]) - 1
-            news |= self._observed.told(self._rows[kind], size, float(course.speed[job] * self._scale[kind]))
+            news |= self._observed.add_report(self._rows[kind], size, float(course.speed[job] * self._scale[kind]))
         course.speed[:] = np.nan
         if news or self._kinds is None:
             speeds = np.zeros(jobs.rate.shape)

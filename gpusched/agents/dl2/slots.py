@@ -16,7 +16,7 @@ from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, Played, RoundProgress, give
+from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, RoundsResult, set_rate
 
 _PATIENCE = 20  # slots in which nothing is trained
 
@@ -101,7 +101,7 @@ class SpeedChange(NamedTuple):
     factor: float
 
 
-def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> Played:
+def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> RoundsResult:
     """All slots until the last job has ended.
 
     Args:
@@ -119,7 +119,7 @@ def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence
     if changes:
         jobs = jobs._replace(rate=jobs.rate.copy())
     while run.next_round():
-        there, (slot, last) = run.there, run.progress.time[[NOW, BEFORE]]
+        there, (slot, last) = run.active, run.progress.time[[NOW, BEFORE]]
         for change in changes:
             if last < change.slot <= slot:
                 jobs.rate[change.kind] *= change.factor
@@ -129,7 +129,7 @@ def play(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence
         idle = 0 if _resize(jobs, course, there, restart) or jobs.arrival[-1] > slot else idle + 1
         if idle > _PATIENCE:
             raise UsageError(f"{len(there)} jobs are left that nothing runs on {jobs.nodes} nodes")
-    return run.played
+    return run.result
 
 
 @jit
@@ -141,7 +141,7 @@ def _resize(jobs: SlotJobs, course: SlotProgress, there: Ints, restart: float) -
         rate = jobs.rate[jobs.kind[job], size[0], size[1]]
         resized = size[0] != before[0] or size[1] != before[1]
         if resized or rate != course.progress.rate[job]:
-            give(course.progress, job, rate, restart if resized else 0.0)
+            set_rate(course.progress, job, rate, restart if resized else 0.0)
         course.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
         any_trained |= rate > 0.0
     return any_trained

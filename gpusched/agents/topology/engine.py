@@ -24,7 +24,7 @@ from gpusched.sim.engine.placing import PlacementNetwork, PlacingState, append, 
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Links, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.placed import with_ways
-from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
@@ -193,7 +193,7 @@ def _act(
 
 def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
-    return replace(composed("fifo+skip"), name=name or placement, placement=placement)
+    return replace(policy_of_order("fifo+skip"), name=name or placement, placement=placement)
 
 
 def replayed(

@@ -30,7 +30,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.queue.lastgood import inventory_path
 from gpusched.sim.orders import folders_in_force
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 
 
 class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,7 @@ def _judged(
         return made
     told = report.of(f"{material.partition}, table")
     spec = msgspec.structs.replace(of, folder=str(folder))
-    agent = of_spec(spec, spec.name, material.partition)
+    agent = policy_of_spec(spec, spec.name, material.partition)
     rows = table(agent, material.held_out, told.step, before(agent, untrained))
     card = msgspec.structs.replace(made.card, metrics=rows)
     write_card(Path(made.card_file), card)

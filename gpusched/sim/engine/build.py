@@ -65,7 +65,7 @@ from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
-from gpusched.sim.sharing import Share, SharingBeliefs, fractional, lost_together, sharing_of
+from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
 from gpusched.traces.trace import Trace
 
 
@@ -182,7 +182,7 @@ class SimWorld(NamedTuple):
         return int(self.sim.jobs["user"].max(initial=-1)) + 1
 
 
-_BLIND = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
+_NO_TOPOLOGY = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
 
 
 def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOptions) -> SimWorld:
@@ -196,13 +196,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
     believed = options.believed if options.network is None else None
     share, notes = sharing_of(options.share, trace, policy, rule, believed)
-    blind = (_BLIND,) if rule == "contention" and options.network is None else ()
+    blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
     ledger: SimLedger | None = None
     if options.quotas is not None:
-        demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
+        demand, ledger = _apply_limits(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.told is not None:  # as measured of each job
         restart_s = np.where(np.isnan(trace.told.cost_s), restart_s, trace.told.cost_s)
@@ -250,7 +250,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )
 
 
-def _limited(
+def _apply_limits(
     demand: Demand, trace: Trace, quotas: QuotaSet, elastic: ResizableJobs | None
 ) -> tuple[Demand, SimLedger | None]:  # fmt: skip
     """Return the limits, and the demand without jobs that alone exceed a limit."""
@@ -269,7 +269,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
     whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
-    pairs = Paired(lost_together(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
+    pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     return Pace(
         runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,

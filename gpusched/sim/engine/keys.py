@@ -26,7 +26,7 @@ USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)
 
 
 @jit
-def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
+def count_held_gpus(sim: Sim, users: Records, job: int, sign: int) -> None:
     """Add (sign 1) or subtract (-1) a job's GPUs from those that its user holds."""
     user = sim.jobs[job]["user"]
     account(users, user, sim.clock[0], sim.clock[2])

@@ -43,15 +43,15 @@ class SimLedger(NamedTuple):
     limit: Floats
 
 
-def planned(ledger: SimLedger | None) -> SimLedger | None:
-    """Return a copy with its own room and accounts, for policies that plan before they start jobs (`plan_anew`)."""
+def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
+    """Return a copy with its own room and accounts, for policies that plan before they start jobs (`reset_plan`)."""
     if ledger is None:
         return None
     return ledger._replace(room=ledger.room.copy(), account=ledger.account.copy())
 
 
 @jit
-def plan_anew(plan: SimLedger | None, ledger: SimLedger | None) -> None:
+def reset_plan(plan: SimLedger | None, ledger: SimLedger | None) -> None:
     """Reset the plan's room to what is left now."""
     if plan is not None and ledger is not None:
         plan.room[:] = ledger.room
@@ -88,7 +88,7 @@ def charge_limits(ledger: SimLedger | None, job: int) -> None:
 
 
 @jit
-def give_back_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
+def release_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
     """Release what a job that ran from ``begun`` until ``now`` took of limits, except GPU seconds used."""
     if ledger is None:
         return
@@ -101,12 +101,12 @@ def give_back_limits(ledger: SimLedger | None, job: int, begun: float, now: floa
         bound, unit = link["bound"], link["unit"]
         room[bound] += 1 if unit == 0 else account[job, unit]
         if ledger.row[bound] >= 0:
-            room[bound] -= note_used(ledger, ledger.row[bound], account[job, 1], begun, now)
+            room[bound] -= record_usage(ledger, ledger.row[bound], account[job, 1], begun, now)
         at = link["next"]
 
 
 @jit
-def note_used(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) -> int:
+def record_usage(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) -> int:
     """Record GPUs used from ``begin`` to ``end``; return their GPU seconds within the seven days."""
     epoch, first = ledger.epoch[0], ledger.hour[0] - HOURS + 1
     at = max(begin + epoch, first * HOUR_S)
@@ -125,7 +125,7 @@ def note_used(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) 
 
 
 @jit
-def next_hour(ledger: SimLedger | None, waits: bool) -> float:
+def next_expiry(ledger: SimLedger | None, waits: bool) -> float:
     """Return when GPU seconds that waiting jobs need may leave the seven days; infinite: never."""
     if ledger is None:
         return np.inf
@@ -133,7 +133,7 @@ def next_hour(ledger: SimLedger | None, waits: bool) -> float:
 
 
 @jit
-def turn_hours(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
+def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
     """Advance the seven days to now."""
     if ledger is None:
         return
@@ -152,7 +152,7 @@ def turn_hours(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
 
 
 @jit
-def just_turned(ledger: SimLedger | None) -> bool:
+def usage_expired(ledger: SimLedger | None) -> bool:
     """Return whether usage has left the seven days at this instant."""
     return ledger is not None and ledger.kept[1] > 0
 

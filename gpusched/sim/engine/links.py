@@ -24,7 +24,7 @@ def join_links(links: Links | None, sim: Sim, job: int) -> int:
 
 
 @jit
-def quit_links(links: Links | None, job: int) -> int:
+def leave_links(links: Links | None, job: int) -> int:
     """Remove a job that stops; return how many others, in ``links.found``, may change speed."""
     if links is None:
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from gpusched.compiled import filled_in, in_python, jit
+from gpusched.compiled import in_python, jit, specialized
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import next_turn, turn_due
@@ -23,13 +23,13 @@ Decide = Callable[[Sim, EventLog, Passes, State], int]
 def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
     """Return the replay that calls ``decide`` at every instant at which something happened.
 
-    That starts and stops jobs (`step.start_job`, `step.cut`), given what it keeps between decisions, and returns DECIDE
-    to go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
+    It starts and stops jobs (`step.start_job`, `step.stop_job`), gets its own ``state`` each time, and returns DECIDE
+    to continue or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
 
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
     """
-    return filled_in(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
+    return specialized(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
 
 
 @jit

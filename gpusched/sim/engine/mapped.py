@@ -15,9 +15,9 @@ from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.generic import forget_started, new_queue, ordered, remember
+from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import begin_started, state_of
+from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
@@ -67,19 +67,19 @@ class MappedRun:
     def decide(self, log: EventLog) -> int:
         """Map every partition in which something happened."""
         sim = self._world.sim
-        self.remember()
+        self.update_queue()
         for partition in np.flatnonzero(sim.dirty).tolist():
             self._decide(log, partition)
         sim.dirty[:] = 0
         return DECIDE
 
-    def remember(self) -> None:
+    def update_queue(self) -> None:
         """Record the jobs that ended and that became ready at this instant."""
         sim, passes = self._world.sim, self._world.passes
         ready = sim.ready[: sim.counter[READY]]
         # after a failure: no longer of where it ran
         sim.jobs["expected"][ready] = passes.jobs.limit[ready] = self._limit[ready]
-        remember(sim, passes, self._queue)
+        update_queue(sim, passes, self._queue)
 
     def order(self, partition: int) -> tuple[Ints, Keep | None]:
         """Return the partition's waiting jobs in order, and nodes kept for one of them."""
@@ -102,9 +102,9 @@ class MappedRun:
         started = outcome.started[: outcome.total[0]]
         # when its end is looked for among the releases, it must be the one noted there
         sim.jobs["expected"][started] = state.jobs.limit[started]
-        begin_started(sim, log, outcome, None)
+        start_granted(sim, log, outcome, None)
         self.started(started)
-        forget_started(sim, queue, waiting)
+        dequeue_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:
         """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""

@@ -1,7 +1,7 @@
 """Nodes by free GPUs: picks the same nodes as `sched.place.choose` without looking at every node.
 
 For pools where only GPUs bind (`Demand.gpus_only`). One bitmap of nodes per number of free GPUs; a node that is not
-available is in none. A test holds `pick` and `choose` together.
+available is in none. A test holds `pick_nodes` and `choose` together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class NodeIndex(NamedTuple):
 
     Attributes:
         words: ``int64[levels, words]``: bit ``node % 32`` of word ``node // 32`` of level f: the node has f GPUs free.
-        many: ``int64[levels]``: nodes of each level.
+        counts: ``int64[levels]``: nodes of each level.
     """
 
     words: Ints
-    many: Ints
+    counts: Ints
 
 
 def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
@@ -37,45 +37,45 @@ def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
         return NodeIndex(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
     index = NodeIndex(np.zeros((levels, len(resources.gpus) // _BITS + 1), np.int64), np.zeros(levels, np.int64))
     for node, free in enumerate(resources.gpus.tolist()):
-        put(index, node, free)
+        add_node(index, node, free)
     return index
 
 
 @jit
-def put(index: NodeIndex, node: int, free: int) -> None:
+def add_node(index: NodeIndex, node: int, free: int) -> None:
     """Add a node with ``free`` GPUs (negative: do not add it)."""
     if free >= 0:
         index.words[free, node // _BITS] |= 1 << (node % _BITS)
-        index.many[free] += 1
+        index.counts[free] += 1
 
 
 @jit
-def move(index: NodeIndex, node: int, before: int, after: int) -> None:
+def move_node(index: NodeIndex, node: int, before: int, after: int) -> None:
     """Move ``node`` from ``before`` free GPUs to ``after``."""
     if before >= 0:
         index.words[before, node // _BITS] &= ~(1 << (node % _BITS))
-        index.many[before] -= 1
-    put(index, node, after)
+        index.counts[before] -= 1
+    add_node(index, node, after)
 
 
 @jit
-def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
+def can_fit(index: NodeIndex, gpus: int, parts: int) -> bool:
     """Return whether ``parts`` nodes of the pool have ``gpus`` free: necessary; sufficient without partitions."""
     found = 0
-    for free in range(gpus, index.many.size):
-        found += index.many[free]
+    for free in range(gpus, index.counts.size):
+        found += index.counts[free]
         if found >= parts:
             return True
     return False
 
 
 @jit
-def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
+def pick_nodes(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
     """Select nodes as `place.choose` for first fit, best fit and spread, where only GPUs bind; into ``chosen``."""
-    if not enough(index, request.gpus, request.parts):
+    if not can_fit(index, request.gpus, request.parts):
         return False
     first, last = request.lo // _BITS, (request.hi - 1) // _BITS
-    levels = index.many.size
+    levels = index.counts.size
     found = 0
     if rule == FIRST_FIT:
         for word in range(first, last + 1):
@@ -88,7 +88,7 @@ def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -
         return False
     for step in range(levels - request.gpus):
         free = request.gpus + step if rule == BEST_FIT else levels - 1 - step
-        if index.many[free] == 0:
+        if index.counts[free] == 0:
             continue
         for word in range(first, last + 1):
             found = _collect(index.words[free, word], word, request, found, chosen)

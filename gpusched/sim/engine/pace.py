@@ -17,7 +17,7 @@ from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import PlacementRequest, Records
 from gpusched.sched.topology.load import speed_of
-from gpusched.sim.engine.links import join_links, quit_links, speed_on_links
+from gpusched.sim.engine.links import join_links, leave_links, speed_on_links
 from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
 from gpusched.sim.result import NODE_FAIL
 
@@ -27,19 +27,19 @@ WHOLE = 1000
 
 
 @jit
-def set_out(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
+def schedule_end(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
     """Set when a starting job will end; its work starts at ``since``."""
     if pace is None:
         sim.state[job]["due"] = since + sim.state[job]["left"]
         return
     beside = join_links(pace.links, sim, job)
     _set_rate(pace, sim, job, since)
-    _repace_beside(pace.links, pace, sim, beside)
+    _update_rates_on_links(pace.links, pace, sim, beside)
     run = pace.runs[job]
     if run["mate"] >= 0:
-        _repace(pace, sim, run["mate"])
+        _update_rate(pace, sim, run["mate"])
     if run["slot"] >= 0:
-        _repace_slot(pace, sim, run["slot"], job)
+        _update_rates_on_slot(pace, sim, run["slot"], job)
 
 
 @jit
@@ -80,7 +80,7 @@ def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) ->
     """Return the request with the whole GPUs that a stopped job frees."""
     if pace is None:
         return request
-    _repace_beside(pace.links, pace, sim, quit_links(pace.links, job))
+    _update_rates_on_links(pace.links, pace, sim, leave_links(pace.links, job))
     if pace.runs[job]["mate"] >= 0:
         return _leave_mate(pace, sim, job, request)
     if pace.runs[job]["slot"] >= 0:
@@ -102,7 +102,7 @@ def work_left(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
 
 
 @jit
-def time_had(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
+def elapsed_run_s(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
     """Return the seconds that a job has run, restarts excluded."""
     if pace is None:
         return float(sim.jobs[job]["duration"] - work_left(pace, sim, job, restart_s))
@@ -113,13 +113,13 @@ def time_had(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
 
 
 @jit
-def time_run(pace: Pace | None, sim: Sim, job: int) -> float:
+def total_run_s(pace: Pace | None, sim: Sim, job: int) -> float:
     """Return the seconds that an ended job ran."""
     return float(sim.jobs[job]["duration"] if pace is None else pace.runs[job]["had"])
 
 
 @jit
-def more_events(pace: Pace | None, sim: Sim, future: int) -> int:
+def extra_events(pace: Pace | None, sim: Sim, future: int) -> int:
     """Return how many extra events one instant may need: each job that comes to share GPUs logs one more."""
     if pace is None:
         return 0
@@ -179,7 +179,7 @@ def _account(pace: Pace, sim: Sim, job: int) -> None:
 
 
 @jit
-def _repace(pace: Pace, sim: Sim, job: int) -> None:
+def _update_rate(pace: Pace, sim: Sim, job: int) -> None:
     """Update a running job's rate if it changed; a job that ends at this instant has no work left."""
     if sim.state[job]["due"] <= sim.clock[0] or _speed(pace, sim, job) == pace.runs[job]["rate"]:
         return
@@ -190,14 +190,14 @@ def _repace(pace: Pace, sim: Sim, job: int) -> None:
 
 
 @jit
-def _repace_beside(links: Links | None, pace: Pace, sim: Sim, count: int) -> None:
+def _update_rates_on_links(links: Links | None, pace: Pace, sim: Sim, count: int) -> None:
     """Update the rates of the first ``count`` jobs of ``links.found``."""
     if links is None:
         return
     for i in range(count):
         other = links.found[i]
         links.load.jobs[other]["speed"] = speed_of(links.model, links.load, other)
-        _repace(pace, sim, other)
+        _update_rate(pace, sim, other)
 
 
 # Shared GPUs
@@ -243,7 +243,7 @@ def _leave_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> Pl
     pace.slots[slot]["room"] += pace.milli[sim.jobs[job]["shape"]]
     pace.runs[job]["slot"] = -1
     pace.runs[job]["next"] = -1
-    _repace_slot(pace, sim, slot, -1)
+    _update_rates_on_slot(pace, sim, slot, -1)
     return with_gpus(request, 1 if pace.slots[slot]["jobs"] < 0 else 0)
 
 
@@ -253,31 +253,31 @@ def _leave_mate(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> Pl
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
-    _note_parted(pace.pairs)
-    _repace(pace, sim, mate)
+    _mark_pair_ended(pace.pairs)
+    _update_rate(pace, sim, mate)
     return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
 
 
 @jit
-def _note_parted(pairs: Paired | None) -> None:
+def _mark_pair_ended(pairs: Paired | None) -> None:
     if pairs is not None:
         pairs.parted[0] = 1
 
 
 @jit
-def _repace_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
+def _update_rates_on_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
     """Update the rates of jobs on a shared GPU, except ``newcomer`` (-1: none), which has just joined."""
     other = pace.slots[slot]["jobs"]
     while other >= 0:
         if other != newcomer:
-            _repace(pace, sim, other)
-            if newcomer >= 0 and not _measured(pace, sim, newcomer, other):
+            _update_rate(pace, sim, other)
+            if newcomer >= 0 and not _is_measured(pace, sim, newcomer, other):
                 sim.counter[UNMEASURED] += 1
         other = pace.runs[other]["next"]
 
 
 @jit
-def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
+def _is_measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
     """Return whether the slowdown of these two jobs beside each other is known on their GPU type."""
     one, two = pace.runs[job]["row"], pace.runs[other]["row"]
     if one < 0 or two < 0:

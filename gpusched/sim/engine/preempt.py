@@ -29,12 +29,12 @@ from gpusched.sched.state import (
     new_resources,
 )
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_anew, planned
+from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_copy, reset_plan
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import time_had, work_left
+from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Passes, Sim, shape_request
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
@@ -72,10 +72,10 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
     size, whole = np.zeros(1, np.int64), new_resources(nodes)
-    return PreemptionPlan(active, size, planned(sim.ledger), whole, shares, new_outcome(jobs, 0))
+    return PreemptionPlan(active, size, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
 
 
-def filling_of(world: SimWorld) -> Filling:
+def new_filling(world: SimWorld) -> Filling:
     """Return DRF's empty allocation; other policies need no users in it."""
     users = world.users + 1 if world.policy.order == "drf" else 0
     total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
@@ -133,7 +133,7 @@ def refresh_active(sim: Sim, plan: PreemptionPlan) -> None:
 def _attained(sim: Sim, job: int, restart_s: float) -> float:
     """Return the GPU seconds that a job has run, restarts excluded."""
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    return float(shape["parts"] * shape["gpus"] * time_had(sim.pace, sim, job, restart_s))
+    return float(shape["parts"] * shape["gpus"] * elapsed_run_s(sim.pace, sim, job, restart_s))
 
 
 @jit
@@ -176,7 +176,7 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
     plan.shares.used[:] = 0
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
-    plan_anew(plan.ledger, sim.ledger)
+    reset_plan(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
         runs[job], ends[job] = sim.state[job]["status"] == RUNNING, sim.state[job]["until"]
@@ -193,7 +193,7 @@ def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, que
 
 
 @jit
-def spare(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
+def keep_running(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
     """Keep a running job on its nodes, whatever comes before it."""
     request, first, ends = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"], plan.shares.ends
     retain(plan.whole, request, sim.held, first)
@@ -207,7 +207,7 @@ def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats)
     for i in range(plan.size[0]):
         job = plan.active[i]
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
-            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
+            stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
     shares = plan.shares
     for i in range(shares.used[0]):
         job = shares.order[i]

@@ -42,7 +42,7 @@ def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
 
 
 @jit
-def begin_started(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
+def start_granted(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
     """Start the jobs that a pass has chosen, each with the request granted.
 
     ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
@@ -63,12 +63,12 @@ def _restart_s(restart_s: Floats | None, job: int) -> float:
 def apply_outcome(sim: Sim, log: EventLog, waiting: Ints, size: Ints, outcome: PassOutcome) -> None:
     """Start the jobs that a pass has chosen, and remove them from the queue."""
     if outcome.total[0] > 0:
-        begin_started(sim, log, outcome, None)
-        leave_started(sim, waiting, size)
+        start_granted(sim, log, outcome, None)
+        remove_running(sim, waiting, size)
 
 
 @jit
-def leave_started(sim: Sim, waiting: Ints, size: Ints) -> None:
+def remove_running(sim: Sim, waiting: Ints, size: Ints) -> None:
     """Remove running jobs from the queue."""
     kept = 0
     for i in range(size[0]):

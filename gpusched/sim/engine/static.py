@@ -17,7 +17,7 @@ from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, PlacementRequest, Records
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.nodeindex import enough, pick
+from gpusched.sim.engine.nodeindex import can_fit, pick_nodes
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.engine.waitlist import Waitlist, following, set_leaf
@@ -111,7 +111,7 @@ def _gather_ready(sim: Sim, waitlist: Waitlist) -> None:
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
         shape = sim.jobs[job]["shape"]
-        if sim.by_free.many.size and not enough(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
+        if sim.by_free.counts.size and not can_fit(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
             continue
         push(waitlist.shapes, float(sim.jobs[job]["rank"]), shape)
 
@@ -176,7 +176,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
             continue
         job = following(waitlist, shape, 0, 0.0, _ANY)
         rank = sim.jobs[job]["rank"]
-        if sim.by_free.many.size and not enough(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
+        if sim.by_free.counts.size and not can_fit(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
             if rank < least:
                 head, least = job, rank
         else:
@@ -188,17 +188,17 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
 def _try(sim: Sim, passes: Passes, request: PlacementRequest, shape: int, rule: int, late: bool) -> bool:
     """Try to place a job as `sched.backfill.attempt`, by the index if there is one; mark failed shapes alike."""
     scratch, masks = passes.scratch, passes.jobs.masks
-    if sim.by_free.many.size == 0 or rule >= RANDOM:
+    if sim.by_free.counts.size == 0 or rule >= RANDOM:
         return attempt(sim.resources, masks, request, shape, rule, late, passes.rng, scratch) == STARTED
     stamp = scratch.stamp[0]
     if late:
-        if enough(sim.by_free, request.gpus, request.parts):
+        if can_fit(sim.by_free, request.gpus, request.parts):
             if choose(scratch.late, masks, request, rule, scratch):
                 return True
             scratch.failed_late[shape] = stamp
-            if pick(sim.by_free, request, rule, sim.chosen):
+            if pick_nodes(sim.by_free, request, rule, sim.chosen):
                 return False
-    elif pick(sim.by_free, request, rule, sim.chosen):
+    elif pick_nodes(sim.by_free, request, rule, sim.chosen):
         return True
     scratch.failed[shape] = stamp
     return False

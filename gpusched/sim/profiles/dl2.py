@@ -101,7 +101,7 @@ def read(path: Path) -> Profiles:
     )  # fmt: skip
 
 
-def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
+def read_speeds(path: Path | None, max_tasks: int) -> dict[str, Floats]:
     """Return steps/s by model, ``float64[most + 1, most + 1]`` by ``[servers, workers]``; 0 without either.
 
     ``path``: As of `records`.
@@ -121,20 +121,20 @@ def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
         at[servers, workers] = speed
     if not points:
         raise FileError(str(path), None, "", "nothing", "measured speeds")
-    return {model: _interpolated(at, most) for model, at in points.items()}
+    return {model: _interpolated(at, max_tasks) for model, at in points.items()}
 
 
-def _interpolated(points: dict[tuple[int, int], float], most: int) -> Floats:
-    speed = np.zeros((most + 1, most + 1))
+def _interpolated(points: dict[tuple[int, int], float], max_tasks: int) -> Floats:
+    speed = np.zeros((max_tasks + 1, max_tasks + 1))
     if len(points) == 1:  # nothing to draw a line to
         (((servers, workers), value),) = points.items()
-        if max(servers, workers) <= most:
+        if max(servers, workers) <= max_tasks:
             speed[servers, workers] = value
         return speed
     known = np.array(list(points), np.float64)
     weights = np.linalg.solve(_distances(known, known), np.array(list(points.values())))
-    grid = np.array([(s, w) for s in range(1, most + 1) for w in range(1, most + 1)], np.float64)
-    speed[1:, 1:] = (_distances(grid, known) @ weights).reshape(most, most)
+    grid = np.array([(s, w) for s in range(1, max_tasks + 1) for w in range(1, max_tasks + 1)], np.float64)
+    speed[1:, 1:] = (_distances(grid, known) @ weights).reshape(max_tasks, max_tasks)
     speed[speed < _NOTHING] = 0.0
     return speed
 

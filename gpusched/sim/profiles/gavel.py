@@ -55,9 +55,9 @@ def _pairs(path: Path, where: str, others: dict[str, Any], gpus: int) -> Iterato
         other, size = _job(path, f"{where}.{key}", key)
         if not isinstance(both, list) or len(both) != 2:
             raise FileError(str(path), None, f"{where}.{key}", repr(both), "two numbers of steps per second")
-        mine, its = (_number(path, f"{where}.{key}", value) for value in both)
-        if size == gpus and mine > 0 and its > 0:
-            yield other, mine
+        rate, its = (_number(path, f"{where}.{key}", value) for value in both)
+        if size == gpus and rate > 0 and its > 0:
+            yield other, rate
 
 
 def _entries(path: Path, where: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ _RECORDED_ON = "A100"
 _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
 
 
-def is_one(name: str) -> bool:
+def is_placement(name: str) -> bool:
     """Return whether a file is named as these are."""
     return NAME.fullmatch(name) is not None
 
@@ -55,10 +55,10 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
                 if at not in found[key] or "-scalability-" not in path.name:
                     found[key].setdefault(at, values)
     series = {
-        (with_batch(model, batch), kind): Series({at: _one(v) for at, v in points.items()}, "nodes", batch)
+        (with_batch(model, batch), kind): Series({at: _mean_time(v) for at, v in points.items()}, "nodes", batch)
         for (model, kind, batch), points in found.items()
     }
-    usual = _usual(found)
+    usual = _usual_batches(found)
     notes = tuple((f"{model} counts as {key}, per GPU", frozenset((model,))) for model, key in sorted(usual.items()))
     recorded_on = dict.fromkeys([*usual, *(name for name, _ in series)], _RECORDED_ON)
     sources = tuple((path.name, _models(path, list(recorded_on))) for path in paths)
@@ -72,13 +72,13 @@ def _models(path: Path, keys: list[str]) -> frozenset[str]:
     return frozenset(key for key in keys if split_model(key)[0] == model)
 
 
-def _one(values: list[tuple[bool, float]]) -> float:
+def _mean_time(values: list[tuple[bool, float]]) -> float:
     even = [value for is_even, value in values if is_even]
     chosen = even or [value for _, value in values]
     return sum(chosen) / len(chosen)
 
 
-def _usual(found: _Samples) -> dict[str, str]:
+def _usual_batches(found: _Samples) -> dict[str, str]:
     """Return each model's largest batch size per GPU that was measured on one GPU of every type of that model."""
     usual = {}
     for model in dict.fromkeys(model for model, _, _ in found):

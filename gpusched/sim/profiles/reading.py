@@ -27,7 +27,7 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
         UsageError: No file of measurements is named.
     """
     files = [file for path in paths for file in _files(Path(path))]
-    placements = [file for file in files if placement.is_one(stem(file))]
+    placements = [file for file in files if placement.is_placement(stem(file))]
     try:
         parts = [_of_json(file) for file in files if stem(file).endswith(".json")]
         parts += placement.read(placements)
@@ -66,7 +66,7 @@ def _of_json(path: Path) -> Profiles:
             root = json.load(text)
     except json.JSONDecodeError as error:
         raise FileError(str(path), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
-    return synergy.tables_of(path, root) if synergy.is_one(root) else gavel.tables_of(path, root)
+    return synergy.tables_of(path, root) if synergy.is_synergy_file(root) else gavel.tables_of(path, root)
 
 
 def _files(path: Path) -> list[Path]:
@@ -84,4 +84,4 @@ def _files(path: Path) -> list[Path]:
 
 def _known(path: Path) -> bool:
     name = stem(path)
-    return name.endswith(".json") or placement.is_one(name) or (name.endswith(".txt") and "speed" in name)
+    return name.endswith(".json") or placement.is_placement(name) or (name.endswith(".txt") and "speed" in name)

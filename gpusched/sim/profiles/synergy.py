@@ -63,7 +63,7 @@ def _between(axis: Sequence[float], values: Sequence[float | None], at: float | 
     return a + (b - a) * (at - low) / (high - low)
 
 
-def is_one(root: Any) -> bool:
+def is_synergy_file(root: Any) -> bool:
     """Return whether a JSON file is of this kind: its first value is a mapping with ``tput``."""
     return isinstance(root, dict) and any("tput" in v for v in list(root.values())[:1] if isinstance(v, dict))
 
