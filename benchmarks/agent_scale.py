@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gpusched.agents.common.evaluate import heuristics
 from gpusched.agents.gist.scale import STARTS, figures, policy_of, start
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import Workload, load_workload
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=10_000)
     args = parser.parse_args()
-    agent = of_spec(load_policy(args.policy))
+    agent = policy_of_spec(load_policy(args.policy))
     for servers in args.servers:
         compare(agent, servers, args.seeds, args.jobs, args.first_seed)
 

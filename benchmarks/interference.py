@@ -32,7 +32,7 @@ from gpusched.sched.interference import placement as by_placement
 from gpusched.sched.interference.pairs import ClassEffect
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.profiles import read_profiles
-from gpusched.sim.profiles.placement import is_one
+from gpusched.sim.profiles.placement import is_placement
 
 FOLDS, PROBES, COVER = 5, 3, 0.8
 
@@ -40,7 +40,7 @@ FOLDS, PROBES, COVER = 5, 3, 0.8
 def placements(folder: Path) -> None:
     """A line a machine."""
     print(f"{'placement':22}{'steps':>6}{'error':>8}{'without':>9}{'series':>8}{'80 % held':>11}  by model")
-    files = sorted(path for path in folder.rglob("*-placements-*.csv*") if is_one(path.name.removesuffix(".gz")))
+    files = sorted(path for path in folder.rglob("*-placements-*.csv*") if is_placement(path.name.removesuffix(".gz")))
     measured = [read_steps(path) for path in files]
     for machine in dict.fromkeys(one.machine for one in measured):
         off, blind, larger, held, by_model = [], [], [], [], []

@@ -27,7 +27,7 @@ from gpusched.sched.sizing.question import Question
 from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.build import ResizableJobs
-from gpusched.sim.policies import ReplayPolicy, of_spec, policy_by_name
+from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
@@ -97,7 +97,7 @@ def main() -> None:
         return max(runs, key=lambda run: run.jobs_per_s)
 
     fixed = best(policy_by_name("easy"))
-    agents = [of_spec(load_policy(folder), folder) for folder in args.policy]
+    agents = [policy_of_spec(load_policy(folder), folder) for folder in args.policy]
     for policy in (None, *(policy_by_name(name, sizes=True) for name in POLICIES), asked(), *agents):
         run = fixed if policy is None else best(policy)
         jct = float((run.end - trace.submit).mean())

@@ -78,8 +78,8 @@ def _with_costs(
 
 def _announce_compilation() -> None:
     """Tell people on a terminal before the forecast is compiled."""
-    from gpusched.compiled import kept_on_disk
+    from gpusched.compiled import is_on_disk
     from gpusched.forecast.run import run_forward
 
-    if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not kept_on_disk(run_forward):
+    if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not is_on_disk(run_forward):
         print("gpusched: compiling the forecast (once after installation or upgrade) ...", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The door to numba: one decorator, and cache folders that are never stale.
+"""The interface to numba: one decorator, and cache folders that are never stale.
 
 In: a function over arrays. Out: the same, compiled on first use. May import: nothing of ours. Begin with
 `__init__.jit`, then `loading`.
@@ -42,12 +42,12 @@ _PATIENCE_S = 60.0  # with another process that compiles the same; it may have b
 
 @cache
 def left_to_numba() -> bool:
-    """Whether numba compiles, keeps and loads passes by itself."""
+    """Return whether numba itself compiles, caches and loads passes."""
     return os.environ.get("GPUSCHED_COMPILED") == "numba" or not numba_version().startswith(KNOWN)
 
 
-def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
-    """Whether the cache holds so many compiled versions of ``function``, so that using it does not take seconds."""
+def is_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
+    """Return whether the cache holds so many compiled versions of ``function``, so that it needs no compiling."""
     folder = cache_folder(function.__module__)
     if folder is None:
         return False
@@ -56,44 +56,44 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     return len(list(folder.rglob(pattern))) >= versions
 
 
-def is_at_hand(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> bool:
-    """Whether the version of ``function`` for these arguments is loaded or kept, so that using it takes no seconds.
+def is_cached(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> bool:
+    """Return whether the version of ``function`` for these arguments is loaded or cached: needs no compiling.
 
     Of one that is left to numba: whether any is.
     """
     if isinstance(function, _Pass):
-        return function.is_at_hand(args)
-    return bool(getattr(function, "signatures", True)) or kept_on_disk(function)
+        return function.is_cached(args)
+    return bool(getattr(function, "signatures", True)) or is_on_disk(function)
 
 
-class NotAtHand(RuntimeError):
-    """A pass would have to be compiled, where none is to be."""
+class NotCached(RuntimeError):
+    """A pass would have to be compiled where compiling is forbidden."""
 
 
-_refusing = threading.local()
+_no_compiling = threading.local()
 
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
-    """In this thread, raise NotAtHand rather than compile; what is left to numba compiles all the same."""
-    _refusing.on = True
+    """Raise NotCached instead of compiling in this thread; what is left to numba still compiles."""
+    _no_compiling.on = True
     try:
         yield
     finally:
-        _refusing.on = False
+        _no_compiling.on = False
 
 
-def _privately(name: str, flags: int) -> int:
+def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)  # whoever can open it can lock it
 
 
 @contextmanager
 def _one_at_a_time(folder: Path | None) -> Iterator[None]:
-    """Processes that begin side by side compile the same: one does, the others wait for it and find it on disk."""
+    """Lock a cache folder, so that of several processes one compiles and the others load its result."""
     with ExitStack() as held:
         if folder is not None:
             with suppress(OSError):  # no room, or a filesystem without locks: then each compiles for itself
-                file = held.enter_context(open(folder / "lock", "a", opener=_privately))
+                file = held.enter_context(open(folder / "lock", "a", opener=_open_private))
                 until = time.monotonic() + _PATIENCE_S
                 while time.monotonic() < until:
                     with suppress(BlockingIOError):
@@ -104,7 +104,7 @@ def _one_at_a_time(folder: Path | None) -> Iterator[None]:
 
 
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function`` compiled on first use, without Python objects, kept on disk.
+    """Compile ``function`` on first use, without Python objects, and cache it on disk.
 
     It runs without Python's lock, so that a controller whose agent thinks for too long goes on meanwhile.
     """
@@ -117,33 +117,33 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast(Callable[_P, _R], _Pass(function))
 
 
-def filled_in(template: Callable[_P, _R], by: Callable[..., object], **names: object) -> Callable[_P, _R]:
-    """``template`` compiled with these of its module's names meaning something else.
+def specialized(template: Callable[_P, _R], by: Callable[..., object], **names: object) -> Callable[_P, _R]:
+    """Compile ``template`` with these names of its module replaced.
 
     It is kept on disk as a part of the module that ``by`` stands in: what changes there changes it. (Functions that
     refer to variables of a function around them numba compiles in every process.)
     """
-    made = _made(template, names, f"{by.__name__}.{template.__name__.strip('_')}")
+    made = _with_globals(template, names, f"{by.__name__}.{template.__name__.strip('_')}")
     made.__module__, made.__qualname__ = by.__module__, made.__name__
     return jit(cast(Callable[_P, _R], made))
 
 
 def in_python(template: Callable[_P, _R], **names: object) -> Callable[_P, _R]:
-    """Return ``template`` as Python runs it, with these of its module's names meaning something else.
+    """Return ``template`` in plain Python, with these names of its module replaced.
 
     For who asks what cannot be compiled, such as a solver; compiled functions among them are run as Python, too.
     """
     plain = {name: getattr(of, "__wrapped__", of) for name, of in names.items()}
-    return cast(Callable[_P, _R], _made(template, plain, template.__name__))
+    return cast(Callable[_P, _R], _with_globals(template, plain, template.__name__))
 
 
-def _made(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:
+def _with_globals(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:
     code = cast(FunctionType, template)
     return FunctionType(code.__code__, code.__globals__ | names, name)
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same compiled function, to become part of the code of what calls it, whatever LLVM thinks of its size.
+    """Return the compiled function for inlining into its callers, regardless of LLVM's cost estimate.
 
     For small hooks: to hand some fifty arrays to one takes longer than most of them do.
     """
@@ -151,12 +151,12 @@ def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:
-    """A compiled function with its arguments, looked at once: for who calls it with the same ones again and again."""
+    """Return a compiled function with its arguments, resolved once: for repeated calls with the same ones."""
     return partial(function.version(args) if isinstance(function, _Pass) else function, *args)
 
 
 class _Pass:
-    """A compiled function as Python calls it, and as other compiled functions do.
+    """A compiled function, callable from Python and from other compiled functions.
 
     Handing some fifty arrays over from Python takes code that is a quarter of all that there is to compile, and most
     functions are only ever called by others: these are compiled without. Nor is a version made for each constant that
@@ -172,8 +172,8 @@ class _Pass:
     def __call__(self, *args: Any) -> Any:
         return self.version(args)(*args)
 
-    def is_at_hand(self, args: tuple[Any, ...]) -> bool:
-        """Whether that for such arguments need not be compiled."""
+    def is_cached(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the version for such arguments needs no compiling."""
         try:
             kind = kind_of(args)
         except Foreign:
@@ -182,7 +182,7 @@ class _Pass:
         return kind in self._ready or (folder is not None and VersionFolder(folder, self._function).has(kind))
 
     def version(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """That for such arguments."""
+        """Return the version for such arguments."""
         try:
             kind = kind_of(args)
         except Foreign:
@@ -193,7 +193,7 @@ class _Pass:
         return self._ready.get(kind) or self._version(kind, args)
 
     def _version(self, kind: object, args: tuple[object, ...], kept: bool = True) -> Callable[..., Any]:
-        """That for arguments of these types: at hand, loaded or compiled."""
+        """Return the version for arguments of these types: loaded before, loaded now, or compiled."""
         with _lock:
             if kind not in self._ready:
                 folder = cache_folder(self._function.__module__) if kept else None
@@ -207,8 +207,8 @@ class _Pass:
         return self._ready[kind]
 
     def _refuse(self) -> None:
-        if getattr(_refusing, "on", False):
-            raise NotAtHand(f"{self._function.__qualname__} would have to be compiled")
+        if getattr(_no_compiling, "on", False):
+            raise NotCached(f"{self._function.__qualname__} would have to be compiled")
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: VersionFolder | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled
@@ -223,14 +223,14 @@ class _Pass:
 
     @cached_property
     def outer(self) -> Any:
-        """numba's, to be called by Python."""
+        """The dispatcher of numba for calls from Python."""
         from gpusched.compiled.compiling import dispatcher
 
         return dispatcher(self._function)
 
     @cached_property
     def inner(self) -> Any:
-        """numba's, to be called by compiled functions."""
+        """The dispatcher of numba for calls from compiled functions."""
         from gpusched.compiled.compiling import dispatcher
 
         return dispatcher(self._function, inner=True, inlined=self._inlined)

@@ -1,4 +1,4 @@
-"""Names of the types of arrays that the compiled passes take."""
+"""Names of the array types of compiled passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Records = npt.NDArray[Any]
 
 
 def filled(dtype: np.dtype[Any], size: int, **columns: npt.ArrayLike) -> Records:
-    """A record array with these columns, the others 0."""
+    """Return a record array with these columns, the others 0."""
     records = np.zeros(size, dtype)
     for name, column in columns.items():
         records[name] = column

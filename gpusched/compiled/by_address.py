@@ -1,4 +1,4 @@
-"""Tuples are handed to compiled functions by address, and of one that came so only what is used is read.
+"""Passing tuples to compiled functions by address, of which only the parts used are read.
 
 In: numba's models of tuples. Out: the same, handed on as one pointer each. May import: nothing of ours. Begin with
 `_ByAddress`.
@@ -41,19 +41,19 @@ class _Address(_TypedPointerType):  # type: ignore[misc]
 
 
 class _ByAddress:
-    """What is added to numba's model of a tuple."""
+    """The extension of numba's model of a tuple."""
 
     _argument_type: Any = None
 
     def get_argument_type(self) -> Any:
-        """The type that a function is called with."""
+        """Return the type with which a function is called."""
         if self._argument_type is None:
             flat, kind = cast(Any, super()).get_argument_type(), cast(Any, self).get_value_type()
             self._argument_type = _Address(kind) if _numbers(kind) >= _WIDE else flat
         return self._argument_type
 
     def as_argument(self, builder: Any, value: Any) -> Any:
-        """Its address; of one that was made here it is written first."""
+        """Return the tuple's address; a tuple made here is stored first."""
         if not isinstance(self.get_argument_type(), _Address):
             return cast(Any, super()).as_argument(builder, value)
         if _lasting(value):
@@ -64,14 +64,14 @@ class _ByAddress:
         return held
 
     def from_argument(self, builder: Any, value: Any) -> Any:
-        """The tuple at an address."""
+        """Return the tuple at an address."""
         if not isinstance(self.get_argument_type(), _Address):
             return cast(Any, super()).from_argument(builder, value)
         return builder.reader.read(value) if hasattr(builder, "reader") else builder.load(value)
 
 
 def _numbers(kind: Any) -> int:
-    """How many there are in a value of LLVM's."""
+    """Return how many scalars an LLVM value has."""
     if isinstance(kind, ir.ArrayType):
         return int(kind.count) * _numbers(kind.element)
     return sum(map(_numbers, kind.elements)) if isinstance(kind, ir.LiteralStructType) else 1
@@ -106,22 +106,22 @@ def _lasting(value: Any) -> bool:
 
 
 def _address(value: Any) -> Any:
-    """Where what is lasting was read."""
+    """Return the address from which a lasting value was read."""
     return value.operands[0]
 
 
 def _parts(value: Any) -> dict[tuple[int, ...], Any]:
-    """What a tuple was made of, where it was made."""
+    """Return the parts of a tuple, where it was made."""
     return cast(dict[tuple[int, ...], Any], getattr(value, "parts", {}))
 
 
 def _uncounted(value: Any) -> bool:
-    """Whether it lasts, or a part of it."""
+    """Return whether the value or a part of it is lasting."""
     return _lasting(value) or any(map(_uncounted, _parts(value).values()))
 
 
 class _AddressReader:
-    """Reads for one function what came by address, and parts of it; their addresses it computes once, at the top."""
+    """Reads, for one function, arguments passed by address and their parts; computes addresses once, at the top."""
 
     def __init__(self, builder: Any) -> None:
         self._builder, self._addresses = builder, dict[Any, Any]()
@@ -129,13 +129,13 @@ class _AddressReader:
         builder.reader, builder.extract_value, builder.insert_value = self, self.extract_value, self.insert_value
 
     def read(self, address: Any) -> Any:
-        """What is there: it lasts."""
+        """Return the value at an address; it is lasting."""
         value = self._builder.load(address)
         value.lasting = True
         return value
 
     def extract_value(self, whole: Any, index: Any, name: str = "") -> Any:
-        """A part of a value; of one that lasts it does, too, and nothing else of it is read."""
+        """Return a part of a value; a lasting value's part is lasting, and only it is read."""
         path = tuple(index) if isinstance(index, (tuple, list)) else (index,)
         if not _lasting(whole):
             made = _parts(whole).get(path)
@@ -147,7 +147,7 @@ class _AddressReader:
         return self.read(self._addresses[_address(whole), path])
 
     def insert_value(self, whole: Any, part: Any, index: Any, name: str = "") -> Any:
-        """A value with another part, which is remembered: whoever takes it out again gets the same."""
+        """Return the value with one part replaced, and remember the part for later extraction."""
         path = tuple(index) if isinstance(index, (tuple, list)) else (index,)
         made = self._insert(whole, part, index, name)
         if len(path) == 1:
@@ -156,7 +156,7 @@ class _AddressReader:
 
 
 def drop_unread(module: Any) -> None:
-    """Take out what was read or taken apart and is not used: half of what there would be to compile."""
+    """Remove unused reads and extractions: half of what there would be to compile."""
     for function in module.functions:
         all_of_it = [one for block in function.blocks for one in block.instructions]
         uses = Counter(id(of) for one in all_of_it for of in _operands(one))
@@ -177,7 +177,7 @@ def _operands(one: Any) -> Any:
 
 
 class Lowering(Lower):
-    """numba's, for whom variables of what lasts are addresses, and have no references that anybody counts."""
+    """numba's lowering, with lasting variables as addresses without reference counts."""
 
     def setup_function(self, fndesc: Any) -> None:
         """Begin a function."""
@@ -188,7 +188,7 @@ class Lowering(Lower):
         _AddressReader(self.builder)
 
     def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
-        """Give a variable its value."""
+        """Set a variable."""
         if name not in self._singly_assigned_vars:
             if _lasting(value) and self._assigned[name] == 1:
                 self._lasting[name] = _address(value)
@@ -203,12 +203,12 @@ class Lowering(Lower):
         return cast(Any, super()).loadvar(name)
 
     def delvar(self, name: str) -> None:
-        """Forget a variable."""
+        """Drop a variable."""
         if name not in self._lasting:
             cast(Any, super()).delvar(name)
 
     def lower_inst(self, inst: Any) -> None:
-        """Make code of an instruction."""
+        """Generate code for an instruction."""
         if isinstance(inst, numba_ir.Return) and _uncounted(value := self.loadvar(inst.value.name)):
             kind = self.fndesc.restype
             given = self.context.get_return_value(self.builder, kind, self._counted(kind, value))
@@ -217,7 +217,7 @@ class Lowering(Lower):
             cast(Any, super()).lower_inst(inst)
 
     def _counted(self, kind: Any, value: Any) -> Any:
-        """The same value with a reference of its own to whatever lasts in it, for who counts them."""
+        """Return the value with counted references of its own to its lasting parts."""
         if _lasting(value):
             value = self.builder.load(_address(value))
             cast(Any, self).incref(kind, value)
@@ -257,7 +257,7 @@ _begin, _set, _set_all, _pointer = _Struct.__init__, _Struct.__setitem__, _Struc
 
 
 def _begun(self: Any, context: Any, builder: Any, value: Any = None, ref: Any = None) -> None:
-    """An array that lasts is looked at where it is; numba would copy it first."""
+    """Use a lasting array in place; numba would copy it first."""
     kind = self._get_be_type(context.data_model_manager[self._fe_type])
     self._lasts = ref is None and value is not None and _lasting(value) and value.type == kind
     if self._lasts:

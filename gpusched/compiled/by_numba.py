@@ -1,4 +1,4 @@
-"""Passes compiled, kept and called by numba itself, by its public interface: versions that `compiling` does not know.
+"""Passes compiled, cached and called by numba's public interface: for versions unknown to `compiling`.
 
 In: a function over arrays. Out: numba's own dispatcher for it. Importing this takes some 0.5 s, loading a pass longer
 than `loading` takes; what passes answer is the same.
@@ -17,7 +17,7 @@ _njit: Any = numba.njit  # with options that its types leave out
 
 
 def compiled_by_numba(function: Callable[..., Any]) -> Any:
-    """``function`` compiled on first use, kept in the folder of its module, which no change leaves stale."""
+    """Compile ``function`` on first use, cached in its module's folder, which no change leaves stale."""
     made = _njit(error_model="numpy", nogil=True)(function)
     folder = cache_folder(function.__module__)
     if folder is not None:

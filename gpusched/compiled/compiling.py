@@ -1,4 +1,4 @@
-"""numba's front end: what compiles a pass, and what it leaves for `loading`. Importing this takes some 0.2 s."""
+"""numba's front end: compiles passes and stores them for `loading`. Importing this takes some 0.2 s."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _registered: Any = register_pass
 
 
 def _unequal(source: Any, target: Any) -> None:
-    """Raises what numba's own does, without the shapes: code that puts numbers into texts takes seconds to compile."""
+    """Raise numba's error without the shapes: code that formats numbers takes seconds to compile."""
 
 
 @overload(_unequal)
@@ -58,47 +58,47 @@ cast(Any, arrayobj).raise_with_shape_context = _unequal
 
 
 class _Locator(_CacheLocator):
-    """Where numba keeps a function of ours; its own locators go by the path of the source file."""
+    """Where numba caches our functions; its own locators use the path of the source file."""
 
     def __init__(self, folder: Path, file: str, line: int) -> None:
         self._folder, self._file, self._line = folder, file, line
 
     @classmethod
     def from_function(cls, py_func: FunctionType, py_file: str) -> _Locator | None:
-        """None where nothing can be kept."""
+        """Return the locator, or None if nothing can be cached."""
         folder = cache_folder(py_func.__module__)
         return cls(folder, py_file, py_func.__code__.co_firstlineno) if folder is not None else None
 
     def get_cache_path(self) -> str:
-        """The module's folder."""
+        """Return the module's folder."""
         return str(self._folder)
 
     def get_source_stamp(self) -> bytes:
-        """The folder's name says all about the package's own modules; others may change beside it."""
+        """Return a digest of the file: the folder's name covers only the package's own modules."""
         return hashlib.sha256(Path(self._file).read_bytes()).digest()
 
     def get_disambiguator(self) -> str:
-        """Of two functions of one name in one module."""
+        """Return the line, which distinguishes functions of one name in one module."""
         return str(self._line)
 
 
 class _Part(JITCodeLibrary):
-    """A function on its way into those that Python calls: numba would optimise and translate each on its own as well.
+    """A function to be linked into those that Python calls; numba would also optimise and translate it alone.
 
     That is done once for a whole (`_machine`), which has all that it calls in it.
     """
 
     def finalize(self) -> None:
-        """Nothing is to be done to it alone."""
+        """Finish without optimising the function alone."""
         self._finalized = True
 
     def add_ir_module(self, module: Any) -> None:
-        """Take up what numba made of a function."""
+        """Add numba's code of a function, without unused reads."""
         drop_unread(module)
         cast(Any, super()).add_ir_module(module)
 
     def optimized(self) -> Any:
-        """It and all that it calls, as one module of LLVM."""
+        """Return the function and all that it calls as one optimised LLVM module."""
         whole = cast(Any, JITCodeLibrary)(self._codegen, self.name)
         whole._final_module = self.closure()
         whole._optimize_final_module()
@@ -106,14 +106,14 @@ class _Part(JITCodeLibrary):
         return whole._final_module
 
     def closure(self) -> Any:
-        """The same, as it was made."""
+        """Return the function and all that it calls as one LLVM module, unoptimised."""
         module = self._final_module.clone()
         for library in self._below({}):  # of what nobody has asked for yet LLVM takes nothing
             module.link_in(library._get_module_for_linking(), preserve=True)
         return module
 
     def _below(self, seen: dict[Any, None]) -> list[Any]:
-        """All libraries that it needs, each after those that need it."""
+        """Return all libraries that it needs, each after those that need it."""
         for library in self._linking_libraries:
             if library not in seen:
                 if isinstance(library, _Part):
@@ -122,16 +122,16 @@ class _Part(JITCodeLibrary):
         return list(reversed(seen))
 
     def get_pointer_to_function(self, name: str) -> int:
-        """None: only `loading` runs anything."""
+        """Return 0: only `loading` runs code."""
         return 0
 
     @property
     def codegen(self) -> Any:
-        """Itself, which is all that numba now asks to `set_env`."""
+        """The library itself, as numba only calls its `set_env`."""
         return self
 
     def set_env(self, name: str, environment: Any) -> None:
-        """There is no code yet that could be told."""
+        """Do nothing, as there is no machine code yet."""
 
 
 def _part(codegen: Any, name: str) -> Any:
@@ -149,7 +149,7 @@ class _Pipeline(Compiler):
 
 @_registered(mutates_CFG=True, analysis_only=False)
 class _Lowering(NativeLowering):
-    """Leaves out the counting of references where nothing is allocated: a caller holds what a function is handed.
+    """Omits reference counting where nothing is allocated: the caller holds a function's arguments.
 
     Of each array in the tuples that passes hand on numba would count wherever a variable begins or ends, which is most
     of the code that it makes.
@@ -159,7 +159,7 @@ class _Lowering(NativeLowering):
 
     @property
     def lowering_class(self) -> Any:
-        """What makes code of numba's own form."""
+        """The class that generates code from numba's own form."""
         return Lowering
 
     def run_pass(self, state: Any) -> bool:
@@ -178,7 +178,7 @@ _PLAIN = (_types.Integer, _types.SliceType)  # what an index takes without makin
 
 
 def _borrows(state: Any) -> bool:
-    """Whether all arrays that a function names come from its arguments, and none leaves it."""
+    """Return whether all arrays named in a function come from its arguments, and none is returned."""
     models = state.targetctx.data_model_manager
     if models[state.return_type].contains_nrt_meminfo():
         return False
@@ -196,13 +196,13 @@ class _Files(CompileResultCacheImpl):
     _locator_classes = cast(Any, [_Locator])
 
     def reduce(self, cres: Any) -> Any:
-        """What is kept of a function: itself and all that it calls, in LLVM's own form."""
+        """Return what is cached of a function: itself and all that it calls, as LLVM bitcode."""
         module = cres.library.closure()
         cres.fndesc.typemap = cres.fndesc.calltypes = None  # needed no more, and large
         return module.as_bitcode(), cres.fndesc, cres.environment, cres.signature, _environments(module)
 
     def rebuild(self, target_context: Any, payload: Any) -> Any:
-        """The same again."""
+        """Return the function from its cached form."""
         code, fndesc, environment, signature, environments = payload
         library = _part(target_context.codegen(), fndesc.qualname)
         library._final_module = llvm.parse_bitcode(code)
@@ -215,13 +215,13 @@ class _Files(CompileResultCacheImpl):
 
 
 def _environments(module: Any) -> list[Any]:
-    """Of the functions in it: what each would hand to Python."""
+    """Return the environments of a module's functions, which hold their Python constants."""
     names = [thing.name for thing in module.global_variables if thing.name.startswith("_ZN08NumbaEnv")]
     return [made for name in names if (made := _environment(name)) is not None]
 
 
 class _StoredVersions(FunctionCache):
-    """A function's compiled versions on disk, for others to be compiled with.
+    """A function's compiled versions on disk, for compiling others.
 
     A version that cannot be read (a power cut leaves such files), or is of other types (two processes may write one
     file), is compiled anew, and replaced.
@@ -230,7 +230,7 @@ class _StoredVersions(FunctionCache):
     _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """None: to be compiled."""
+        """Load a version; None: it must be compiled."""
         try:
             found = cast(Any, super()).load_overload(sig, target_context)
         except Exception:  # whatever unpickling makes of a spoilt file
@@ -240,13 +240,13 @@ class _StoredVersions(FunctionCache):
         return found if found is None or found.signature.args == tuple(sig) else None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep it; where there is no room it is compiled in every process."""
+        """Cache a version; without disk space every process compiles it."""
         with suppress(Exception):  # an index that could not be flushed cannot be read either
             cast(Any, super()).save_overload(sig, data)
 
 
 def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = False) -> Any:
-    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them.
+    """Return numba's dispatcher of ``function`` for callers in Python; or for compiled callers, cached by numba.
 
     ``inlined``: into these, whatever LLVM thinks of its size.
     """
@@ -265,12 +265,12 @@ def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = Fals
 
 
 def types_of(args: tuple[object, ...]) -> tuple[Any, ...]:
-    """What numba takes them for."""
+    """Return numba's types of the arguments."""
     return tuple(_typeof.typeof(arg, _typeof.Purpose.argument) for arg in args)
 
 
 def compiled(outer: Any, args: tuple[object, ...]) -> tuple[CompiledVersion, bool]:
-    """The version for such arguments, and whether other processes may run it, too."""
+    """Return the version for such arguments, and whether other processes may run it, too."""
     types = types_of(args)
     collects = gc.isenabled()
     gc.disable()  # hardly anything that compiling makes is garbage: looking takes a tenth of its time

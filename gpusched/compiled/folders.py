@@ -1,4 +1,4 @@
-"""Cache folders of compiled passes that are never stale: their names carry a digest of all that code depends on."""
+"""Cache folders of compiled passes that are never stale: their names digest all that code depends on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 
 @cache
 def _source(module: str) -> bytes:
-    """The text of a module below ``gpusched`` (a package's is that of its ``__init__``), or of one beside it."""
+    """Return the source of a module below ``gpusched`` (a package's ``__init__``), or of one outside it."""
     path = _PACKAGE.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
@@ -25,12 +25,12 @@ def _source(module: str) -> bytes:
 
 @cache
 def _imports(module: str) -> tuple[str, ...]:
-    """The modules of ours that a module imports."""
+    """Return the modules of this package that a module imports."""
     return tuple(found.decode().lstrip(".") for found in _IMPORT.findall(_source(module)))
 
 
 def _digest(module: str) -> str:
-    """Of a module, all that it imports of ours, however indirectly, and the way it is compiled."""
+    """Return a digest of a module, all its direct and indirect imports from this package, and the compiler's code."""
     seen: set[str] = set()
     left = [module, "compiled", "compiled.compiling", "compiled.by_address", "compiled.by_numba"]
     while left:
@@ -46,7 +46,7 @@ def _digest(module: str) -> str:
 
 @cache
 def cache_folder(module: str) -> Path | None:
-    """Where the compiled passes of a module are kept; None: nowhere. A read-only home only costs compile time."""
+    """Return the cache folder of a module; None: none. A read-only home only costs compile time."""
     named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     if not _source(module.removeprefix("gpusched.")):
         return None  # nobody could tell a change

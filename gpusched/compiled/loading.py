@@ -35,11 +35,11 @@ _INTEGER, _LEAST, _MOST = np.dtype(np.int64), -(2**63), 2**63 - 1
 
 
 class Foreign(Exception):
-    """An argument of a type that is not known here."""
+    """An argument of a type that is unknown here."""
 
 
 def kind_of(value: object) -> object:
-    """What a value's compiled type depends on, all of it; equal for values that the same code may take.
+    """Return all that a value's compiled type depends on; equal for values that the same code accepts.
 
     Raises:
         Foreign: It is left to numba.
@@ -62,7 +62,7 @@ def kind_of(value: object) -> object:
 
 
 class CompiledVersion(NamedTuple):
-    """One compiled version, as numba left it."""
+    """One version as compiled by numba."""
 
     wrapper: str  # the function in it that Python calls
     environment: str  # and the name of what that hands on
@@ -72,13 +72,13 @@ class CompiledVersion(NamedTuple):
 
 
 class VersionFolder:
-    """A function's versions in a folder; a file that is spoilt, cut short or another's is none."""
+    """A function's versions in a folder; damaged, truncated or foreign files are ignored."""
 
     def __init__(self, folder: Path, function: FunctionType) -> None:
         self._folder, self._function = folder, function
 
     def load(self, kind: object) -> Callable[..., Any] | None:
-        """The version for arguments of this kind, ready to be called; None: there is none."""
+        """Load the version for arguments of this kind; None: there is none."""
         text = self._text(kind)
         try:
             data = self._path(text).read_bytes()
@@ -93,11 +93,11 @@ class VersionFolder:
         return load(self._function, CompiledVersion(*rest)) if kept == text else None
 
     def has(self, kind: object) -> bool:
-        """Whether there is a file for arguments of this kind, sound or not."""
+        """Return whether there is a file for arguments of this kind, valid or not."""
         return self._path(self._text(kind)).exists()
 
     def save(self, kind: object, machine: CompiledVersion) -> None:
-        """Keep it; where there is no room it is compiled in every process."""
+        """Store a version; without disk space every process compiles it."""
         text = self._text(kind)
         if "<locals>" in text:  # another time the same name may be another type's
             return
@@ -124,7 +124,7 @@ class VersionFolder:
 
 @cache
 def _made_by() -> str:
-    """All besides our own sources that code depends on: versions, numba's switches and the processor."""
+    """Return what code depends on besides our own sources: versions, numba's switches and the processor."""
     import llvmlite
     from llvmlite import binding as llvm
 
@@ -136,7 +136,7 @@ def _made_by() -> str:
 
 @cache
 def _numba() -> Path:
-    """Where numba lies, which is not imported."""
+    """Return numba's folder without importing numba."""
     spec = find_spec("numba")
     assert spec is not None
     assert spec.origin is not None
@@ -145,7 +145,7 @@ def _numba() -> Path:
 
 @cache
 def numba_version() -> str:
-    """As numba says itself, without importing it; "": it does not say it where it used to."""
+    """Return numba's version without importing it; "" if it is not where expected."""
     with suppress(OSError):
         found = re.search(r'"version": "([^"]+)"', (_numba() / "_version.py").read_text())
         return found[1] if found else ""
@@ -153,7 +153,7 @@ def numba_version() -> str:
 
 
 def _extension(name: str) -> Any:
-    """One of numba's extension modules, as numba itself will find it where it is imported later."""
+    """Load one of numba's extension modules so that a later import of numba finds the same one."""
     if name not in sys.modules:
         folder = _numba().joinpath(*name.split(".")[1:-1])
         spec = PathFinder.find_spec(name, [str(folder)])
@@ -167,7 +167,7 @@ def _extension(name: str) -> Any:
 
 @cache
 def _linked() -> Any:
-    """LLVM, told of all that compiled code may call; what numba tells it when it first compiles."""
+    """Return LLVM with all symbols that compiled code may call, as numba registers them when it first compiles."""
     from llvmlite import binding as llvm
 
     helpers, functions = _extension("numba._helperlib"), _extension("numba._dynfunc")
@@ -191,7 +191,7 @@ def _linked() -> Any:
 
 
 def _named(address: int, size: int, _digest: int) -> object:
-    """Types and exceptions that compiled code names; numba's own way to them imports all of it."""
+    """Unpickle a type or exception used by compiled code; numba's own way would import all of numba."""
     return _unpickled(string_at(address, size))
 
 
@@ -205,7 +205,7 @@ def _engine(llvm: Any) -> Any:
 
 
 def load(function: FunctionType, machine: CompiledVersion) -> Callable[..., Any] | None:
-    """What Python calls; None where this process lacks what it needs."""
+    """Return the function for Python to call; None if this process lacks a symbol that it needs."""
     llvm, functions = _linked(), _extension("numba._dynfunc")
     # LLVM ends the process where a name in the code it loads means nothing.
     if any(llvm.address_of_symbol(name) is None for name in machine.needs):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.compiled import NotAtHand, nothing_compiled
+from gpusched.compiled import NotCached, nothing_compiled
 from gpusched.config.weights import ModelError, TrainedModel, load_model, weights_file
 from gpusched.controller.compiling import compiler_of, end
 from gpusched.model.events import Event
@@ -214,7 +214,7 @@ class Decider:
         try:
             with nothing_compiled():
                 decide(trial)
-        except NotAtHand:
+        except NotCached:
             self.close()
             self._compiler = snapshot.policies, compiler_of(decide, trial)
             self._say("compiling the passes of the new policies; the previous ones stay active until then")

@@ -157,11 +157,11 @@ class Service:
 
     def _warm_up(self) -> None:
         """Compile or load the scheduling passes before the first cycle: slow once, and later cycles do not wait."""
-        from gpusched.compiled import kept_on_disk
+        from gpusched.compiled import is_on_disk
         from gpusched.sched.kernel.by_rule import pass_for
         from gpusched.sched.state import EASY
 
-        if not kept_on_disk(pass_for(EASY)):
+        if not is_on_disk(pass_for(EASY)):
             announce(self._state, COMPILING)
             self._say("compiling the scheduling passes (once only, about ten seconds)")
         warm_up(self.cycle.policies.values(), any(node.sharing for node in self.cycle.inventory.nodes))

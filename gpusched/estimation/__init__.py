@@ -1,4 +1,4 @@
-"""How long jobs run, from those that have ended, live and in replays; and how fast they go, from what they tell.
+"""Run times of jobs, from those that have ended, live and in replays; and job speeds, from their own reports.
 
 In: a trace, past jobs, or speeds. Out: estimates and their quantiles; the same as arrays for compiled passes. Pure, but
 for the predictor's file. May import: config, model. Begin with `predictor.Estimator`, then `features` (what is known,

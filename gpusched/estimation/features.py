@@ -1,4 +1,4 @@
-"""Run times estimated at submission, compiled: what is known of a job then, and two ways to go by it.
+"""Run times estimated at submission, compiled: a job's features then, and two estimators.
 
 Past run times are kept by key: a job's user, its user and GPUs, and so on (`KEYS`). Only jobs that have ended count, so
 an estimate uses nothing that was not known when the job was submitted.
@@ -61,7 +61,7 @@ class Forest(NamedTuple):
 
 
 class PastRunTimes(NamedTuple):
-    """What is known of a trace's run times, as the engine goes on.
+    """The run times known to a replay as it proceeds.
 
     Attributes:
         past: ``PAST[keys]``, changed as jobs end. keys: ``int64[jobs, n]``: index into ``past``, -1: not known.
@@ -83,20 +83,20 @@ class PastRunTimes(NamedTuple):
 
 
 def of_owners(trace: Trace) -> PastRunTimes:
-    """Those of each user, or of each group where the trace names no users; jobs without either count as one's."""
+    """Return the past of each user, or of each group if the trace has no users; jobs without either share one."""
     owner = trace.user if (trace.user >= 0).any() else trace.group
     keys = np.where(owner >= 0, owner, owner.max(initial=-1) + 1).reshape(-1, 1)
     return PastRunTimes(_new_past(keys), keys, time_limits(trace), None, 0.0, np.zeros(0), None, 0)
 
 
 def of_all_keys(trace: Trace, typical: float, forest: Forest | None = None, quantile: int = 0) -> PastRunTimes:
-    """Those of all `KEYS`; see `PastRunTimes`."""
+    """Return the past of all `KEYS`; see `PastRunTimes`."""
     keys, row = keys_of(trace), np.zeros(len(FEATURES))
     return PastRunTimes(_new_past(keys), keys, time_limits(trace), static_of(trace), typical, row, forest, quantile)
 
 
 def time_limits(trace: Trace) -> Floats:
-    """``float64[jobs]``: the time limits; infinite: none."""
+    """Return the time limits, ``float64[jobs]``; infinite: none."""
     return np.where(trace.limit > 0, trace.limit, np.inf)
 
 
@@ -105,7 +105,7 @@ def _new_past(keys: Ints) -> Records:
 
 
 def static_of(trace: Trace) -> Floats:
-    """``float64[jobs, STATIC]``: what is known of a job by itself; NaN: unknown. Hours are UTC."""
+    """Return each job's own features, ``float64[jobs, STATIC]``; NaN: unknown. Hours are UTC."""
     gpus = np.maximum(trace.gpus, 1).astype(np.float64)
     at = trace.submit + (trace.epoch or 0.0)
 
@@ -128,7 +128,7 @@ def static_of(trace: Trace) -> Floats:
 
 
 def keys_of(trace: Trace) -> Ints:
-    """``int64[jobs, KEYS]``: jobs of equal keys share one number; -1 where a part of the key is not known.
+    """Return ``int64[jobs, KEYS]``: jobs of equal keys share a number; -1 where a part of the key is unknown.
 
     Digits in names count as the same: ``train-17`` and ``train-18`` are two runs of one thing.
     """
@@ -152,7 +152,7 @@ def keys_of(trace: Trace) -> Ints:
 
 @jit
 def note_end(past: Records, keys: Ints, seconds: float, now: float) -> None:
-    """A job with these keys, ``int64[n]``, has ended after that many seconds."""
+    """Record that a job with these keys, ``int64[n]``, ended after so many seconds."""
     log = np.log(max(seconds, 1.0))
     for k in range(keys.size):
         if keys[k] < 0:
@@ -171,14 +171,14 @@ def note_end(past: Records, keys: Ints, seconds: float, now: float) -> None:
 
 @jit
 def mean_of_last_two(past: Records, key: int) -> float:
-    """Of a key under which something has ended (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007)."""
+    """Return the estimate of a key with ended jobs (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007)."""
     of = past[key]
     return float(of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"]))
 
 
 @jit
 def features_now(past: Records, static: Floats, keys: Ints, typical: float, now: float, row: Floats) -> None:
-    """What is known at ``now`` of a job with this ``static`` and these keys: ``row: float64[FEATURES]``, in place.
+    """Fill in the features at ``now`` of a job with this ``static`` and these keys: ``row: float64[FEATURES]``.
 
     Past run times and the limit stand there as differences from the anchor (``typical`` where nothing has ended).
     """
@@ -205,7 +205,7 @@ def features_now(past: Records, static: Floats, keys: Ints, typical: float, now:
 
 @jit
 def predict(forest: Forest, quantile: int, row: Floats) -> float:
-    """The logarithm of seconds that one quantile's trees say of ``row: float64[FEATURES]``."""
+    """Return the logarithm of seconds that one quantile's trees predict for ``row: float64[FEATURES]``."""
     total = row[ANCHOR] + forest.base[quantile]
     for tree in range(forest.roots.shape[1]):
         node = forest.roots[quantile, tree]
@@ -218,8 +218,8 @@ def predict(forest: Forest, quantile: int, row: Floats) -> float:
 
 
 @jit
-def walk(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
-    """What is known of every job at its submission, in place: its features, ``rows: float64[jobs, FEATURES]``.
+def fill_rows(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_end: Ints, rows: Floats) -> None:
+    """Fill in every job's features at its submission, ``rows: float64[jobs, FEATURES]``.
 
     Without features: its estimate, ``float64[jobs, 1]``. ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``,
     infinite: it never counts as past; ``seconds: float64[jobs]``: how long each ran; ``by_end: int64[jobs]``: the jobs
@@ -230,11 +230,11 @@ def walk(known: PastRunTimes, submit: Floats, end: Floats, seconds: Floats, by_e
         while done < by_end.size and end[by_end[done]] <= submit[job]:
             note_end(known.past, known.keys[by_end[done]], seconds[by_end[done]], end[by_end[done]])
             done += 1
-        _look(known.static, known, job, submit[job], rows[job])
+        _fill_row(known.static, known, job, submit[job], rows[job])
 
 
 @jit
-def _look(static: Floats | None, known: PastRunTimes, job: int, now: float, row: Floats) -> None:
+def _fill_row(static: Floats | None, known: PastRunTimes, job: int, now: float, row: Floats) -> None:
     if static is None:
         row[0] = expected_run_s(known, job, now)
     else:
@@ -243,7 +243,7 @@ def _look(static: Floats | None, known: PastRunTimes, job: int, now: float, row:
 
 @jit
 def predict_all(forest: Forest, rows: Floats, logs: Floats) -> None:
-    """`predict` for every row and quantile: ``logs: float64[jobs, quantiles]``, in place."""
+    """Fill in `predict` for every row and quantile: ``logs: float64[jobs, quantiles]``."""
     for job in range(rows.shape[0]):
         for quantile in range(logs.shape[1]):
             logs[job, quantile] = predict(forest, quantile, rows[job])
@@ -251,13 +251,13 @@ def predict_all(forest: Forest, rows: Floats, logs: Floats) -> None:
 
 @jit
 def expected_run_s(known: PastRunTimes, job: int, now: float) -> float:
-    """The run time that is expected of a job that is submitted now, in seconds, at most its limit."""
+    """Return the expected run time of a job submitted now, in seconds, at most its limit."""
     return float(min(_uncapped_s(known.forest, known.static, known, job, now), known.limit[job]))
 
 
 @jit
 def _uncapped_s(forest: Forest | None, static: Floats | None, known: PastRunTimes, job: int, now: float) -> float:
-    """``forest`` stands alone so that without one nothing of it is compiled."""
+    """Return the estimate; ``forest`` is an argument so that without one no trees are compiled."""
     if forest is None or static is None:
         key, limit = known.keys[job, 0], known.limit[job]
         if known.past[key]["ended"] > 0:

@@ -1,4 +1,4 @@
-"""How much of their time limits users' jobs use: draws of run times for jobs that wait, and for those that run."""
+"""How much of their time limits users' jobs use: draws of run times for waiting and running jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_S = 1.0
 
 
 class LimitUse:
-    """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
+    """Ratios of run time to limit, per user; those of all users for users with fewer than five.
 
     Made from the user, the seconds and the time limit of jobs that ended. ``count``: how many of them there are.
     """
@@ -27,11 +27,11 @@ class LimitUse:
         self.count = len(self._all)
 
     def known(self, user: str) -> bool:
-        """Whether the user's own runs are gone by."""
+        """Return whether the user's own runs are used."""
         return user in self._own
 
     def draw(self, rng: np.random.Generator, users: Sequence[str], limits: Floats, elapsed: Floats) -> Floats:
-        """Run times, ``float64[jobs]``, seconds: longer than ``elapsed``, at most the limit.
+        """Draw run times, ``float64[jobs]``, seconds: longer than ``elapsed``, at most the limit.
 
         A job that has run for a while is drawn from those past runs that had used more of their limit by then; where
         there are none, it uses the whole of it.
@@ -48,7 +48,7 @@ class LimitUse:
         return np.maximum(ratio * limits, _LEAST_S)
 
     def _beyond(self, rng: np.random.Generator, ratios: Floats, used: Floats) -> Floats:
-        """One of the sorted ``ratios`` above each of ``used``, all alike probable; else of all users', else 1."""
+        """Draw one of the sorted ``ratios`` above each of ``used``, uniformly; else of all users', else 1."""
         first = np.searchsorted(ratios, used, side="right")
         left = len(ratios) - first
         some = left > 0

@@ -1,4 +1,4 @@
-"""What has been seen of run times, as odds: of jobs that came to the end of a level of run time, how many ended in it.
+"""Hazard rates of run times: of jobs that reached a level of run time, how many ended in it.
 
 Run times are cut into levels: 15 s, then each twice the one before. Counted are the jobs of a burst, of a kind, and of
 a partition and class of sizes; a running job counts for the levels that it has passed, so that what is known of a burst
@@ -27,7 +27,7 @@ Tallies = npt.NDArray[np.float32]
 
 
 class History(NamedTuple):
-    """What has been seen.
+    """Counts of ended and continued jobs.
 
     Attributes:
         seen: ``float32[groups, LEVELS, 2]``: jobs that ended in a level, and that outran it.
@@ -41,7 +41,7 @@ class History(NamedTuple):
 
 
 class HazardRates(NamedTuple):
-    """What holds before much has been seen.
+    """The rates used before many jobs are counted.
 
     Attributes:
         prior: ``float64[CLASSES, LEVELS]``: how likely an end is within a level, before anything has been seen.
@@ -54,7 +54,7 @@ class HazardRates(NamedTuple):
 
 
 def new_history(gpus: Floats, *groups: Ints) -> History:
-    """Nothing has been seen yet. ``groups``: a job's partition, kind and burst, ``int64[jobs]`` each."""
+    """Return empty counts. ``groups``: a job's partition, kind and burst, ``int64[jobs]`` each."""
     counts, of = np.unique(gpus, return_inverse=True)
     size = np.array([class_of(count) for count in counts.tolist()], np.int64)[of.reshape(-1)]
     columns, first = [], 0
@@ -66,32 +66,32 @@ def new_history(gpus: Floats, *groups: Ints) -> History:
 
 @jit
 def level_of(had_s: float) -> float:
-    """Attained run time in steps of a factor of two from 15 s on, so that it changes seldom: 0, 1, 2, ..."""
+    """Return the level of an attained run time, in factors of two from 15 s on, so that it rarely changes: 0, 1, ..."""
     return float(np.floor(np.log2(max(had_s, 7.5) / 7.5) + 1e-9))
 
 
 @jit
 def next_level_s(had_s: float) -> float:
-    """The attained run time at which `level_of` rises next."""
+    """Return the attained run time at which `level_of` next rises."""
     return float(7.5 * 2.0 ** (level_of(had_s) + 1.0))
 
 
 @jit
 def class_of(gpus: float) -> int:
-    """Which class of sizes."""
+    """Return the class of sizes."""
     return int(min(np.ceil(np.log2(max(gpus, 1.0))), CLASSES - 1.0))
 
 
 @jit
-def reached(had_s: float) -> int:
-    """The level that a job is in which has run for so long."""
+def level_at(had_s: float) -> int:
+    """Return the current level of a job that has run for so long."""
     return int(min(level_of(had_s + SLACK_S), LEVELS - 1.0))
 
 
 @jit
 def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
-    """The job has run for so long by now; ``over``: it has ended."""
-    level = reached(had_s)
+    """Record that the job has run for so long; ``over``: it has ended."""
+    level = level_at(had_s)
     for group in history.group[job]:
         for below in range(history.passed[job], level):
             history.seen[group, below, 1] += 1
@@ -102,7 +102,7 @@ def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
 
 @jit
 def end_within(history: History, odds: HazardRates, job: int, level: int) -> float:
-    """How likely the job ends within the level, once it has come to it."""
+    """Return the probability that a job that reached the level ends in it."""
     groups, few = history.group[job], odds.few
     ends = odds.prior[groups[0] % CLASSES, level]
     for i in range(groups.size):
@@ -113,7 +113,7 @@ def end_within(history: History, odds: HazardRates, job: int, level: int) -> flo
 
 @jit
 def expected(history: History, odds: HazardRates, job: int, limit_log_s: float) -> tuple[float, float]:
-    """Of a job's run time r, in seconds: log E[r] and log E[1 / max(r, 10)]; a limit (NaN: none) cuts r off.
+    """Return log E[r] and log E[1 / max(r, 10)] of a job's run time r, in seconds; a limit (NaN: none) cuts r off.
 
     The latter is what its bounded slowdown is expected to grow by with every second of waiting.
     """

@@ -1,4 +1,4 @@
-"""Who estimates run times: the mean of a user's last two, or a trained predictor (safetensors, never pickle)."""
+"""Run time estimators: the mean of a user's last two, or a trained predictor (safetensors, never pickle)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpusched.estimation.features import (
     FEATURES,
     Forest,
     PastRunTimes,
+    fill_rows,
     of_all_keys,
     of_owners,
     predict_all,
     time_limits,
-    walk,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Estimator(Protocol):
 
     @property
     def digest(self) -> str:
-        """What it is, as it stands beside its estimates."""
+        """Name of the estimator, as printed with its estimates."""
 
     def medians(self, trace: Trace) -> Floats:
         """Return the expected run time of each job at its submission, ``float64[jobs]``, seconds."""
@@ -52,17 +52,17 @@ class LastTwo:
     digest = "last two"
 
     def medians(self, trace: Trace) -> Floats:
-        """See `Estimator`."""
-        return _walked(trace, self.in_replay(trace), 1)[:, 0]
+        """Return the medians; see `Estimator`."""
+        return _filled_features(trace, self.in_replay(trace), 1)[:, 0]
 
     def in_replay(self, trace: Trace) -> PastRunTimes:
-        """See `Estimator`."""
+        """Return the arrays; see `Estimator`."""
         return of_owners(trace)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictor:
-    """Trees that say how long a job will run.
+    """A trained forest that predicts run times.
 
     Attributes:
         forest: See `Forest`. quantiles: What its parts are, ascending, 0.5 among them.
@@ -83,7 +83,7 @@ class Predictor:
 
     @classmethod
     def load(cls, path: Path | str) -> Predictor:
-        """The predictor of a file.
+        """Load a predictor from a file.
 
         Raises:
             ModelError: It cannot be read, or is of something else.
@@ -104,7 +104,7 @@ class Predictor:
             raise ModelError(f"{path}: not a predictor of this version ({error})", "train it again") from None
 
     def save(self, path: Path) -> None:
-        """Writes it, whole or not at all."""
+        """Write the predictor to a file atomically."""
         about = {
             **self.about,
             "features": _digest(),
@@ -121,7 +121,7 @@ class Predictor:
             raise GpuschedError(f"{path}: {error.strerror or error}") from None
 
     def predict(self, features: Floats) -> Floats:
-        """Seconds, ``float64[jobs, quantiles]``, for ``features: float64[jobs, FEATURES]``; quantiles never cross.
+        """Return seconds, ``float64[jobs, quantiles]``, of ``features: float64[jobs, FEATURES]``; quantiles ascend.
 
         Where two would, the one farther from the median gives way: the median is what policies believe.
         """
@@ -134,26 +134,26 @@ class Predictor:
         return np.exp(np.maximum(logs, 0.0))
 
     def of(self, trace: Trace) -> Floats:
-        """Seconds, ``float64[jobs, quantiles]``, for each job of a trace at its submission."""
+        """Return seconds, ``float64[jobs, quantiles]``, for each job of a trace at its submission."""
         return self.predict(features_of(trace, float(self.forest.typical[0])))
 
     def medians(self, trace: Trace) -> Floats:
-        """See `Estimator`."""
+        """Return the medians; see `Estimator`."""
         return np.minimum(self.of(trace)[:, self.quantiles.index(0.5)], time_limits(trace))
 
     def in_replay(self, trace: Trace) -> PastRunTimes:
-        """See `Estimator`."""
+        """Return the arrays; see `Estimator`."""
         return of_all_keys(trace, float(self.forest.typical[0]), self.forest, self.quantiles.index(0.5))
 
     def notes_for(self, trace: Trace) -> list[str]:
-        """What the result of a replay says of its estimates."""
+        """Return notes on the estimates for a replay's result."""
         notes = [f"estimates by predictor {self.digest or 'in memory'}, learned from {self.about.get('trace', '?')}"]
-        if old := int(self.knew(trace).sum()):
+        if old := int(self.in_training_data(trace).sum()):
             notes.append(f"{old} of these jobs are older than the end of the predictor's training data")
         return notes
 
-    def knew(self, trace: Trace) -> npt.NDArray[np.bool_]:
-        """``bool[jobs]``: which jobs were submitted before the end of what was learned from (by the same calendar)."""
+    def in_training_data(self, trace: Trace) -> npt.NDArray[np.bool_]:
+        """Return which jobs were submitted before the training data's end (by the same calendar), ``bool[jobs]``."""
         if self.calendar != (trace.epoch is not None):
             return np.zeros(len(trace), np.bool_)
         known: npt.NDArray[np.bool_] = trace.submit + (trace.epoch or 0.0) < self.learned_until
@@ -161,21 +161,21 @@ class Predictor:
 
 
 def ends_of(trace: Trace) -> Floats:
-    """``float64[jobs]``: when each job ended in the source, or would have without waiting where that is not known."""
+    """Return when each job ended in the source, or would have without waiting if unknown, ``float64[jobs]``."""
     return trace.submit + np.where(np.isnan(trace.wait), 0.0, trace.wait) + trace.duration
 
 
 def features_of(trace: Trace, typical: float) -> Floats:
-    """``float64[jobs, FEATURES]``: what was known of each job at its submission, of those that had ended by then.
+    """Return each job's features at submission, from jobs ended by then: ``float64[jobs, FEATURES]``.
 
     ``typical``: the predictor's `Forest.typical`.
     """
-    return _walked(trace, of_all_keys(trace, typical), len(FEATURES))
+    return _filled_features(trace, of_all_keys(trace, typical), len(FEATURES))
 
 
-def _walked(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
+def _filled_features(trace: Trace, known: PastRunTimes, columns: int) -> Floats:
     end, rows = ends_of(trace), np.zeros((len(trace), columns))
-    walk(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
+    fill_rows(known, trace.submit, end, trace.duration, np.argsort(end, kind="stable"), rows)
     return rows
 
 
@@ -195,7 +195,7 @@ def _forest(model: TrainedModel) -> Forest:
 
 
 def _shifts(model: TrainedModel, quantiles: tuple[float, ...]) -> tuple[float, ...]:
-    """Of each quantile; none in files from before there were any."""
+    """Return each quantile's shift; 0 for files older than shifts."""
     shifts = tuple(float(shift) for shift in json.loads(model.about.get("shifts", "null")) or (0.0,) * len(quantiles))
     if len(shifts) != len(quantiles) or 0.5 not in quantiles or not np.isfinite(shifts).all():
         raise ValueError("its quantiles make no sense")

@@ -1,4 +1,4 @@
-"""What a forecast takes for granted, and why a job may have none, in sentences. Plain Python, from the snapshot."""
+"""A forecast's assumptions, and why a job may have no forecast, in sentences. Plain Python, from the snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OUTCOME = {
 
 
 def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
-    """Why no run starts the job."""
+    """Return why no run starts the job."""
     if job.held_by:
         return "never while it is held"
     if reason.code in _NEVER:
@@ -47,7 +47,7 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
 
 
 def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: bool) -> tuple[str, ...]:
-    """What the runs take for granted, the most particular first.
+    """Return the assumptions of the runs, the most specific first.
 
     ``past_runs``: how many the draws are made from. ``known``: whether the job's user has enough of them.
     """

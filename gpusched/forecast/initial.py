@@ -1,4 +1,4 @@
-"""From a snapshot to what `run` runs: who waits for whom, who holds what, in which order; the engine's arrays."""
+"""The initial state of `run` from a snapshot: dependencies, allocations, order; in the engine's arrays."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from gpusched.sim.engine.state import (
 
 
 class InitialState(NamedTuple):
-    """What every run begins with; see `run.QueueArrays`.
+    """The state with which every run begins; see `run.QueueArrays`.
 
     Attributes:
         waiting: The jobs that wait.
@@ -83,13 +83,13 @@ class InitialState(NamedTuple):
     placing: PlacementCosts | None
 
 
-def staged(policy: PolicySpec) -> PolicySpec:
-    """The stages that are run ahead: an agent's fallback stands in for it, and best fit for a mapping."""
+def simulated_policy(policy: PolicySpec) -> PolicySpec:
+    """Return the policy that is simulated: an agent's fallback instead of the agent, best fit instead of a mapping."""
     return policy.fallback or policy if policy.agent else policy
 
 
 def may_start(job: PendingView, snapshot: Snapshot) -> bool:
-    """Whether the job can start at some time without anybody doing anything."""
+    """Return whether the job can start at some time without any user's or operator's action."""
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
         return False
@@ -98,10 +98,10 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     return not job.held_by and job.dependency != "never"
 
 
-def waiting_and_settling(
+def pending_and_relaxed(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
 ) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
-    """The jobs' arrays; what each asks for once it has waited for better nodes, and since when (infinite: as before).
+    """Return the jobs' arrays, their requests once they stop waiting for better nodes, and when (infinite: unchanged).
 
     And what places cost these jobs and, behind them, whoever of them settles, which is the job with that number then.
 
@@ -138,14 +138,14 @@ def waiting_and_settling(
 def initial_state_of(
     snapshot: Snapshot, views: list[PendingView], own: int, world: NodeArrays, half_life_s: float
 ) -> InitialState:
-    """Everything that does not depend on run times.
+    """Return everything that does not depend on run times.
 
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
-    waiting, settles, gives_up, costs, then = waiting_and_settling(views, world, snapshot)
+    waiting, settles, gives_up, costs, then = pending_and_relaxed(views, world, snapshot)
     sharers = sharers_of(snapshot, views)
-    held = np.array(_held(running, world, sharers or {}), np.int64).reshape(-1, 5)
+    held = np.array(_allocations(running, world, sharers or {}), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
     first = np.searchsorted(owner, np.arange(len(running)))
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
@@ -156,8 +156,8 @@ def initial_state_of(
     jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
     jobs["partition"] = _partitions(views, running, policies, world)[every]
     jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
-    jobs["level"][:count], jobs["settles"][:count] = _numbered(-waiting.keys.priority), settles
-    queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
+    jobs["level"][:count], jobs["settles"][:count] = _ranks(-waiting.keys.priority), settles
+    queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
     queues["priced"] &= costs is not None
     kinds = _kinds(jobs[:count], queues, waiting)
     usage = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
@@ -173,10 +173,10 @@ def initial_state_of(
     engine["expected"][count:] = np.array([r.expected_end for r in running], np.float64)[owner] - snapshot.now
     needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
     passes = _passes(snapshot, world, waiting, first, len(held))
-    eligible = np.array(list(map(_eligible, views)), np.float64)
+    eligible = np.array(list(map(_eligible_time, views)), np.float64)
     sim = new_sim(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
-        parts=np.append(_most_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
+        parts=np.append(_max_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
         changes=_changes(snapshot.now, eligible, gives_up, jobs["rank"], waiting.calendar.end), half_life_s=half_life_s,
         scratch=passes.scratch, by_free=new_index(world.resources, False), ledger=_ledger(snapshot, passes.jobs),
     )  # fmt: skip
@@ -193,15 +193,15 @@ def initial_state_of(
 
 
 def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts:
-    """``then``: see `waiting_and_settling`. ``first``: of each running job, what stands for all that it holds."""
+    """Return placement costs; ``then``: see `pending_and_relaxed`; ``first``: each running job's first row."""
     slot, waiting = np.full(jobs, -1), len(then)
     slot[:waiting] = np.arange(waiting)
     slot[waiting + first] = len(costs.of) + np.arange(len(first))
     return PlacementCosts(costs, slot, then)
 
 
-def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
-    """The most nodes that each job may have, by any of its requests."""
+def _max_parts(waiting: PendingArrays, settles: Ints) -> Ints:
+    """Return the most nodes that each job may have, by any of its requests."""
     looser, most = waiting.requests.looser, waiting.requests.parts.copy()
     for at in range(len(most)):  # a looser one comes before
         if looser is not None and looser[at] >= 0:
@@ -210,7 +210,7 @@ def _most_parts(waiting: PendingArrays, settles: Ints) -> Ints:
 
 
 def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
-    """The nodes in the engine's terms, ``NODE[nodes]``; what is blocked on them is none of their GPUs."""
+    """Return the nodes in the engine's form, ``NODE[nodes]``, without blocked GPUs."""
     index = {name: i for i, name in enumerate(partitions)}
     free, total = (np.maximum(column, 0) for column in (world.resources.gpus, world.usable.gpus))
     queue = [index.get(node.partition, 0) for node in world.nodes]
@@ -218,7 +218,7 @@ def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
 
 
 def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, ends: Floats) -> Records:
-    """All that is known to happen, ``CHANGE[n]``: who comes to wait, first to last, who settles; reservations' ends."""
+    """Return all known events, ``CHANGE[n]``: jobs become eligible, in order, or settle; reservations end."""
     jobs, nothing = np.arange(len(eligible)), np.zeros(len(ends), np.int64)
     times = np.concatenate((np.maximum(eligible, now), gives_up, ends))
     kind = np.repeat([JOB_ELIGIBLE, JOB_SETTLES, NODE_RESERVED], [len(jobs), len(jobs), len(ends)])
@@ -229,7 +229,7 @@ def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, 
 
 
 def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first: Ints, held: int) -> Passes:
-    """What the walk takes: the waiting jobs, their accounts followed by those of what runs (``first`` of each job)."""
+    """Return the passes' inputs: waiting jobs, and their accounts before those of running jobs (``first`` row)."""
     links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
     left = np.array([job.expected_end for job in snapshot.running], np.float64) - snapshot.now
     of_array = {
@@ -255,7 +255,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
 
 
 def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
-    """What of limits comes back; used GPU seconds from the hour on in which they leave the seven days."""
+    """Return the limits that running jobs release; used GPU seconds from the hour when they leave the seven days."""
     hourly = np.zeros(len(bound.room), bool)
     hourly[: len(snapshot.bounds)] = [one.rule.unit == "gpu_s" for one in snapshot.bounds]
     row, hour = np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64), int(snapshot.now // HOUR_S)
@@ -267,14 +267,14 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
     return SimLedger(bound.account, bound.room, bound.links, row, used, ints([hour]), kept, np.zeros(1), week)
 
 
-def _eligible(view: PendingView) -> float:
-    """Not before it: as set for the job, and by the reservation that it is of."""
+def _eligible_time(view: PendingView) -> float:
+    """Return the earliest start of a job: its own begin time, and that of its reservation."""
     begin = view.reserved.begin if view.reserved is not None else -np.inf
     return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
 
 
 def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, PolicySpec]) -> Records:
-    """The partitions' queues, all empty; sets each job's place in its partition's order."""
+    """Return the partitions' empty queues; set each job's rank in its partition's order."""
     queues = np.zeros(len(policies), QUEUE)
     for queue, (name, policy) in zip(queues, policies.items(), strict=True):
         queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
@@ -287,20 +287,20 @@ def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, Policy
 
 
 def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
-    """The kinds of the waiting jobs (`run.KIND`); sets each job's, and what they become once it has settled."""
+    """Return the kinds of waiting jobs (`run.KIND`); set each job's kind, now and after it has settled."""
     account, partition = waiting.jobs.account, jobs["partition"]
     drawn, fair = queues["rule"][partition] == NAIVE, queues["fair"][partition] != 0
-    same = [account[:, 2], _numbered(waiting.jobs.limit)]
+    same = [account[:, 2], _ranks(waiting.jobs.limit)]
     users = [np.where(fair, jobs["user"], 0), np.where(fair, jobs["level"], 0)]
     rows = [
         np.stack([partition, *(np.where(drawn, -1, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
         for shape in (waiting.jobs.shape, jobs["settles"])
     ]
     every = np.concatenate(rows, axis=1)
-    number, first = _groups(every)
+    number, first = _row_ranks(every)
     kinds = np.zeros(len(first), KIND)
     jobs["kind"], jobs["settled"] = number[: len(jobs)], number[len(jobs) :]
-    of_account, _ = _groups(every[:2, first])
+    of_account, _ = _row_ranks(every[:2, first])
     kinds["first"] = kinds["last"] = -1
     kinds["account"], kinds["gpus"] = every[1:3, first]
     kinds["past"] = np.searchsorted(of_account, of_account, side="right")
@@ -309,8 +309,8 @@ def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
     return kinds
 
 
-def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
-    """Of ``rows: [columns, n]`` the number of each in their order, equal ones alike, and one of each number."""
+def _row_ranks(rows: Ints | Floats) -> tuple[Ints, Ints]:
+    """Return each row's number in sorted order (equal rows share it), and one row of each; ``rows: [columns, n]``."""
     order = np.lexsort(rows[::-1])
     differs = np.ones(len(order), bool)
     differs[1:] = (np.diff(rows[:, order], axis=1) != 0).any(axis=0)
@@ -319,15 +319,15 @@ def _groups(rows: Ints | Floats) -> tuple[Ints, Ints]:
     return number, order[differs]
 
 
-def _numbered(values: Ints | Floats) -> Ints:
-    """Their places in order, equal ones alike."""
-    return _groups(values[None])[0]
+def _ranks(values: Ints | Floats) -> Ints:
+    """Return the values' places in sorted order; equal values share one."""
+    return _row_ranks(values[None])[0]
 
 
 def _partitions(
     views: Sequence[PendingView], running: Sequence[RunningView], names: Sequence[str], world: NodeArrays
 ) -> Ints:
-    """Jobs by their spec, running ones by their first node; the first partition for nodes nobody knows."""
+    """Return each job's partition: by its spec, if running by its first node; the first one for unknown nodes."""
     index = {name: i for i, name in enumerate(names)}
     found = [index[v.spec.partition] for v in views]
     for job in running:
@@ -336,10 +336,10 @@ def _partitions(
     return ints(found)
 
 
-def _held(
+def _allocations(
     running: Sequence[RunningView], world: NodeArrays, sharers: Mapping[str, Sharer]
 ) -> list[tuple[int, int, int, int, int]]:
-    """What running jobs hold: (job, node, GPUs, cores, MiB); blocked GPUs do not come back. Node -1: on none known.
+    """Return what running jobs hold: (job, node, GPUs, cores, MiB), without blocked GPUs; node -1: no known node.
 
     GPUs that two have are of both here: `engine.pace` gives them back once.
     """
@@ -358,7 +358,7 @@ def _held(
 def _dependents(
     jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int, running: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    """For how many each job waits, and who waits for whom: sets each one's part of that (`Sim.children`) in ``jobs``.
+    """Return how many jobs each job waits for, and the dependent jobs; set each job's range in them in ``jobs``.
 
     ``running``: each running job's index among all. A job that waits for one which never starts (held, say), or for
     something that is not known, waits for ever.
@@ -370,12 +370,12 @@ def _dependents(
         for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else running[k - own])
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
-    alone = _alone(views[:own], running, snapshot.running)
+    alone = _singletons(views[:own], running, snapshot.running)
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
-            name = _waits_for(dependency, view)
+            name = _dependency_target(dependency, view)
             single = dependency.kind is DependencyKind.SINGLETON
             needs[j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
@@ -395,10 +395,10 @@ def _dependents(
     return needs, ints(child)
 
 
-def _alone(
+def _singletons(
     views: Sequence[PendingView], found_at: Sequence[int], running: Sequence[RunningView]
 ) -> dict[str, list[int]]:
-    """Of each job (array) that runs alone among those of its user and name, the ones for which it waits.
+    """Return, for each job (array) that runs alone among its user's of that name, the jobs for which it waits.
 
     Those since the one before it that runs alone, too, which waits for all others; the first such one for what runs
     (``found_at``). The tasks of an array do not wait for each other.
@@ -425,8 +425,8 @@ def _alone(
     return found
 
 
-def _waits_for(dependency: Dependency, view: PendingView) -> str:
-    """The job or array whose end, or start, a job or a task of an array waits for."""
+def _dependency_target(dependency: Dependency, view: PendingView) -> str:
+    """Return the job or array for whose end, or start, a job or a task of an array waits."""
     base, index = split_task(view.id)
     if dependency.kind is DependencyKind.CHAIN:
         return f"{base}_{index - 1}"

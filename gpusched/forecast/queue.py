@@ -1,4 +1,4 @@
-"""The present queue as arrays that can be run forward many times: once with limits, and with draws of run times.
+"""The current queue as arrays that can be simulated many times: with time limits, and with drawn run times.
 
 The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.kernel`), so what
 is predicted is what the controller will do if the run times are as assumed and nobody submits anything more.
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.compiled import is_at_hand
-from gpusched.forecast.initial import InitialState, initial_state_of, may_start, staged
+from gpusched.compiled import is_cached
+from gpusched.forecast.initial import InitialState, initial_state_of, may_start, simulated_policy
 from gpusched.forecast.run import (
     ALLOWED,
     COUNTERS,
@@ -23,8 +23,8 @@ from gpusched.forecast.run import (
     WORK,
     LateRoom,
     QueueArrays,
-    fit_anew,
     run_forward,
+    update_fit,
 )
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
@@ -35,14 +35,14 @@ ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
 
 class RunTimeDraw(NamedTuple):
-    """One draw: ``lasts: float64[J]``, how long waiting jobs will run; ``ends: float64[R]``, when running ones end."""
+    """One draw: ``lasts: float64[J]``, run times of waiting jobs; ``ends: float64[R]``, end times of running ones."""
 
     lasts: Floats
     ends: Floats
 
 
 class RunResult(NamedTuple):
-    """What one run says.
+    """The result of one run.
 
     Attributes:
         start: ``float64[J]``, Unix seconds, infinite: not within it.
@@ -55,7 +55,7 @@ class RunResult(NamedTuple):
 
 
 class QueueForecast:
-    """A snapshot made ready to be run forward.
+    """A snapshot prepared to be simulated forward.
 
     Attributes:
         snapshot: As given.
@@ -75,17 +75,17 @@ class QueueForecast:
         self._world = world = node_arrays_of(snapshot)
         initial = initial_state_of(snapshot, self.views, self.first_variant, world, half_life_s)
         self._waiting, self._sim, self._passes, self._owner = initial[:4]
-        self._line = self._line_of(initial, tick_s)
+        self._queue = self._new_arrays(initial, tick_s)
         size = len(self._sim.jobs)
         self._log = new_log(6 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
-        self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._line))]
+        self._fresh = [(array, array.copy()) for array in _arrays((self._sim, self._passes, self._queue))]
 
-    def _line_of(self, initial: InitialState, tick_s: float) -> QueueArrays:
+    def _new_arrays(self, initial: InitialState, tick_s: float) -> QueueArrays:
         requests, masks = self._passes.requests, self._passes.jobs.masks
         kinds, nodes, shapes = len(initial.kinds), len(self._world.nodes), len(requests.lo)
         late = LateRoom(new_resources(nodes), np.zeros((shapes, nodes), np.uint8), np.zeros(shapes, np.int64))
         late.room.gpus[:] = -1  # as of nodes that take no jobs
-        line = QueueArrays(
+        arrays = QueueArrays(
             jobs=initial.jobs,
             queues=initial.queues,
             users=initial.users,
@@ -106,17 +106,17 @@ class QueueForecast:
             plan=self._passes.scratch.plan if self._plans() else None,
         )
         for node in range(nodes):
-            fit_anew(line.fit, line.fits, self._sim.resources, requests, masks, node)
-        return line
+            update_fit(arrays.fit, arrays.fits, self._sim.resources, requests, masks, node)
+        return arrays
 
     def _plans(self) -> bool:
-        """Whether any partition backfills conservatively."""
-        return any(staged(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
+        """Return whether any partition backfills conservatively."""
+        return any(simulated_policy(policy).backfill == "conservative" for policy in self.snapshot.policies.values())
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a run begins at once, its passes compiled for what this snapshot needs."""
-        return is_at_hand(run_forward, self._sim, self._log, self._passes, self._line)
+        """Whether a run can begin at once, with the passes for this snapshot already compiled."""
+        return is_cached(run_forward, self._sim, self._log, self._passes, self._queue)
 
     @property
     def limits(self) -> Floats:
@@ -125,7 +125,7 @@ class QueueForecast:
 
     @property
     def by_limits(self) -> RunTimeDraw:
-        """Everybody uses the whole limit."""
+        """The draw in which every job runs to its time limit."""
         ends = np.array([job.expected_end for job in self.snapshot.running], dtype=np.float64)
         return RunTimeDraw(self.limits.copy(), np.maximum(ends, self.snapshot.now))
 
@@ -139,7 +139,7 @@ class QueueForecast:
         seed: int = 0,
         work: int = ENOUGH_WORK,
     ) -> RunResult:
-        """Runs forward until ``target`` has started (-1: until all has happened).
+        """Simulate until ``target`` has started (-1: until nothing more happens).
 
         Args:
             times: How long everything lasts.
@@ -149,7 +149,7 @@ class QueueForecast:
             seed: For the naive placement's draws.
             work: Queue entries that may be looked at.
         """
-        sim, line, status = self._sim, self._line, self._sim.state["status"]
+        sim, arrays, status = self._sim, self._queue, self._sim.state["status"]
         self._start_over(times)
         status[self.first_variant : len(self.views)] = NEVER
         status[list(without)] = NEVER
@@ -157,12 +157,12 @@ class QueueForecast:
             status[target] = FUTURE
         sim.counter[IN_SYSTEM] = np.count_nonzero(status != NEVER)
         sim.clock[1] = self.snapshot.now
-        line.counter[TARGET], line.counter[ALLOWED], line.clock[UNTIL] = target, work, until
+        arrays.counter[TARGET], arrays.counter[ALLOWED], arrays.clock[UNTIL] = target, work, until
         self._passes.rng[:] = seed_words(seed)
-        code = run_forward(sim, self._log, self._passes, line)
+        code = run_forward(sim, self._log, self._passes, arrays)
         start = sim.state["first"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
-        return RunResult(start, code != EXHAUSTED, int(line.counter[WORK]))
+        return RunResult(start, code != EXHAUSTED, int(arrays.counter[WORK]))
 
     def _start_over(self, times: RunTimeDraw) -> None:
         for array, fresh in self._fresh:
@@ -176,14 +176,14 @@ class QueueForecast:
         sim.ends.key[: len(due)], sim.ends.item[: len(due)], sim.ends.size[0] = due[order], order + jobs, len(due)
 
     def nodes_of(self, job: int) -> tuple[str, ...]:
-        """The nodes that the last run started the job on."""
+        """Return the nodes on which the last run started the job."""
         of = self._sim.jobs[job]
         rows = self._sim.held[of["offset"] : of["offset"] + self._sim.shapes[of["shape"]]["parts"]]
         return tuple(self._world.nodes[row].name for row in rows.tolist())
 
 
 def _arrays(of: object) -> Iterator[npt.NDArray[Any]]:
-    """All that there are in named tuples, as bytes: records are copied field by field, which takes longer."""
+    """Yield all arrays in named tuples, as bytes: copying records field by field takes longer."""
     if isinstance(of, np.ndarray) and of.size:
         yield of.reshape(-1).view(np.uint8)
     for part in of if isinstance(of, tuple) else ():

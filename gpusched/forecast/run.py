@@ -1,4 +1,4 @@
-"""The present queue run forward to see when jobs start: the engine of replays, in which the live walk decides.
+"""The current queue simulated forward to predict starts: the engine of replays with the live queue pass.
 
 Nothing is submitted meanwhile. Running jobs and those that start on the way end when a draw of run times says so;
 backfill believes in limits, as the controller does. Of jobs alike the walk asks only the first, and a pass begins only
@@ -48,8 +48,8 @@ from gpusched.sched.state import (
 from gpusched.sched.topology.load import leave
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import begin_started, state_of
-from gpusched.sim.engine.share import count_once, pair_up
+from gpusched.sim.engine.queue import start_granted, state_of
+from gpusched.sim.engine.share import pair_up, release_pairs_once
 from gpusched.sim.engine.state import (
     CHANGED,
     DECIDE,
@@ -84,14 +84,14 @@ KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", 
 # used: GPU seconds, decayed, at ``since``. held: GPUs. place: by usage.
 USER = np.dtype([("used", _F8), ("since", _F8), ("held", _I8), ("place", _I8)])
 
-REACHED, EXHAUSTED = 3, 4  # how a run ends, beside OVER: see `decide_ahead`
+REACHED, EXHAUSTED = 3, 4  # how a run ends, beside OVER: see `decide_forecast`
 TICK, UNTIL, SHADOW, CLOCKS = range(4)
 WORK, ALLOWED, TARGET, SEEN, OPEN, ASKED, COUNTERS = range(7)
 _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
 
 
 class LateRoom(NamedTuple):
-    """What was left to jobs that outlast the head's wait, and ``fit``, ``fits`` of it, as in `QueueArrays`."""
+    """What was left for jobs that outlast the head's wait, and ``fit`` and ``fits`` of it, as in `QueueArrays`."""
 
     room: Resources
     fit: Flags
@@ -99,7 +99,7 @@ class LateRoom(NamedTuple):
 
 
 class PlacementCosts(NamedTuple):
-    """What places cost, where anything is known of it and a partition's policy asks.
+    """Placement costs, if any are known and a partition's policy uses them.
 
     Attributes:
         costs: Of the waiting jobs.
@@ -113,7 +113,7 @@ class PlacementCosts(NamedTuple):
 
 
 class QueueArrays(NamedTuple):
-    """The queue, and where a run of it stands beside the engine; changed in place.
+    """The queue, and a run's state besides the engine's; changed in place.
 
     Attributes:
         jobs: ``QUEUED[jobs]``. queues: ``QUEUE[partitions]``. users: ``USER[users]``.
@@ -159,9 +159,9 @@ class QueueArrays(NamedTuple):
 
 
 class ForecastPass(NamedTuple):
-    """Of one partition's pass: the engine's clock; how the partition places, orders and backfills, see QUEUE."""
+    """Context of one partition's pass: the engine's clock; placement, order and backfill codes, see QUEUE."""
 
-    line: QueueArrays
+    arrays: QueueArrays
     clock: Floats
     rng: Words
     place: int
@@ -170,102 +170,102 @@ class ForecastPass(NamedTuple):
 
 
 @jit
-def decide_ahead(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays) -> int:
-    """Every partition's pass in which something happened, and again where a start lets somebody in.
+def decide_forecast(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays) -> int:
+    """Run the pass of every partition in which something happened, and again if a start makes more jobs ready.
 
     Returns:
         DECIDE to go on; REACHED: the job that is asked for has started, or nothing later matters; EXHAUSTED: the
         allowed work is used up.
     """
-    if sim.clock[0] > line.clock[UNTIL]:
+    if sim.clock[0] > arrays.clock[UNTIL]:
         return REACHED
     for i in range(sim.counter[ENDED]):
-        _note_end(sim, passes, line, sim.ended[i])
-    if line.turns.size > 0 or sim.counter[MOVED] > 0:
-        _turn(passes.scratch.calendar, sim, passes, line)
-    entered = 0 if sim.counter[READY] == 0 else _enter_ready(sim, line, 0)
-    if line.counter[SEEN] < sim.counter[CHANGED]:
-        _settle(sim, passes.jobs, line)
+        _note_end(sim, passes, arrays, sim.ended[i])
+    if arrays.turns.size > 0 or sim.counter[MOVED] > 0:
+        _update_reservations(passes.scratch.calendar, sim, passes, arrays)
+    entered = 0 if sim.counter[READY] == 0 else _enter_ready(sim, arrays, 0)
+    if arrays.counter[SEEN] < sim.counter[CHANGED]:
+        _relax_requests(sim, passes.jobs, arrays)
     partition = 0
-    while partition < line.queues.size:
-        asked = sim.dirty[partition] != 0 and line.queues[partition]["waiting"] > 0
+    while partition < arrays.queues.size:
+        asked = sim.dirty[partition] != 0 and arrays.queues[partition]["waiting"] > 0
         sim.dirty[partition] = 0
         if asked:
-            _decide(sim, log, passes, line, partition)
+            _decide(sim, log, passes, arrays, partition)
             if entered < sim.counter[READY]:
-                entered = _enter_ready(sim, line, entered)
+                entered = _enter_ready(sim, arrays, entered)
         partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
-    target = line.counter[TARGET]
+    target = arrays.counter[TARGET]
     if target >= 0 and not np.isnan(sim.state[target]["first"]):
         return REACHED
-    return EXHAUSTED if line.counter[WORK] > line.counter[ALLOWED] else DECIDE
+    return EXHAUSTED if arrays.counter[WORK] > arrays.counter[ALLOWED] else DECIDE
 
 
-run_forward = looped(decide_ahead)
+run_forward = looped(decide_forecast)
 
 
 @jit
-def _note_end(sim: Sim, passes: Passes, line: QueueArrays, job: int) -> None:
-    """What a job has left is free for others, and its user has so much less."""
+def _note_end(sim: Sim, passes: Passes, arrays: QueueArrays, job: int) -> None:
+    """Free what an ended job held, for other jobs and for its user."""
     of = sim.jobs[job]
     for part in range(sim.shapes[of["shape"]]["parts"]):
         node = sim.held[of["offset"] + part]
-        fit_anew(line.fit, line.fits, sim.resources, passes.requests, passes.jobs.masks, node)
-    _hold(sim, line, job, -1)
-    _leave_links(line.placing, job)
-    _stir(sim, line, line.jobs[job]["partition"])
+        update_fit(arrays.fit, arrays.fits, sim.resources, passes.requests, passes.jobs.masks, node)
+    _count_held_gpus(sim, arrays, job, -1)
+    _leave_links(arrays.placing, job)
+    _mark_dirty(sim, arrays, arrays.jobs[job]["partition"])
 
 
 @jit
-def _turn(calendar: Calendar | None, sim: Sim, passes: Passes, line: QueueArrays) -> None:
-    """Brings up to now where jobs fit, as reservations begin to count and end."""
+def _update_reservations(calendar: Calendar | None, sim: Sim, passes: Passes, arrays: QueueArrays) -> None:
+    """Update where jobs fit, as reservations begin to bind and end."""
     if calendar is None:
         return
     jobs, requests = passes.jobs, passes.requests
     turned = sim.counter[MOVED] > 0
-    for row in range(line.turns.size):
-        if line.turns[row] == calendar.turns[row]:
+    for row in range(arrays.turns.size):
+        if arrays.turns[row] == calendar.turns[row]:
             continue
-        turned, line.turns[row] = True, calendar.turns[row]
-        line.counter[WORK] += _PASS_WORK
-        for shape in range(line.fits.size):
+        turned, arrays.turns[row] = True, calendar.turns[row]
+        arrays.counter[WORK] += _PASS_WORK
+        for shape in range(arrays.fits.size):
             if requests.mask[shape] == row:
-                _fit_shape(line.fit, line.fits, sim.resources, requests, jobs.masks, shape)
-                _fit_shape(line.late.fit, line.late.fits, line.late.room, requests, jobs.masks, shape)
+                _update_shape(arrays.fit, arrays.fits, sim.resources, requests, jobs.masks, shape)
+                _update_shape(arrays.late.fit, arrays.late.fits, arrays.late.room, requests, jobs.masks, shape)
     if turned:
-        line.barren[:] = -1
+        arrays.barren[:] = -1
         sim.dirty[:] = 1
 
 
 @jit
-def _enter_ready(sim: Sim, line: QueueArrays, first: int) -> int:
-    """Who came to wait at this instant, from that one on; how many came in all."""
+def _enter_ready(sim: Sim, arrays: QueueArrays, first: int) -> int:
+    """Add the jobs that became ready at this instant, from ``first`` on; return how many there are in all."""
     for i in range(first, sim.counter[READY]):
-        _enter(sim, line, sim.ready[i])
+        _enter(sim, arrays, sim.ready[i])
     return int(sim.counter[READY])
 
 
 @jit
-def _settle(sim: Sim, jobs: QueueJobs, line: QueueArrays) -> None:
-    """Who has waited for better nodes long enough takes from now on what there is."""
-    while line.counter[SEEN] < sim.counter[CHANGED]:
-        change = sim.changes[line.counter[SEEN]]
-        line.counter[SEEN] += 1
+def _relax_requests(sim: Sim, jobs: QueueJobs, arrays: QueueArrays) -> None:
+    """Relax the requests of jobs that have waited long enough for better nodes."""
+    while arrays.counter[SEEN] < sim.counter[CHANGED]:
+        change = sim.changes[arrays.counter[SEEN]]
+        arrays.counter[SEEN] += 1
         if change["kind"] != JOB_SETTLES:
             continue
         job = change["subject"]
-        of, waits = line.jobs[job], sim.state[job]["status"] == WAITING
+        of, waits = arrays.jobs[job], sim.state[job]["status"] == WAITING
         if waits:
-            _leave(line, job)
+            _leave(arrays, job)
         jobs.shape[job], of["kind"] = of["settles"], of["settled"]
-        _settle_links(line.placing, job)
+        _relax_links(arrays.placing, job)
         if waits:
-            _enter(sim, line, job)
+            _enter(sim, arrays, job)
 
 
 @jit
-def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, node: int) -> None:
-    """Keeps ``fit`` and ``fits`` true when a node has changed: `place.node_fits`, written out for speed."""
+def update_fit(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, node: int) -> None:
+    """Update ``fit`` and ``fits`` after a change of a node: `place.node_fits`, inlined for speed."""
     lo, hi, gpus, cores = requests.lo, requests.hi, requests.gpus, requests.cores
     memory, mask = requests.memory, requests.mask
     has_gpus, has_cores, has_memory = resources.gpus[node], resources.cores[node], resources.memory[node]
@@ -280,8 +280,8 @@ def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, m
 
 
 @jit
-def _fit_shape(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, shape: int) -> None:
-    """The same when what the jobs of a shape may use has changed."""
+def _update_shape(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, shape: int) -> None:
+    """Update ``fit`` and ``fits`` after a change of the nodes that a shape's jobs may use."""
     request, fits[shape] = request_of(requests, shape), 0
     for node in range(request.lo, request.hi):
         fit[shape, node] = node_fits(resources, masks, request, node)
@@ -289,10 +289,10 @@ def _fit_shape(fit: Flags, fits: Ints, resources: Resources, requests: Requests,
 
 
 @jit
-def _enter(sim: Sim, line: QueueArrays, job: int) -> None:
-    jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
+def _enter(sim: Sim, arrays: QueueArrays, job: int) -> None:
+    jobs, kind = arrays.jobs, arrays.kinds[arrays.jobs[job]["kind"]]
     before, after = kind["last"], -1
-    line.barren[kind["past"] - 1] = -1
+    arrays.barren[kind["past"] - 1] = -1
     if before >= 0 and jobs[before]["rank"] > jobs[job]["rank"]:
         before, after = -1, kind["first"]
         while jobs[after]["rank"] < jobs[job]["rank"]:
@@ -304,13 +304,13 @@ def _enter(sim: Sim, line: QueueArrays, job: int) -> None:
         jobs[before]["next"] = job
     if after < 0:
         kind["last"] = job
-    line.queues[jobs[job]["partition"]]["waiting"] += 1
-    _stir(sim, line, jobs[job]["partition"])
+    arrays.queues[jobs[job]["partition"]]["waiting"] += 1
+    _mark_dirty(sim, arrays, jobs[job]["partition"])
 
 
 @jit
-def _leave(line: QueueArrays, job: int) -> None:
-    jobs, kind = line.jobs, line.kinds[line.jobs[job]["kind"]]
+def _leave(arrays: QueueArrays, job: int) -> None:
+    jobs, kind = arrays.jobs, arrays.kinds[arrays.jobs[job]["kind"]]
     before, at = -1, kind["first"]
     while at != job:
         before, at = at, jobs[at]["next"]
@@ -320,170 +320,170 @@ def _leave(line: QueueArrays, job: int) -> None:
         jobs[before]["next"] = jobs[job]["next"]
     if kind["last"] == job:
         kind["last"] = before
-    line.queues[jobs[job]["partition"]]["waiting"] -= 1
+    arrays.queues[jobs[job]["partition"]]["waiting"] -= 1
 
 
 @jit
-def _stir(sim: Sim, line: QueueArrays, partition: int) -> None:
-    """Something happened in the partition; where users' usage decides the order, everywhere."""
+def _mark_dirty(sim: Sim, arrays: QueueArrays, partition: int) -> None:
+    """Mark the partition for a pass; also all that order by users' usage."""
     sim.dirty[partition] = 1
-    for other in range(line.queues.size):
-        sim.dirty[other] |= line.queues[other]["fair"]
+    for other in range(arrays.queues.size):
+        sim.dirty[other] |= arrays.queues[other]["fair"]
 
 
 @jit
-def _hold(sim: Sim, line: QueueArrays, job: int, sign: int) -> None:
-    user = line.jobs[job]["user"]
-    account(line.users, user, sim.clock[0], sim.clock[2])
-    line.users[user]["held"] += sign * line.jobs[job]["gpus"]
+def _count_held_gpus(sim: Sim, arrays: QueueArrays, job: int, sign: int) -> None:
+    user = arrays.jobs[job]["user"]
+    account(arrays.users, user, sim.clock[0], sim.clock[2])
+    arrays.users[user]["held"] += sign * arrays.jobs[job]["gpus"]
 
 
 @jit
-def _decide(sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
-    """One partition's pass, and what follows from its starts."""
-    of, outcome = line.queues[partition], line.outcome
-    line.counter[WORK] += _PASS_WORK
+def _decide(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int) -> None:
+    """Run one partition's pass, and apply its starts."""
+    of, outcome = arrays.queues[partition], arrays.outcome
+    arrays.counter[WORK] += _PASS_WORK
     if of["fair"] != 0:
-        _place_users(sim, line)
-    count_once(sim.pace, sim, passes.releases)
-    if _anybody(line, passes.jobs, passes.requests, partition):
+        _rank_users(sim, arrays)
+    release_pairs_once(sim.pace, sim, passes.releases)
+    if _find_candidates(arrays, passes.jobs, passes.requests, partition):
         state = state_of(sim, passes, outcome)
         outcome.total[:] = 0
-        line.counter[ASKED], line.clock[SHADOW] = -1, np.inf
+        arrays.counter[ASKED], arrays.clock[SHADOW] = -1, np.inf
         if of["priced"] != 0:
-            _pass_by_cost(line.placing, sim, state, line, partition)
+            _pass_by_cost(arrays.placing, sim, state, arrays, partition)
         elif of["backfill"] == CONSERVATIVE:
-            _plan_all(line.plan, state, line, partition, passes.rng)
+            _plan_all(arrays.plan, state, arrays, partition, passes.rng)
         else:
-            more = ForecastPass(line, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
-            pass_ahead(state, line.open, of["backfill"], more)
-        _mark_closed(passes.scratch.calendar, line)
-        _leave_started(sim, line)
-        begin_started(sim, log, outcome, None)
-    _pair_up(sim.pace, sim, log, passes, line, partition)
+            more = ForecastPass(arrays, sim.clock, passes.rng, of["rule"], of["fair"], of["backfill"])
+            forecast_pass(state, arrays.open, of["backfill"], more)
+        _mark_closed(passes.scratch.calendar, arrays)
+        _leave_started(sim, arrays)
+        start_granted(sim, log, outcome, None)
+    _pair_up(sim.pace, sim, log, passes, arrays, partition)
 
 
 @jit
-def _mark_closed(calendar: Calendar | None, line: QueueArrays) -> None:
-    """Where nodes are kept for somebody, what fits on them is looked at anew when they are open again."""
+def _mark_closed(calendar: Calendar | None, arrays: QueueArrays) -> None:
+    """Mark nodes kept for a job, so that what fits on them is computed again when they are free."""
     if calendar is None:
         return
-    for row in range(line.turns.size):
+    for row in range(arrays.turns.size):
         if calendar.turns[row] == -np.inf:
-            line.turns[row] = np.nan
+            arrays.turns[row] = np.nan
 
 
 @jit
-def _leave_started(sim: Sim, line: QueueArrays) -> None:
-    """Takes what has started out of the queue, and counts it for its users."""
-    for i in range(line.outcome.total[0]):
-        _hold(sim, line, line.outcome.started[i], 1)
-        _leave(line, line.outcome.started[i])
+def _leave_started(sim: Sim, arrays: QueueArrays) -> None:
+    """Remove started jobs from the queue, and count their GPUs for their users."""
+    for i in range(arrays.outcome.total[0]):
+        _count_held_gpus(sim, arrays, arrays.outcome.started[i], 1)
+        _leave(arrays, arrays.outcome.started[i])
 
 
 @jit
-def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, line: QueueArrays, partition: int) -> None:
-    """Starts beside others whom the partition's own pass left waiting."""
+def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int) -> None:
+    """Start jobs that the partition's own pass left waiting beside running ones."""
     if pace is None:
         return
-    outcome = line.outcome
-    queue = _who_pair(pace.pairs, sim, passes, line, partition)
+    outcome = arrays.outcome
+    queue = _pairing_candidates(pace.pairs, sim, passes, arrays, partition)
     if queue.size == 0:
         return
     outcome.total[:] = 0
     pair_up(pace, sim, log, passes, outcome, queue)
-    _leave_started(sim, line)
-    _fit_started(line, sim.resources, passes.requests, passes.jobs.masks)
+    _leave_started(sim, arrays)
+    _update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit
-def _who_pair(pairs: Paired | None, sim: Sim, passes: Passes, line: QueueArrays, partition: int) -> Ints:
-    """Who waits and may share, and the first of each kind, of whom one is the head; in order."""
+def _pairing_candidates(pairs: Paired | None, sim: Sim, passes: Passes, arrays: QueueArrays, partition: int) -> Ints:
+    """Return waiting jobs that may share, and the first of each kind, which includes the head; in order."""
     if pairs is None:
         return np.empty(0, np.int64)
-    queue, count = _in_order(line, partition), 0
+    queue, count = _in_order(arrays, partition), 0
     for job in queue:
-        if pairs.row[job] >= 0 or line.kinds[line.jobs[job]["kind"]]["first"] == job:
-            line.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
+        if pairs.row[job] >= 0 or arrays.kinds[arrays.jobs[job]["kind"]]["first"] == job:
+            arrays.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
             queue[count] = job
             count += 1
     return queue[:count]
 
 
 @jit
-def _plan_all(plan: BackfillPlan | None, state: ClusterState, line: QueueArrays, partition: int, rng: Words) -> None:
-    """The pass in which every job has a place in the plan, so that all are asked."""
+def _plan_all(plan: BackfillPlan | None, state: ClusterState, arrays: QueueArrays, partition: int, rng: Words) -> None:
+    """Run conservative backfill, in which every job has a place in the plan."""
     if plan is None:
         return
-    queue = _in_order(line, partition)
-    line.counter[WORK] += queue.size * state.resources.gpus.size
-    pass_by_plan(state, queue, CONSERVATIVE, PlacementRule(line.queues[partition]["rule"], rng))
-    _fit_started(line, state.resources, state.requests, state.jobs.masks)
+    queue = _in_order(arrays, partition)
+    arrays.counter[WORK] += queue.size * state.resources.gpus.size
+    pass_by_plan(state, queue, CONSERVATIVE, PlacementRule(arrays.queues[partition]["rule"], rng))
+    _update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
 
 
 @jit
-def _in_order(line: QueueArrays, partition: int) -> Ints:
-    """The partition's waiting jobs from first to last, ``int64[waiting]``: all are asked."""
-    of, count = line.queues[partition], 0
+def _in_order(arrays: QueueArrays, partition: int) -> Ints:
+    """Return all of the partition's waiting jobs in order, ``int64[waiting]``."""
+    of, count = arrays.queues[partition], 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
     for kind in range(of["kind"], of["kind_stop"]):
-        job = line.kinds[kind]["first"]
+        job = arrays.kinds[kind]["first"]
         while job >= 0:
-            queue[count], place[count] = job, _place(line.jobs, line.users, of["fair"], job)
+            queue[count], place[count] = job, _place(arrays.jobs, arrays.users, of["fair"], job)
             count += 1
-            job = line.jobs[job]["next"]
-    line.counter[WORK] += count
+            job = arrays.jobs[job]["next"]
+    arrays.counter[WORK] += count
     by_place: Ints = queue[stable_order(place)]
     return by_place
 
 
 @jit
-def _fit_started(line: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
-    """The nodes of whoever has started have less."""
-    for part in range(line.outcome.total[1]):
-        fit_anew(line.fit, line.fits, resources, requests, masks, line.outcome.nodes[part])
+def _update_started_fit(arrays: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
+    """Update what fits on the nodes of started jobs."""
+    for part in range(arrays.outcome.total[1]):
+        update_fit(arrays.fit, arrays.fits, resources, requests, masks, arrays.outcome.nodes[part])
 
 
 @jit
 def _pass_by_cost(
-    placing: PlacementCosts | None, sim: Sim, state: ClusterState, line: QueueArrays, partition: int
+    placing: PlacementCosts | None, sim: Sim, state: ClusterState, arrays: QueueArrays, partition: int
 ) -> None:
-    """The pass in which a job goes to the cheapest place, and waits for a better one as long as that pays."""
+    """Run the pass in which jobs take the cheapest nodes, and wait for better ones while that pays."""
     if placing is None:
         return
-    costs, queue, outcome = placing.costs, _in_order(line, partition), state.outcome
-    line.counter[WORK] += costs.looked.size * state.resources.gpus.size  # a place is looked for once for each class
-    pass_by_cost(state, queue, line.queues[partition]["backfill"], Priced(costs, 0))
+    costs, queue, outcome = placing.costs, _in_order(arrays, partition), state.outcome
+    arrays.counter[WORK] += costs.looked.size * state.resources.gpus.size  # a place is looked for once for each class
+    pass_by_cost(state, queue, arrays.queues[partition]["backfill"], Priced(costs, 0))
     for job in queue:
         if outcome.code[job] == POLICY:
             sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.told[job, 0] + costs.told[job, 1]))
-    _fit_started(line, state.resources, state.requests, state.jobs.masks)
+    _update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
 
 
 @jit
 def _leave_links(placing: PlacementCosts | None, job: int) -> None:
-    """Who has ended is nobody's neighbour any more."""
+    """Remove an ended job from its network links."""
     if placing is not None and placing.slot[job] >= 0:
         leave(placing.costs.load, placing.slot[job])
 
 
 @jit
-def _settle_links(placing: PlacementCosts | None, job: int) -> None:
-    """Other places count for who asks for more."""
+def _relax_links(placing: PlacementCosts | None, job: int) -> None:
+    """Use the placement costs of the request that a job now makes."""
     if placing is not None:
         load, other = placing.costs.load, placing.settled[job]
         placing.costs.of[job], load.jobs[job]["best"] = placing.costs.of[other], load.jobs[other]["best"]
 
 
 @jit
-def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: int) -> bool:
-    """Whether any job may start now; sets ``line.open`` to the kinds whose next job could be the head, or start.
+def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, partition: int) -> bool:
+    """Return whether any job may start now; set ``arrays.open`` to kinds whose next job could be the head, or start.
 
     Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
     """
-    of, kinds, opened, least, barren = line.queues[partition], line.kinds, line.open, line.least, line.barren
-    shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, line.fits
-    parts, looser, of_jobs, users = requests.parts, requests.looser, line.jobs, line.users
+    of, kinds, opened, least, barren = arrays.queues[partition], arrays.kinds, arrays.open, arrays.least, arrays.barren
+    shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, arrays.fits
+    parts, looser, of_jobs, users = requests.parts, requests.looser, arrays.jobs, arrays.users
     kind, stop, draws = of["kind"], of["kind_stop"], of["rule"] == NAIVE
     keeps = keeps_nodes(of["backfill"])
     count, hopeful, work = 0, draws, 0
@@ -491,7 +491,7 @@ def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: 
     while kind < stop:
         account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
         work += 1
-        if account >= 0 and _no_more(least[account], barren[past - 1]):
+        if account >= 0 and _no_more_room(least[account], barren[past - 1]):
             kind = past
         while kind < past:
             work += 1
@@ -507,20 +507,20 @@ def _anybody(line: QueueArrays, jobs: QueueJobs, requests: Requests, partition: 
                     continue
                 hopeful |= can == OK and _fits(fits, parts, looser, shape_of[job])
             opened[count], kinds[kind - 1]["at"] = kind - 1, job
-            line.place[count] = _place(of_jobs, users, of["fair"], job)
+            arrays.place[count] = _place(of_jobs, users, of["fair"], job)
             count += 1
         if account >= 0 and count == before:
             for unit in range(3):
                 barren[past - 1, unit] = least[account, unit]
         kind = past
-    line.counter[OPEN] = count
-    line.counter[WORK] += work
+    arrays.counter[OPEN] = count
+    arrays.counter[WORK] += work
     return bool(hopeful)
 
 
 @jit
-def _no_more(least: Ints, barren: Ints) -> bool:
-    """Whether an account has no more room than when last nobody of it could start."""
+def _no_more_room(least: Ints, barren: Ints) -> bool:
+    """Return whether an account has no more room than when none of its jobs could start."""
     more = False
     for unit in range(3):
         more |= least[unit] > barren[unit]
@@ -529,14 +529,14 @@ def _no_more(least: Ints, barren: Ints) -> bool:
 
 @jit
 def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPass) -> int:
-    """The first in order of those that could start, or be the head where there is none yet; -1: nobody.
+    """Return the first job in order that could start, or be the head if there is none yet; -1: none.
 
     Or the first that waits for the end of a reservation, for which nodes are kept.
 
     Where one of a kind does not start, none behind it does in this pass, for room only shrinks; but for draws.
     """
-    line, draws, fair = more.line, more.place == NAIVE, more.fair
-    kinds, counter, opened, place_of, jobs = line.kinds, line.counter, line.open, line.place, line.jobs
+    arrays, draws, fair = more.arrays, more.place == NAIVE, more.fair
+    kinds, counter, opened, place_of, jobs = arrays.kinds, arrays.counter, arrays.open, arrays.place, arrays.jobs
     if counter[ASKED] >= 0:
         kind = opened[counter[ASKED]]
         asked = kinds[kind]["at"]
@@ -544,22 +544,22 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
         after = jobs[asked]["next"] if draws or started else -1
         kinds[kind]["at"] = after
         if after >= 0:
-            place_of[counter[ASKED]] = _place(jobs, line.users, fair, after)
+            place_of[counter[ASKED]] = _place(jobs, arrays.users, fair, after)
         if started and kinds[kind]["account"] >= 0:
-            room_along(state.jobs.links, state.jobs.room, line.least)
+            room_along(state.jobs.links, state.jobs.room, arrays.least)
     if head >= 0 and more.backfill == NONE:
         return -1
     # the loop's own arrays, as in the walk
     least, fits, late_fits, parts, looser = (
-        line.least,
-        line.fits,
-        line.late.fits,
+        arrays.least,
+        arrays.fits,
+        arrays.late.fits,
         state.requests.parts,
         state.requests.looser,
     )
     shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
-    feasibility, nothing_kept = state.jobs.feasibility, _nothing_kept(state.scratch.calendar)
-    count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, line.clock[SHADOW], 0
+    feasibility, nothing_kept = state.jobs.feasibility, _no_nodes_kept(state.scratch.calendar)
+    count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, arrays.clock[SHADOW], 0
     while i < count:
         job = kinds[opened[i]]["at"]
         could = job >= 0 and (draws or within_bounds(least, account_of, job))
@@ -582,57 +582,57 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, more: ForecastPass) -> tuple[int, int]:
-    """By the rule; after an unlucky draw the next cycle draws again."""
+    """Try to place a job by the rule; after a failed draw the next cycle draws again."""
     code, given = attempt_any(state, state.jobs.shape[job], more.place, late, more.rng)
     if code == POLICY:
-        more.clock[1] = min(more.clock[1], state.now + more.line.clock[TICK])
+        more.clock[1] = min(more.clock[1], state.now + more.arrays.clock[TICK])
     return code, given
 
 
 @jit
-def _keep(state: ClusterState, job: int, code: int, more: ForecastPass) -> float:
-    """For the head; notes what the others fit on that outlast its wait. Without EASY nobody behind it asks."""
-    line, late, shape = more.line, state.scratch.late, state.jobs.shape[job]
+def _reserve_for_head(state: ClusterState, job: int, code: int, more: ForecastPass) -> float:
+    """Keep nodes for the head, and record what fits beside it for longer jobs, which only EASY asks."""
+    arrays, late, shape = more.arrays, state.scratch.late, state.jobs.shape[job]
     if more.backfill != EASY:
         return np.inf
-    shadow, known = keep_for(state, job, more.place, state.now), line.late.room
+    shadow, known = keep_for(state, job, more.place, state.now), arrays.late.room
     for node in range(state.requests.lo[shape], state.requests.hi[shape]):
         gpus, cores, memory = late.gpus[node], late.cores[node], late.memory[node]
         if gpus != known.gpus[node] or cores != known.cores[node] or memory != known.memory[node]:
-            _note_late(line.late, late, state.requests, state.jobs.masks, node)
-    line.clock[SHADOW] = shadow
+            _note_late(arrays.late, late, state.requests, state.jobs.masks, node)
+    arrays.clock[SHADOW] = shadow
     return shadow
 
 
 @jit
 def _note_late(of: LateRoom, late: Resources, requests: Requests, masks: Flags, node: int) -> None:
     of.room.gpus[node], of.room.cores[node], of.room.memory[node] = late.gpus[node], late.cores[node], late.memory[node]
-    fit_anew(of.fit, of.fits, late, requests, masks, node)
+    update_fit(of.fit, of.fits, late, requests, masks, node)
 
 
 @jit
 def _started(state: ClusterState, job: int, request: PlacementRequest, more: ForecastPass) -> None:
-    """The nodes that it takes have less."""
-    line, masks = more.line, state.jobs.masks
+    """Update what fits on the nodes that the job takes."""
+    arrays, masks = more.arrays, state.jobs.masks
     for part in range(request.parts):
         node = state.scratch.chosen[part]
-        fit_anew(line.fit, line.fits, state.resources, state.requests, masks, node)
+        update_fit(arrays.fit, arrays.fits, state.resources, state.requests, masks, node)
         if more.backfill == EASY:  # nobody else is asked what is left behind the head
-            _note_late(line.late, state.scratch.late, state.requests, masks, node)
+            _note_late(arrays.late, state.scratch.late, state.requests, masks, node)
 
 
 @jit
-def _nothing_kept(calendar: Calendar | None) -> bool:
-    """Whether nodes are kept for nobody yet who waits for the end of a reservation."""
+def _no_nodes_kept(calendar: Calendar | None) -> bool:
+    """Return whether no nodes are kept yet for a job that waits for the end of a reservation."""
     return False if calendar is None else bool(calendar.kept_times[0] == np.inf)
 
 
-pass_ahead = queue_pass(_attempt, _keep, _started, following=_next)
+forecast_pass = queue_pass(_attempt, _reserve_for_head, _started, following=_next)
 
 
 @jit
 def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
-    """Whether a request, or a looser one, has nodes enough on which it fits."""
+    """Return whether a request, or a looser one, fits on enough nodes."""
     while fits[shape] < parts[shape]:
         shape = entry(looser, shape, -1)
         if shape < 0:
@@ -642,7 +642,7 @@ def _fits(fits: Ints, parts: Ints, looser: Ints | None, shape: int) -> bool:
 
 @jit
 def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
-    """A job's place in its partition's order: by (priority, users' place by usage now, rank); see `order`."""
+    """Return a job's place in its partition's order: by (priority, users' rank by usage now, rank); see `order`."""
     if fair == 0:
         return float(jobs[job]["rank"])
     level = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
@@ -650,11 +650,11 @@ def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
 
 
 @jit
-def _place_users(sim: Sim, line: QueueArrays) -> None:
-    """By their usage now: GPU hours, and GPUs held."""
-    users = line.users
+def _rank_users(sim: Sim, arrays: QueueArrays) -> None:
+    """Rank the users by their current usage: GPU hours, and GPUs held."""
+    users = arrays.users
     usage = np.empty(users.size)
     for user in range(users.size):
         account(users, user, sim.clock[0], sim.clock[2])
         usage[user] = users[user]["used"] / 3600.0 + users[user]["held"]
-    users["place"][:] = places(line.tree, usage)
+    users["place"][:] = places(arrays.tree, usage)

@@ -1,4 +1,4 @@
-"""Which jobs of a snapshot may share GPUs while it is run forward, and which do: `engine.pace`, by the live table."""
+"""Which jobs of a snapshot may share GPUs in a forecast, and which do: `engine.pace`, by the live table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpusched.sched.sharing.pairs import Party, parties_of, party
 from gpusched.sched.sharing.rules import Sharer, sharer_of_running
 from gpusched.sched.state import Ints, Records, filled
 from gpusched.sim.engine.state import RUN, SLOT, Pace, Paired
-from gpusched.sim.sharing import believed_between
+from gpusched.sim.sharing import sharing_beliefs
 
 
 def sharers_of(snapshot: Snapshot, views: Sequence[PendingView]) -> dict[str, Sharer] | None:
-    """Return the running jobs that share their GPUs, by id; None: nobody shares, nor may."""
+    """Return the running jobs that share their GPUs, by id; None: none shares, nor may."""
     names = {node.name for node in snapshot.nodes if node.sharing}
     if not names or not (any(v.spec.share for v in views) or any(job.partner for job in snapshot.running)):
         return None
@@ -28,7 +28,7 @@ def pace_of(
     snapshot: Snapshot, views: Sequence[PendingView], world: NodeArrays, sharers: Mapping[str, Sharer], jobs: Records,
     running: Ints,
 ) -> Pace:  # fmt: skip
-    """Return how fast jobs go beside others; ``running``: where each running job is in ``jobs``, behind the views.
+    """Return job speeds beside others; ``running``: each running job's index in ``jobs``, after the views.
 
     Limits bind the time that jobs run, as live.
     """
@@ -38,7 +38,7 @@ def pace_of(
     places = {job.id: at for at, job in zip(running.tolist(), snapshot.running, strict=True) if job.id in sharers}
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
-    row, kind, lost, speed = believed_between(parties, world.nodes, snapshot.beliefs)
+    row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
     runs = filled(RUN, len(jobs), rate=1.0, own=1.0, row=row, slot=-1, next=-1, mate=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])

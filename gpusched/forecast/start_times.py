@@ -1,4 +1,4 @@
-"""When one waiting job will start, and what would start it sooner: runs of `queue.QueueForecast`, and their summary."""
+"""When one waiting job will start, and what would start it sooner, from runs of `queue.QueueForecast`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
 _MOST_ENDINGS = 25
 _MOST_LATER = 3
 _ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
-_WORTH = 0.1  # of the wait must be saved to be worth telling
-_WORTH_S = 60.0
+_MIN_SAVED = 0.1  # of the wait must be saved to be worth telling
+_MIN_SAVED_S = 60.0
 _PACE_SPREAD = 0.1  # of what is left of a job that tells of its progress: standard deviation of its logarithm
 
 
 class Alternative(NamedTuple):
-    """Another request in place of the job: in words, as options, and as it would stand in the queue.
+    """Another request instead of the job's: in words, as options, and as it would be in the queue.
 
     Of one ``kind``, ordered by what is given up, the first that helps is told.
     """
@@ -39,7 +39,7 @@ class Alternative(NamedTuple):
 
 
 class SpreadView(NamedTuple):
-    """The job bound to one spread: the options that ask for it, and as it would stand in the queue."""
+    """The job with a fixed spread: the options that request it, and the job as it would be in the queue."""
 
     spread: Spread
     how: str
@@ -47,7 +47,7 @@ class SpreadView(NamedTuple):
 
 
 class StartForecast:
-    """One snapshot run forward for one job and its alternatives. The same snapshot gives the same answer."""
+    """One snapshot simulated for one job and its alternatives. The same snapshot gives the same answer."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StartForecast:
         self._left, self._cut = work_for(snapshot.policies.get(job.spec.partition)), False
 
     def expected(self) -> ExpectedStart:
-        """Median, range and nodes; all None where no run starts it, or where the queue is too long for one run.
+        """Return median, range and nodes; all None if no run starts it, or the queue is too long for one run.
 
         In a queue of many thousands fewer draws than wanted are made: as many as the work allowed is enough for.
         """
@@ -91,7 +91,7 @@ class StartForecast:
         )
 
     def by_spread(self) -> tuple[SpreadStart, ...]:
-        """When it would start bound to each of the spreads, for which it can be; call it after `expected`.
+        """Return the start for each spread that the job can have; call it after `expected`.
 
         By the same draws, so that of two spreads the sooner is sooner for no other reason.
         """
@@ -107,7 +107,7 @@ class StartForecast:
         return tuple(found)
 
     def _drawn(self, target: int, most: int) -> tuple[list[float], tuple[str, ...], int]:
-        """When it starts by so many draws, as far as work allows; on which nodes in most, and how many these are."""
+        """Return starts for so many draws, as far as work allows, the most frequent nodes, and how often these are."""
         places: Counter[tuple[str, ...]] = Counter()
         starts = []
         for i, times in enumerate(self._draws[:most]):
@@ -121,16 +121,16 @@ class StartForecast:
         return starts, tuple(sorted(nodes)), often
 
     def _start(self, times: RunTimeDraw, target: int, until: float = np.inf, seed: int = 0) -> float:
-        """When ``target`` starts; infinite where it does not, or where the work allowed was used up (``_cut``)."""
+        """Return when ``target`` starts; infinite if it does not, or the work allowed was used up (``_cut``)."""
         without = [self._target] if target != self._target and self._target >= 0 else []
         work = min(ENOUGH_WORK, max(self._left, 0))
-        fate = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
-        self._left -= fate.work
-        self._cut = not fate.whole
-        return float(fate.start[target])
+        result = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
+        self._left -= result.work
+        self._cut = not result.whole
+        return float(result.start[target])
 
     def sooner(self) -> tuple[Sooner, ...]:
-        """What would start it sooner; call it after `expected`. At once first, then what saves most."""
+        """Return what would start it sooner: at once first, then what saves most; call it after `expected`."""
         now = self._snapshot.now
         if self._target >= 0 and np.median(self._starts) <= now:
             return ()
@@ -147,7 +147,7 @@ class StartForecast:
         return (*found.values(), *self._endings(), *self._later(list(later.values())))
 
     def _endings(self) -> list[Sooner]:
-        """Running jobs whose end alone would let it start: the one that is expected to end first."""
+        """Return the running job that alone would let it start when it ends, the one expected to end first."""
         if self._target < 0 or not self._draws:
             return []
         now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
@@ -164,7 +164,7 @@ class StartForecast:
         return []
 
     def _later(self, alternatives: list[int]) -> list[Sooner]:
-        """Of the alternatives that do not start at once, those that are sooner by the same draws."""
+        """Return the alternatives that start later than now but sooner than the job by the same draws."""
         jobs = len(self.ahead.views) + len(self._snapshot.running)
         runs = min(len(self._starts), max(1, 3000 // max(jobs, 1)))  # by the same draws, so one can do
         base = np.sort(self._starts[:runs])
@@ -176,26 +176,26 @@ class StartForecast:
             place = self.ahead.first_variant + i
             starts = np.sort([self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])])
             start = float(starts[(runs - 1) // 2])
-            if start + max(_WORTH_S, _WORTH * (min(median, 1e18) - self._snapshot.now)) < median:
+            if start + max(_MIN_SAVED_S, _MIN_SAVED * (min(median, 1e18) - self._snapshot.now)) < median:
                 found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
         return sorted(found, key=lambda s: s.start)
 
 
 def work_for(policy: PolicySpec | None) -> int:
-    """Queue entries that may be looked at for one answer: an entry costs least where the head blocks, most by usage."""
+    """Return the queue entries to examine for one answer; entries cost least if the head blocks, most by usage."""
     if policy is not None and policy.order == "fairshare":
         return _ENOUGH_WORK // 4
     return 3 * _ENOUGH_WORK if policy is not None and policy.backfill == "none" else _ENOUGH_WORK
 
 
 def draws_for(ahead: QueueForecast) -> int:
-    """How many draws: enough for a range, few enough for an answer at once."""
+    """Return the number of draws: enough for a range, few enough for an immediate answer."""
     jobs = len(ahead.views) + len(ahead.snapshot.running)
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
 def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimeDraw]:
-    """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself.
+    """Draw all run times, as users' past jobs used their limits; each variant of a job has its own draw.
 
     A running job that tells of its progress ends at its own pace, give or take a tenth of what is left.
     """
@@ -221,7 +221,7 @@ def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTime
 
 
 def quantiles(starts: Floats) -> tuple[float | None, float | None, float | None]:
-    """Those that 10 %, half and 90 % of the runs do not exceed; None where it is not within them."""
+    """Return the starts that 10 %, half and 90 % of the runs do not exceed; None if not within the runs."""
     ordered = np.sort(starts)
     places = [max(0, int(np.ceil(q * len(ordered))) - 1) for q in (LOW, 0.5, HIGH)]
     low, median, high = (_known(float(ordered[p])) for p in places)

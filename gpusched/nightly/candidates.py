@@ -1,4 +1,4 @@
-"""What the night says of policies that are not in charge, and what it trains."""
+"""Nightly verdicts on policies that are not live, and training of candidates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one,
 def retrain(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> list[str]:
-    """Trains the agents in charge or in the shadow anew, all but the last day; leaves candidates in the state folder.
+    """Train the live and shadow agents again, without the last day; leave candidates in the state folder.
 
     ``folder``: the state folder; ``live``: partition -> the policy in charge.
 
@@ -74,7 +74,7 @@ def retrain(
 
 
 def _refit(file: Path, since: float, until: float) -> str:
-    """Trains the predictor of run times anew; what became of it."""
+    """Train the run time predictor again; return the outcome."""
     from gpusched.agents.predictor.request import PredictorRequest, train_predictor
 
     request = PredictorRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
@@ -88,7 +88,7 @@ def _refit(file: Path, since: float, until: float) -> str:
 def _agents(
     inventory: Inventory, live: Mapping[str, PolicySpec], shadows: Mapping[str, PolicySpec]
 ) -> Iterator[tuple[Partition, PolicySpec]]:
-    """The agents to train: the one in charge, and the one in the shadow, where it is another."""
+    """Yield the agents to train: the live one, and the shadow if it is another."""
     for partition in inventory.partitions:
         specs = {s.name: s for s in (live[partition.name], shadows.get(partition.name)) if s is not None and s.agent}
         for spec in specs.values():
@@ -96,17 +96,17 @@ def _agents(
 
 
 def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
-    """The policy's own file as it is now, which may ask for other hyper-parameters; else the copy in use."""
+    """Return the policy's own file, which may have new hyper-parameters; else the copy in use."""
     try:
         return find_policy(spec.name, inventory.path, folder).path
     except GpuschedError:
         return Path(spec.folder)
 
 
-def judged(
+def judge_candidates(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> tuple[ShadowComparison, ...]:
-    """Shadows and candidates, each against the live policy on days it has not learned from.
+    """Compare shadows and candidates with the live policy on days outside their training data.
 
     With ``auto_promote`` it asks the controller to promote the best that passed. Arguments as of `retrain`.
     """
@@ -157,7 +157,7 @@ def _promoted(
     candidates: list[RegisteredPolicy],
     rows: list[ShadowComparison],
 ) -> list[ShadowComparison]:
-    """The rows; with ``auto_promote`` the best of those that passed is asked to be put in charge."""
+    """Return the rows; with ``auto_promote`` request promotion of the best that passed."""
     wanted = inventory.settings.auto_promote if partition.auto_promote is None else partition.auto_promote
     passed = [i for i, row in enumerate(rows) if row.passed and row.verdict is not None and row.verdict["gain"] > 0]
     if not wanted or not passed:

@@ -1,4 +1,4 @@
-"""Whether a policy proved better: replays on days it has not learned from, with an interval over days."""
+"""Whether a policy proved better: replays on days outside its training data, with an interval over days."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
-from gpusched.study.own import as_it_ran
-from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, carry_out, changes, scenario_of
+from gpusched.study.own import with_run_conditions
+from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, run_all, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -29,7 +29,7 @@ _NOISE = 1e-9  # of a quotient of two means that are equal
 
 
 class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy against another on one partition's jobs.
+    """One policy compared with another on one partition's jobs.
 
     Attributes:
         since, until: Submission of the first and of the last job, UTC; None where the trace has no calendar.
@@ -60,12 +60,12 @@ class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_held_out(last: float | None) -> float:
-    """When the first day begins (UTC) that holds nothing of what was learned from; 0 where nothing of it was."""
+    """Return the start of the first day (UTC) after all training data; 0 without any."""
     return 0.0 if last is None else (math.floor(last / DAY_S) + 1) * DAY_S
 
 
 def history_of(inventory: Inventory, reader: Reader, partition: str, since: float, until: float) -> Trace:
-    """The partition's own jobs submitted in [since, until).
+    """Return the partition's own jobs submitted in [since, until).
 
     Raises:
         NoHistory: None of them has run and ended.
@@ -90,13 +90,13 @@ def scenario_for(
     notes: Sequence[str] = (FROM_EMPTY,),
     reader: Reader | None = None,
 ) -> Scenario:
-    """The trace on the partition's nodes, with these notes besides its own.
+    """Return the trace on the partition's nodes, with these notes after its own.
 
-    ``reader``: of the store whose jobs these are, see `as_it_ran`.
+    ``reader``: of the store whose jobs these are, see `with_run_conditions`.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    return as_it_ran(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
+    return with_run_conditions(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
 
 
 def judge(
@@ -106,14 +106,14 @@ def judge(
     candidate: PolicySpec,
     advance: Callable[[float, int], None] | None = None,
 ) -> ProofVerdict:
-    """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
+    """Replay both and compare them; a preempting policy has the restart cost and bounds of its file.
 
     ``advance``: See `gpusched.study.request.outcomes`.
 
     Raises:
         ModelError: The candidate's weights cannot be used.
     """
-    policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
+    policies = (incumbent_of(incumbent, partition), policy_of_spec(candidate, None, partition))
     runs, over = (
         [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s)) for p in policies],
         list[PlannedReplay](),
@@ -123,7 +123,7 @@ def judge(
         if advance is not None:
             advance(len(over) + part, len(runs))
 
-    base, other = carry_out(runs, done=over.append, progress=watch)
+    base, other = run_all(runs, done=over.append, progress=watch)
     found = changes([base, other])[1]
     jct = next((c for c in found if c.figure == "jct_s"), None)
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
@@ -140,11 +140,11 @@ def judge(
 
 
 def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
-    """The live policy; where its agent cannot decide, what decides for it."""
+    """Return the live policy; if its agent cannot decide, its stand-in."""
     try:
-        return of_spec(spec, None, partition)
+        return policy_of_spec(spec, None, partition)
     except ModelError:
-        return replace(of_spec(spec.effective_fallback), name=spec.name)
+        return replace(policy_of_spec(spec.effective_fallback), name=spec.name)
 
 
 def _line(verdict: ProofVerdict) -> str:
@@ -160,7 +160,7 @@ def _line(verdict: ProofVerdict) -> str:
 
 
 def _percent(gain: float) -> str:
-    """A gain as the change of the mean JCT: shorter is negative."""
+    """Format a gain as the change of the mean JCT: shorter is negative."""
     return f"{-gain:+.1%}" if abs(gain) > _NOISE else "0.0%"
 
 

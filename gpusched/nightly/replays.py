@@ -1,4 +1,4 @@
-"""Every night: what was submitted lately, replayed under every policy there is, against the policies in force."""
+"""The nightly replays: recent jobs under every policy, compared with the live policies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from gpusched.promotion.live import live_policies
 from gpusched.promotion.registry import REPORTS, ShadowComparison
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.policies import ReplayPolicy, of_spec
-from gpusched.study.study import PlannedReplay, StudyOutcome, carry_out, changes, row_of
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
+from gpusched.study.study import PlannedReplay, StudyOutcome, changes, row_of, run_all
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -43,7 +43,7 @@ _REPORT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:-.+)?\.(?:json|html)")
 
 
 class NightlyVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition's night.
+    """One partition's results.
 
     Attributes:
         live: Its policy in force. best: The policy with the least mean JCT.
@@ -65,7 +65,7 @@ class NightlyVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All partitions' nights.
+    """The results of all partitions.
 
     Attributes:
         file: Where it lies as JSON.
@@ -84,24 +84,24 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worst_loss(self) -> float:
-        """The largest loss of a live policy to another one."""
+        """The largest loss of a live policy against another."""
         return max((v.loss for v in self.partitions), default=0.0)
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The results in one line."""
         nights = "; ".join(v.line for v in self.partitions)
         return nights or f"no job submitted in {self.since} has run and ended"
 
     @property
     def more(self) -> list[str]:
-        """One line for every policy that is not in charge, and for every training."""
+        """One line for every policy that is not live, and for every training."""
         asked = ("", "; promotion requested")
         judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
         return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written, and printed by ``--json``."""
+        """Return the report as written, and printed by ``--json``."""
         return {"verdict": self.verdict, "worst_loss": self.worst_loss, **msgspec.to_builtins(self)}
 
 
@@ -113,9 +113,9 @@ def nightly(
     workers: int = 1,
     now: float | None = None,
     auto_retrain: bool = False,
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    notify: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> NightlyReport:
-    """Replays the store's jobs submitted since, partition by partition, and writes the report.
+    """Replay the store's jobs submitted since, partition by partition, and write the report.
 
     Args:
         inventory: In force: its nodes, and each partition's policy.
@@ -124,7 +124,7 @@ def nightly(
         workers: Processes.
         now: Unix seconds.
         auto_retrain: Train the agents anew, too, and judge the candidates.
-        tell: Called with what it is at, and how many of how many partitions are done.
+        notify: Called with what it is at, and how many of how many partitions are done.
 
     Raises:
         GpuschedError: There is no store.
@@ -143,7 +143,7 @@ def nightly(
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for number, partition in enumerate(inventory.partitions):
-        tell(f"replaying {partition.name}", number, len(inventory.partitions))
+        notify(f"replaying {partition.name}", number, len(inventory.partitions))
         if trace is None or partition.name not in trace.groups:
             continue
         part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")
@@ -154,7 +154,7 @@ def nightly(
         predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
         runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
-        outcomes = list(carry_out(runs, workers=workers))
+        outcomes = list(run_all(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -163,7 +163,7 @@ def nightly(
         since=since,
         file=str(file),
         partitions=tuple(verdicts),
-        judged=night.judged(inventory, reader, folder, live, now),
+        judged=night.judge_candidates(inventory, reader, folder, live, now),
         trained=trained,
         predictions=predicted,
     )
@@ -174,7 +174,7 @@ def nightly(
 
 
 def _remove_old(reports: Path, before: float) -> None:
-    """Removes reports of days that ended before (Unix seconds); whatever else lies there stays."""
+    """Remove reports of days that ended before (Unix seconds), and no other files."""
     last = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d")
     for file in reports.iterdir():
         day = _REPORT.fullmatch(file.name)
@@ -183,7 +183,7 @@ def _remove_old(reports: Path, before: float) -> None:
 
 
 def _history(inventory: Inventory, reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
-    """The jobs, or None where none has run and ended; and how many of them the window begins with."""
+    """Return the jobs, or None if none has run and ended; and how many were there when the window begins."""
     from gpusched.traces.own import own_window
 
     try:
@@ -193,7 +193,7 @@ def _history(inventory: Inventory, reader: Reader, since: str, now: float) -> tu
 
 
 def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[ReplayPolicy]:
-    """The live one, then every other file, a site's own before those that come along; agents that can decide."""
+    """Return the live policy, then the others, a site's own before built-in ones; only agents that can decide."""
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
     others = [load_policy(file, folders) for file in files if file is not None]
@@ -201,17 +201,17 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
     for spec in others:
         if spec.name != live.name:
             with contextlib.suppress(ModelError):
-                found.append(of_spec(spec, None, partition))
+                found.append(policy_of_spec(spec, None, partition))
     return found
 
 
 def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
-    """The installation's, where it has learned nothing of these jobs; else policies go by users' last two run times."""
+    """Return the installation's predictor unless it learned from these jobs; else policies use the last two runs."""
     try:
         predictor = Predictor.load(folder / USUAL_NAME)
     except ModelError:
         return None
-    return None if predictor.knew(trace)[carried:].any() else predictor
+    return None if predictor.in_training_data(trace)[carried:].any() else predictor
 
 
 def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:
@@ -251,7 +251,7 @@ def _line(partition: str, live: StudyOutcome, best: StudyOutcome, loss: float) -
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, so that nobody reads half a report."""
+    """Write a file atomically, so that no reader sees half a report."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as out:
         out.write(text)
     os.chmod(out.name, 0o644)

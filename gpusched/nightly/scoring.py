@@ -1,4 +1,4 @@
-"""How good forecasts were: what was predicted against when jobs really started."""
+"""Forecast accuracy: predicted against real start times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GRACE_S = 60.0
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition's forecasts.
+    """The accuracy of one partition's forecasts.
 
     Attributes:
         made: Jobs whose start was predicted. started: Of these, started since.
@@ -42,7 +42,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The same in a sentence."""
+        """Return the score in a sentence."""
         if self.median_abs_error_s is None or self.within_range is None:
             return f"{count_of(self.made, 'start')} predicted, none due yet"
         return (
@@ -52,7 +52,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scores(found: Iterable[PredictedStart], now: float) -> tuple[Score, ...]:
-    """The forecasts by partition, in order of name; ``now``: Unix seconds."""
+    """Return the scores by partition, in order of name; ``now``: Unix seconds."""
     by_partition: dict[str, list[PredictedStart]] = {}
     for item in found:
         by_partition.setdefault(item.prediction.partition, []).append(item)

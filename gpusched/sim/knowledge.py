@@ -1,4 +1,4 @@
-"""What a policy knows of run times, and the places in its order that follow from it."""
+"""What a policy knows of run times, and the static ranks that follow from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusched.traces.trace import Trace
 
 
 class Knowledge(NamedTuple):
-    """What a policy goes by.
+    """The run times that a policy uses.
 
     Attributes:
         expected: ``float64[jobs]``: run times in seconds, finite and positive.
@@ -31,7 +31,7 @@ class Knowledge(NamedTuple):
 
 
 def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
-    """Real run times for an oracle, else the limits.
+    """Return real run times for an oracle, else time limits.
 
     Where a trace has no limits at all, what needs them (estimates do not) is given the real run times and is called an
     oracle; where only some jobs have none, these count with the longest limit of the trace.
@@ -51,7 +51,7 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
 
 
 def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
-    """Return each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
+    """Return each job's rank in an order that never changes, ``int64[jobs]``; ties by (submit, id).
 
     Orders that change, and agents, get their tie-break: by (submit, id).
 

@@ -1,4 +1,4 @@
-"""What kinds of jobs send over links, as measured; and a measured table of pairs that share nodes."""
+"""Measured communication of kinds of jobs over links, and a measured table of jobs that share nodes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class MachineType(NamedTuple):
     kinds: dict[str, tuple[float, ...]]
 
     def model(self) -> SlowdownModel:
-        """The formula with these kinds."""
+        """Return the slowdown formula with these kinds."""
         kinds = np.array(list(self.kinds.values()), np.float64).view(KIND).reshape(-1)
         return SlowdownModel(kinds, np.zeros((0, 0)), False)
 
 
 @cache
 def machines() -> dict[str, MachineType]:
-    """Machine -> what models were measured to take there."""
+    """Return the measured times of models by machine."""
     found: dict[str, MachineType] = {}
     for row in rows_of("sia_links"):
         of = found.setdefault(row["machine"], MachineType(int(row["gpus"]), row["nvswitch"] == "yes", {}))
@@ -48,16 +48,16 @@ def machines() -> dict[str, MachineType]:
     return found
 
 
-def most_alike(pool: Pool) -> str:
-    """The machine whose figures are taken for nodes: AWS where none has more GPUs than those have, else RTX."""
+def closest_machine(pool: Pool) -> str:
+    """Return the machine whose measurements stand for the pool: AWS if no node has more GPUs than its own, else RTX."""
     return "aws" if pool.gpus.max() <= machines()["aws"].gpus else "rtx"
 
 
 def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[PlacementNetwork, str]:
-    """What placement costs the jobs of a trace, and a note on what was taken for what.
+    """Return what placement costs a trace's jobs, and a note on the measurements used.
 
-    Kinds are those of the machine `most_alike`: a job whose model's name begins as one of them is of that kind, the
-    others' are drawn.
+    Kinds are those of `closest_machine`: a job whose model's name begins with a kind's name is of that kind, others
+    are drawn.
 
     Raises:
         UsageError: The topology names none of the pool's nodes.
@@ -66,7 +66,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
     found = sum(name in known for name in pool.names)
     if not found:
         raise UsageError("the topology names none of the nodes", f"some of {', '.join(pool.names[:3])}")
-    machine = most_alike(pool)
+    machine = closest_machine(pool)
     kinds = list(machines()[machine].kinds)
     of_model = [next((i for i, k in enumerate(kinds) if name.lower().startswith(k)), -1) for name in trace.models]
     drawn = np.random.default_rng(0).integers(0, len(kinds), len(trace))
@@ -80,7 +80,7 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
 
 
 class ColocationTable(NamedTuple):
-    """A measured table: what is left of a job's speed beside another that shares a node with it.
+    """A measured table: the fraction of its speed that a job keeps beside another on the same nodes.
 
     Attributes:
         names: Of the kinds. gpus, nodes: ``int64[kinds]``: what a job of the kind has.
@@ -93,7 +93,7 @@ class ColocationTable(NamedTuple):
     ratio: Floats
 
     def model(self, by_sum: bool) -> SlowdownModel:
-        """Combined by sum, or by product."""
+        """Return a model that combines neighbours by sum, or by product."""
         kinds = np.zeros(len(self.names), KIND)
         kinds["compute"] = 1.0
         return SlowdownModel(kinds, self.ratio, by_sum)
@@ -103,7 +103,7 @@ _COLUMNS = ("model", "gpus", "nodes", "beside_model", "beside_gpus", "beside_nod
 
 
 def read_pairs(path: str | Path) -> ColocationTable:
-    """A CSV ``model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio``, as deepshare_pairs.csv; every pair once.
+    """Read a CSV ``model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio`` (deepshare_pairs.csv) with all pairs.
 
     Raises:
         FileError: It cannot be read, or is something else, or a pair is missing.

@@ -12,7 +12,7 @@ COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
 
 def read_node_list(path: Path) -> Pool:
-    """The nodes of a CSV with the columns ``sn,cpu_milli,memory_mib,gpu,model`` (gzip or not), in one partition.
+    """Read the nodes of a CSV with the columns ``sn,cpu_milli,memory_mib,gpu,model`` (gzip or not), in one partition.
 
     Raises:
         FileError: The first thing wrong with it.

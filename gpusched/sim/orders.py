@@ -1,4 +1,4 @@
-"""Orders of the queue in replays by name: what each must know, its source, how often it changes; and all names.
+"""Queue orders of replays by name: required knowledge, source, how often keys change; and all policy names.
 
 Imports nothing heavy: the shell's completion asks here.
 """
@@ -23,7 +23,7 @@ Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRule:
-    """One way to order the queue: what it must know, its source, and how often its keys change."""
+    """A queue order: what it must know, its source, and how often its keys change."""
 
     knows: Knows
     source: str
@@ -67,7 +67,7 @@ ALIASES = {
 
 
 def order_rule(name: str) -> OrderRule | None:
-    """Return what is known of an order: of ours, or of a component of the group ``orders``; None: there is none.
+    """Return a built-in order, or that of a component of the group ``orders``; None: there is none.
 
     A component's attribute ``knows`` says what it goes by: ``nothing`` of run times (the default), or the ``limit``.
 
@@ -88,11 +88,11 @@ def order_rule(name: str) -> OrderRule | None:
 
 SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
 _OFFERED = ("", "-skip", "+easy", "+conservative")
-_ONCE_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
+_FORMER_ORACLES = {"sjf": ("uses time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
 
 
 def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
-    """Every name that `look_up` takes: of files, then of orders with their backfill."""
+    """Return every name that `look_up` accepts: of files, then of orders with their backfill."""
     plain = [name for name in ORDERS if ORDERS[name].kind != "preemptive"]
     plain += [name for name in components("orders") if name not in ORDERS]
     orders = (*(name + suffix for name in plain for suffix in _OFFERED), *(n for n in ORDERS if n not in plain))
@@ -100,7 +100,7 @@ def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
 
 
 def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
-    """`policy_folders` of this inventory, else of the one in force, else of the folder that one works in."""
+    """Return `policy_folders` of this inventory, else of the one in force, else of the current folder."""
     try:
         return policy_folders(inventory_path or lastgood.inventory_path(state_folder()))
     except UsageError:
@@ -110,10 +110,10 @@ def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ..
 
 
 def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:
-    """For each name that meant an oracle in replays once, what it means now, and what the oracle is called."""
+    """Return a note for each name that used to mean an oracle in replays: its meaning now, and the oracle's name."""
     bases = dict.fromkeys(next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in names)
     return tuple(
         f"the policy {base} {means}, as it does live; {oracle} uses real run times"
-        for base, (means, oracle) in _ONCE_ORACLES.items()
+        for base, (means, oracle) in _FORMER_ORACLES.items()
         if base in bases
     )

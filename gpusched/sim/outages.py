@@ -1,4 +1,4 @@
-"""When nodes fail or are drained: a CSV of ``node,start,end,drain``."""
+"""Node failures and drains: a CSV of ``node,start,end,drain``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("node", "start", "end", "drain")
 
 
 def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
-    """The outages of a CSV with the header ``node,start,end,drain``.
+    """Read the outages of a CSV with the header ``node,start,end,drain``.
 
     The node's name; seconds on the trace's clock, no end: for good; ``drain`` yes lets its jobs finish, no or nothing
     cuts them. The last two columns may be missing.
@@ -41,7 +41,7 @@ def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
 
 
 def read_reservations(path: Path, pool: Pool) -> tuple[Booking, ...]:
-    """The reservations of a CSV with the header ``node,start,end``: seconds on the trace's clock; for no job.
+    """Read the reservations of a CSV with the header ``node,start,end``: seconds on the trace's clock; for no job.
 
     Raises:
         FileError: The first thing wrong with it.

@@ -1,4 +1,4 @@
-"""Policies by name: how each orders the queue, what it may know, and where it is from.
+"""Policies by name: how each orders the queue, what it may know, and its source.
 
 A name means one thing, live and replayed. First it is that of a policy's file (the site's own, then those that come
 along): order, placement and backfill are the file's. Else it is ORDER or ORDER+BACKFILL, placed best fit.
@@ -97,20 +97,20 @@ class ReplayPolicy:
 
     @property
     def chooses_sizes(self) -> bool:
-        """Whether it gives resizable jobs other numbers of GPUs than they asked for."""
+        """Whether it gives resizable jobs other numbers of GPUs than requested."""
         return self.spec is not None and self.spec.sizes != "base"
 
     @property
     def restart_s(self) -> float:
-        """What a restart costs by its file; 0 where it stops no jobs, or has no file."""
+        """Cost of a restart by its file, in seconds; 0 if it stops no jobs or has no file."""
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
-_ALSO = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
+_ALIASES = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
 
 
 def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
-    """As `look_up` among the built-in ones, an agent with the weights that serve any partition.
+    """Return the built-in policy as `look_up`; an agent with the weights for any partition.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -118,15 +118,15 @@ def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
         ModelError: It is an agent's, whose weights cannot be used.
     """
     found = look_up(text, sizes=sizes)
-    return found if isinstance(found, ReplayPolicy) else of_spec(found, text)
+    return found if isinstance(found, ReplayPolicy) else policy_of_spec(found, text)
 
 
 def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = False) -> ReplayPolicy | PolicySpec:
-    """The policy called ``text``; of an agent its file's, since the weights depend on the partition.
+    """Return the policy called ``text``; for an agent its specification, as the weights depend on the partition.
 
     ``text``: a file ``*.yaml`` or a trained policy's folder; the name of one in ``folders`` (`policy_folders` of
-    `gpusched.config.policies`); an order with its backfill (`composed`). ``sizes``: jobs can be resized; else ``drf``
-    is the order of that name, between users.
+    `gpusched.config.policies`); an order with its backfill (`policy_of_order`). ``sizes``: jobs can be resized; else
+    ``drf`` is the order of that name, between users.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -134,18 +134,18 @@ def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = Fa
     """
     file = Path(text)
     if not text.endswith((".yaml", ".yml")) and not (file / POLICY).is_file():
-        named = policy_file(_ALSO.get(text, text), folders)
+        named = policy_file(_ALIASES.get(text, text), folders)
         if named is None:
-            return composed(text, known_policies(folders))
+            return policy_of_order(text, known_policies(folders))
         if not sizes and text in ORDERS and named.parent == BUILT_IN and load_policy(named, folders).sizes != "base":
-            return composed(text)
+            return policy_of_order(text)
         file = named
     spec = load_policy(file, folders)
-    return spec if spec.agent is not None else of_spec(spec, text)
+    return spec if spec.agent is not None else policy_of_spec(spec, text)
 
 
-def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
-    """An order with its backfill, placed best fit: ``wfp3``, ``fifo+none``, ``sjf+skip``, ``f1+easy``; no file's.
+def policy_of_order(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
+    """Return an order with its backfill, placed best fit: ``wfp3``, ``fifo+none``, ``sjf+skip``, ``f1+easy``; no file.
 
     Raises:
         UsageError: There is none of that name (with the nearest of ``known``).
@@ -162,22 +162,22 @@ def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
 
 
 def _rule(order: str) -> OrderRule:
-    """Return what is known of an order that a policy has, which can have been removed since."""
+    """Return a policy's order, whose package may have been removed since."""
     found = order_rule(order)
     if found is None:
         raise ComponentError(f"no order '{order}' is installed here", "install the package that it came with")
     return found
 
 
-def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
-    """A live policy as the engine runs it.
+def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
+    """Return a live policy as the engine runs it.
 
     Raises:
         ModelError: It is an agent's, and its weights for ``partition`` cannot be used.
     """
     model = load_model(Path(spec.folder), partition, spec.agent) if spec.agent is not None else None
     if model is not None and not spec.traits.sizes:
-        return _of_agent(spec, name or spec.name, model)
+        return _policy_of_agent(spec, name or spec.name, model)
     rule = _rule(spec.order)
     source = f"{rule.source}; {name or spec.name}"
     if model is not None:
@@ -190,8 +190,8 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     return _with_backfill(policy, spec.backfill)
 
 
-def _of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
-    """An agent; what it knows of run times is written with its weights."""
+def _policy_of_agent(spec: PolicySpec, name: str, model: TrainedModel) -> ReplayPolicy:
+    """Return an agent's policy; what it knows of run times is stored with its weights."""
     knows, backfill = model.knows, model.about.get("backfill", spec.backfill)
     if knows not in get_args(Knows) or backfill not in SIMPLE_BACKFILLS:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
@@ -210,7 +210,7 @@ _BACKFILL_SOURCE = {
 
 
 def _with_backfill(policy: ReplayPolicy, backfill: str) -> ReplayPolicy:
-    """With backfill; one that needs run times knows the limit at least."""
+    """Return the policy with backfill; if that needs run times, the policy knows at least the limit."""
     knows: Knows = policy.knows
     if backfill in _BACKFILL_SOURCE and knows == "nothing":
         knows = "limit"

@@ -1,4 +1,4 @@
-"""The pool of nodes a trace is replayed on, and what each job of the trace asks of it."""
+"""The pool of nodes on which a trace is replayed, and what each job requests of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_MODELLED = -1
 
 
 class NodeSpec(NamedTuple):
-    """One node; -1 cores or MiB: not modelled, whatever a job asks for is there."""
+    """One node; -1 cores or MiB: not modelled, never a constraint."""
 
     gpus: int
     cores: int = NOT_MODELLED
@@ -52,12 +52,12 @@ class Pool:
 
     @property
     def total_gpus(self) -> int:
-        """GPUs of all nodes together."""
+        """GPUs of all nodes."""
         return int(self.gpus.sum())
 
     @classmethod
     def of(cls, nodes: Sequence[NodeSpec]) -> Pool:
-        """A pool of these nodes, brought together by partition, otherwise in the order given.
+        """Return a pool of these nodes, grouped by partition, otherwise in the order given.
 
         Raises:
             UsageError: No nodes, or one without GPUs and cores.
@@ -83,25 +83,25 @@ class Pool:
 
     @classmethod
     def uniform(cls, nodes: int, gpus_per_node: int, *, gpu_type: str = "") -> Pool:
-        """``nodes`` like nodes in one partition (`--nodes N --gpus-per-node G --gpu-type T`)."""
+        """Return a pool of identical nodes in one partition (`--nodes N --gpus-per-node G --gpu-type T`)."""
         if nodes < 1 or gpus_per_node < 1:
             raise UsageError("a pool needs at least one node with at least one GPU")
         return cls.of([NodeSpec(gpus_per_node, gpu_type=gpu_type)] * nodes)
 
     @classmethod
     def of_inventory(cls, inventory: Inventory) -> Pool:
-        """The nodes an operator declared."""
+        """Return the nodes of an inventory."""
         nodes = (n for p in inventory.partitions for n in p.nodes)
         return cls.of([NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name) for n in nodes])
 
     def span(self, partition: int) -> tuple[int, int]:
-        """The rows ``lo <= node < hi`` of one partition."""
+        """Return the rows ``lo <= node < hi`` of one partition."""
         rows = np.flatnonzero(self.partition == partition)
         return int(rows[0]), int(rows[-1]) + 1
 
 
 class Demand(NamedTuple):
-    """What the jobs of a trace ask of a pool, in the words of the compiled passes.
+    """The requests of a trace's jobs, in the form of the compiled passes.
 
     Attributes:
         shape: ``int64[jobs]``: index into ``requests``; -1: can never run.
@@ -126,7 +126,7 @@ class Demand(NamedTuple):
 
 
 def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: bool = False) -> Demand:
-    """Splits every job into the fewest equal parts that fit nodes of its partition (and type).
+    """Split every job into the fewest equal parts that fit nodes of its partition (and type).
 
     A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
     where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
@@ -144,7 +144,7 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     requests, masks = splitter.requests(), splitter.masks()
     parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
     modelled = requests.cores.any() or requests.memory.any()
-    resources = Resources(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
+    resources = Resources(pool.gpus.copy(), *(_capacity(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
     gpus_only = not modelled and masks.shape[0] == 0
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
@@ -152,15 +152,15 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
 _AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
 
 
-def _room(declared: Ints, modelled: bool) -> Ints:
-    """Cores or MiB of the empty nodes; where nothing asks for any, the same on all nodes, so that ties stay ties."""
+def _capacity(declared: Ints, modelled: bool) -> Ints:
+    """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)
     return np.where(declared < 0, _AMPLE_CORES, declared)
 
 
 class _Splitter:
-    """Distinct demands -> distinct requests."""
+    """Builds the distinct requests of distinct demands."""
 
     def __init__(self, trace: Trace, pool: Pool, in_proportion: bool) -> None:
         self._trace, self._pool = trace, pool
@@ -171,7 +171,7 @@ class _Splitter:
         self._memory = bool((pool.memory_mib >= 0).any() and (in_proportion or (trace.memory_mib > 0).any()))
 
     def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int) -> int | str:
-        """The index of the request, or why there is none."""
+        """Return the index of the request, or why there is none."""
         pool = self._pool
         partition = 0
         if len(pool.partitions) > 1:
@@ -203,14 +203,14 @@ class _Splitter:
         return self._shapes.setdefault(key, len(self._shapes))
 
     def _known(self, asked: int, gpus: int, rows: Ints, has: Ints) -> int:
-        """What is asked for, or its share by GPUs on the leanest node where that is unknown."""
+        """Return the amount requested or, if unknown, the GPUs' share on the leanest node."""
         if asked >= 0:
             return asked
         having = rows[(has[rows] >= 0) & (self._pool.gpus[rows] > 0)]
         return int(min((gpus * int(has[r]) // int(self._pool.gpus[r]) for r in having), default=0))
 
     def _parts(self, gpus: int, cores: int, memory: int, nodes: int, rows: Ints) -> int:
-        """How many equal parts: as asked if possible, else the fewest; 0: impossible."""
+        """Return the number of equal parts: as requested if possible, else the fewest; 0: impossible."""
         if nodes > 0 and self._possible(gpus, cores, memory, nodes, rows):
             return nodes
         most = min(len(rows), max(gpus, 1))
@@ -233,17 +233,17 @@ class _Splitter:
         )
 
     def requests(self) -> Requests:
-        """All distinct requests."""
+        """Return all distinct requests."""
         columns = list(zip(*self._shapes, strict=True))[:-1] if self._shapes else [()] * 7
         lo, hi, parts, gpus, cores, memory, mask = (ints(list(c)) for c in columns)
         return Requests(lo, hi, parts, gpus, cores, memory, mask, spread=None, looser=None)
 
     def milli(self) -> Ints:
-        """Thousandths of one GPU, by request."""
+        """Return the thousandths of one GPU, by request."""
         return ints([key[-1] for key in self._shapes])
 
     def masks(self) -> Flags:
-        """Nodes by wanted GPU type."""
+        """Return the eligible nodes by requested GPU type."""
         masks: Flags = np.zeros((len(self._masks), len(self._pool)), np.uint8)
         for kinds, mask in self._masks.items():
             masks[mask] = np.isin(self._pool.gpu_type, kinds)

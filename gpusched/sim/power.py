@@ -1,4 +1,4 @@
-"""What nodes draw: watts idle and busy by node and GPU type, and joules from held GPUs over time.
+"""Node power: watts idle and busy by node and GPU type, and joules from allocated GPUs over time.
 
 A node draws ``idle + (busy - idle) * held GPUs / its GPUs``: the linear model of Fan, Weber, Barroso, "Power
 provisioning for a warehouse-sized computer" (ISCA 2007). It knows what was held, not how hard it worked.
@@ -35,7 +35,7 @@ IDLE_SHARE = 0.5
 
 
 class Draw(NamedTuple):
-    """W of a whole node: with nothing running, and with all GPUs held."""
+    """W of a whole node: idle, and with all GPUs allocated."""
 
     idle_w: float
     busy_w: float
@@ -50,7 +50,7 @@ class PowerModel:
     note: str
 
     def energy_j(self, pool: Pool, held_gpu_s: Floats, span_s: float) -> float:
-        """Joules of all nodes over ``span_s`` seconds, whether anything ran on them or not.
+        """Return the joules of all nodes over ``span_s`` seconds, idle or not.
 
         ``held_gpu_s``: ``float64[nodes]``: GPU seconds held on each.
         """
@@ -65,7 +65,7 @@ def power_model(
     types: Mapping[str, Draw] | None = None,
     nodes: Mapping[str, Draw] | None = None,
 ) -> PowerModel:
-    """What the nodes of a pool draw.
+    """Return the power model of a pool's nodes.
 
     A node's own figures come first, then those of its GPU type (each for a whole node), then its rated power in the
     inventory, then the paper's rated power by GPU; where only rated power is known, idle is `IDLE_SHARE` of it.
@@ -87,7 +87,7 @@ def power_model(
 
 
 def read_power(path: Path) -> tuple[dict[str, Draw], dict[str, Draw]]:
-    """A file of figures: ``types: {A100: {idle: 1.6kW, busy: 6.5kW}}``, ``nodes: {dgx1: {...}}``, of whole nodes.
+    """Read a file of figures: ``types: {A100: {idle: 1.6kW, busy: 6.5kW}}``, ``nodes: {dgx1: {...}}``, per whole node.
 
     Returns:
         By GPU type, by node name.

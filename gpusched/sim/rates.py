@@ -1,4 +1,4 @@
-"""How fast a job goes where it runs, by what it was recorded at: 1.0 is the speed behind its recorded duration.
+"""How fast a job runs compared with its recording: 1.0 is the speed behind its recorded duration.
 
 A speed is a ratio of two measured figures of the same model (`gpusched.sim.profiles`). Where one of them is missing it
 is 1.0, and the result's notes count the jobs that this is so for.
@@ -28,14 +28,14 @@ AS_RECORDED = 1.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rates:
-    """Measurements, and the GPU type that a trace's run times are from (None: the job's own, else the profile's)."""
+    """Measurements, and the GPU type on which a trace was recorded (None: the job's own, else the profile's)."""
 
     profiles: Profiles
     recorded_on: str | None = None
 
 
 def read_rates(paths: Sequence[Path | str], recorded_on: str | None = None) -> Rates:
-    """The rates that these files and folders of measurements give.
+    """Return the rates that these files and folders of measurements give.
 
     Raises:
         UsageError: A file is bad or missing, or nothing was measured on ``recorded_on``.
@@ -64,7 +64,7 @@ def _usual_type(profiles: Profiles, model: str) -> str:
 
 
 class Speeds(NamedTuple):
-    """The speeds of a trace's jobs on a pool, in the engine's words.
+    """The speeds of a trace's jobs on a pool, in the engine's form.
 
     Attributes:
         row: ``int64[jobs]``: row of ``table``, -1: no figures. table: See `Sim.speed`.
@@ -80,7 +80,7 @@ class Speeds(NamedTuple):
 
 
 class RateClass(NamedTuple):
-    """Jobs that go equally fast everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's).
+    """Jobs with the same speed everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's).
 
     ``share``: what their CPU cores and memory make of that, by those that they were recorded with.
     """
@@ -94,12 +94,12 @@ class RateClass(NamedTuple):
 
 
 def no_speeds(jobs: int, types: int) -> Speeds:
-    """Every job at its recorded speed."""
+    """Return speeds with every job as recorded."""
     return Speeds(np.full(jobs, -1, np.int64), np.zeros((types, 0, 1)), np.ones(jobs), np.ones(jobs), ())
 
 
 def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
-    """The speeds of every job on every GPU type of the pool, alone and beside every other job of as many GPUs."""
+    """Return the speeds of jobs on every GPU type of the pool, alone and beside every other job of as many GPUs."""
     jobs = len(trace)
     columns = np.column_stack((trace.model, trace.gpus, demand.parts, trace.gpu_type)).reshape(jobs, 4)
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
@@ -124,12 +124,12 @@ def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
 
 
 def fastest(rates: Rates, trace: Trace, pool: Pool) -> Floats:
-    """``float64[jobs]``: how fast each job goes at best, alone on the GPUs of the pool that it may get."""
+    """Return each job's best speed alone on the pool's GPUs that it may get, ``float64[jobs]``."""
     return speeds_of(rates, trace, pool, demand_of(trace, pool)).fastest
 
 
 def table_of(rates: Rates, kinds: Sequence[RateClass], gpu_types: Sequence[str]) -> Floats:
-    """``float64[types, kinds, kinds + 1]``: see `Sim.speed`."""
+    """Return the speeds ``float64[types, kinds, kinds + 1]``: see `Sim.speed`."""
     table = np.full((len(gpu_types), len(kinds), len(kinds) + 1), np.nan)
     for t, gpu_type in enumerate(gpu_types):
         for i, kind in enumerate(kinds):
@@ -144,13 +144,13 @@ def table_of(rates: Rates, kinds: Sequence[RateClass], gpu_types: Sequence[str])
 
 
 def alone_on(rates: Rates, kind: RateClass, gpu_type: str) -> float | None:
-    """How fast such a job goes alone on a GPU type; None: not measured."""
+    """Return such a job's speed alone on a GPU type; None: not measured."""
     found = _alone(rates.profiles, kind.model, gpu_type, kind.gpus, kind.nodes, kind.on, kind.before)
     return None if found is None else found * kind.share
 
 
 def resized_on(rates: Rates, kind: RateClass, gpu_type: str) -> tuple[float, str]:
-    """How fast a job goes alone at another size than it was recorded at, and how that is known.
+    """Return a job's speed alone at a size other than recorded, and how it is known.
 
     Measured; or, where nothing was measured at that size, as fast as at the next smaller size that was ("nearest");
     or, where there is none, or its own size was not measured, in proportion to its GPUs ("proportion").
@@ -170,12 +170,12 @@ Held = tuple[int, float | None, float | None]
 
 
 def share_of(rates: Rates, model: str, now: Held, before: Held) -> float:
-    """What other CPU cores and memory make of a job's speed."""
+    """Return the factor by which other CPU cores and memory change a job's speed."""
     return rates.profiles.share_of(model, *now) / rates.profiles.share_of(model, *before)
 
 
 def draw_models(rates: Rates, trace: Trace, gpu_types: Sequence[str], seed: int) -> Trace:
-    """The trace with a model for each job that has GPUs, drawn evenly.
+    """Return the trace with a model, drawn evenly, for each job that has GPUs.
 
     From those measured on as many GPUs of all ``gpu_types``, and those of which is known how they depend on cores and
     memory alone; where there are none, from all.
@@ -197,7 +197,7 @@ def draw_models(rates: Rates, trace: Trace, gpu_types: Sequence[str], seed: int)
 
 
 def restart_seconds(trace: Trace, costs: Mapping[str, float], else_s: float) -> tuple[Floats, tuple[str, ...]]:
-    """What a restart costs each job, ``float64[jobs]``, by its model where that is known, and what to say of it."""
+    """Return each job's restart cost, ``float64[jobs]``, by its model if known, and notes."""
     seconds = np.full(len(trace), else_s)
     if not costs:
         return seconds, ()
@@ -211,7 +211,7 @@ def restart_seconds(trace: Trace, costs: Mapping[str, float], else_s: float) -> 
 
 
 def recorded_on(rates: Rates, trace: Trace, model: str, gpu_type: int) -> str | None:
-    """The type a job names, if it names one that the model was measured on; else what the caller says."""
+    """Return the job's own GPU type if its model was measured on it, else the caller's."""
     own = trace.gpu_types[gpu_type] if gpu_type >= 0 else ""
     known = own and "|" not in own and rates.profiles.per_s(model, own, 1, None) is not None
     return own if known else rates.recorded_on

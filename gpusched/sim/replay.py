@@ -1,4 +1,4 @@
-"""`replay`: a trace on a pool under a policy, as fast as arrays allow."""
+"""`replay`: run a trace on a pool under a policy, as fast as arrays allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.compiled import kept_on_disk
+from gpusched.compiled import is_on_disk
 from gpusched.model.limits import Limits, Quotas
 from gpusched.sim.engine.build import (
     Outage,
@@ -42,7 +42,7 @@ __all__ = ["Outage", "ReplayOptions", "replay"]
 
 
 def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str, **options: Any) -> ReplayResult:
-    """Replays ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
+    """Replay ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
 
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
     decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
@@ -74,7 +74,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
 
 
 def to_the_end(world: SimWorld, log: EventLog, run: Runner) -> EventLog:
-    """Runs, giving the log more room where it asks for it."""
+    """Run to the end, enlarging the log when needed."""
     while run(log) == GROW:
         log = grown(log, world.sim)
     return log
@@ -85,21 +85,21 @@ WATCH_S = 0.25
 
 @contextmanager
 def _watched(world: SimWorld) -> Iterator[None]:
-    """Looks on from another thread, which compiled code lets run: it costs the replay nothing."""
-    tell = world.options.progress
-    if tell is None:
+    """Report progress from another thread, which compiled code lets run: it costs the replay nothing."""
+    report = world.options.progress
+    if report is None:
         yield
         return
     stop, counter, jobs = threading.Event(), world.sim.counter, max(1, len(world.trace) - world.never)
 
-    def look() -> None:
-        told = 0.0  # the two counters are not read at one moment, and no progress goes back
+    def watch() -> None:
+        reported = 0.0  # the two counters are not read at one moment, and no progress goes back
         while not stop.wait(WATCH_S):
             share = min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs)
-            told = max(told, share)
-            tell(told)
+            reported = max(reported, share)
+            report(reported)
 
-    thread = threading.Thread(target=look, name="progress of a replay", daemon=True)
+    thread = threading.Thread(target=watch, name="progress of a replay", daemon=True)
     thread.start()
     try:
         yield
@@ -112,7 +112,7 @@ _warm: set[tuple[object, ...]] = set()
 
 
 def _compile_for(world: SimWorld, kind: RunKind) -> None:
-    """Compiles (or loads) what the replay needs, so that its time does not count it; a word on stderr if it is slow.
+    """Compile (or load) what the replay needs before its time is taken, with a message on stderr if it is slow.
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
     """
@@ -124,7 +124,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         return
     _warm.add(known)
     loop, versions = kind.compiled, 1 if sim.pace is None else kind.versions
-    if loop is not None and hasattr(loop, "signatures") and not kept_on_disk(loop, versions):
+    if loop is not None and hasattr(loop, "signatures") and not is_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     one = np.ones(1, np.int64)
     alike = ReplayOptions(
@@ -141,7 +141,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
 
 
 def one_job() -> Trace:
-    """A trace of one job with one GPU for one second: what compiling ahead of a replay needs."""
+    """Return a trace of one job with one GPU for one second, to compile with ahead of a replay."""
     unknown, zero, one = np.full(1, -1, np.int64), np.zeros(1), np.ones(1)
     return Trace(
         name="one job", epoch=None, ids=("1",), submit=zero, duration=one, limit=one, gpus=-unknown,

@@ -1,4 +1,4 @@
-"""Reservations of nodes in replays: jobs' requests with rows of masks that are turned as the clock goes on."""
+"""Reservations of nodes in replays: requests with node masks that change over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.traces.trace import Trace
 
 
 class Booking(NamedTuple):
-    """Rows of nodes that are reserved from ``start`` to ``end``, seconds on the trace's clock, for some jobs' ids."""
+    """Rows of nodes reserved from ``start`` to ``end``, seconds on the trace's clock, for jobs with these ids."""
 
     name: str
     nodes: tuple[int, ...]
@@ -27,7 +27,7 @@ class Booking(NamedTuple):
 def bookings_of(
     reservations: Iterable[Reservation], jobs: Mapping[str, Iterable[str]], trace: Trace, pool: Pool
 ) -> tuple[Booking, ...]:
-    """What of these has to do with a trace of the same cluster; ``jobs``: name of a reservation -> ids of its jobs."""
+    """Return the bookings that concern a trace of the same cluster; ``jobs``: reservation name -> ids of its jobs."""
     if trace.epoch is None or not len(trace):
         return ()
     rows = {name: row for row, name in enumerate(pool.names)}
@@ -44,7 +44,7 @@ def bookings_of(
 def with_reservations(
     demand: Demand, trace: Trace, pool: Pool, limit: Floats, bookings: Sequence[Booking], usable: Resources
 ) -> tuple[Demand, Calendar]:
-    """The demand with a request for each way in which its jobs stand to reservations, before anything has happened.
+    """Return the demand with a request for each relation of its jobs to reservations, before the first event.
 
     Args:
         demand: Of the trace.
@@ -79,11 +79,11 @@ def with_reservations(
 
 
 def times_of(bookings: Iterable[Booking]) -> list[tuple[float, int]]:
-    """When something begins or ends to be reserved, and of which node."""
+    """Return when reservations begin or end, with the node."""
     return [(time, node) for b in bookings for node in b.nodes for time in (b.start, b.end) if np.isfinite(time)]
 
 
 def limits_of(trace: Trace, duration: Ints | Floats) -> Floats:
-    """``float64[jobs]``: limits; of a job without one how long it runs."""
+    """Return time limits, ``float64[jobs]``; for a job without one its run time."""
     known = np.isfinite(trace.limit) & (trace.limit > 0)
     return np.where(known, trace.limit, duration).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Jobs that change size while they run: what they ask for, and how fast they go, at every size."""
+"""Resizable jobs: their requests and speeds at every size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_speed(trace: Trace, job: int, gpus: int) -> float:
 
 
 class TargetSize(NamedTuple):
-    """What a job is to have, in all; None: in proportion to its GPUs, over the fewest nodes."""
+    """What a job is to have in all; None: in proportion to its GPUs, over the fewest nodes."""
 
     gpus: int
     cores: int | None = None
@@ -48,7 +48,7 @@ class TargetSize(NamedTuple):
 
 
 class ResizedShapes:
-    """The shapes and speeds of resized jobs, made when they are first asked for."""
+    """The shapes and speeds of resized jobs, created on first use."""
 
     def __init__(self) -> None:
         self._own: dict[int, tuple[int, int]] = {}
@@ -58,7 +58,7 @@ class ResizedShapes:
         self._notes: dict[str, None] = {}
 
     def shape(self, world: SimWorld, job: int, size: TargetSize) -> tuple[SimWorld, int]:
-        """The world with the shape that ``job`` has at a size, and its index.
+        """Return the world with ``job``'s shape at a size, and its index.
 
         Raises:
             UsageError: The job may not have that size, or can never have it here.
@@ -108,7 +108,7 @@ class ResizedShapes:
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 
     def row(self, world: SimWorld, job: int, shape: int) -> tuple[SimWorld, int]:
-        """The world with the speeds that ``job`` has in a shape, and their row.
+        """Return the world with ``job``'s speeds in a shape, and their row.
 
         Raises:
             UsageError: Nothing says how fast it goes then.
@@ -136,12 +136,12 @@ class ResizedShapes:
             self._rows[kind] = row = sim.pace.speed.shape[1]
             self._notes |= dict.fromkeys(rates.profiles.notes_of(name))
             if options.rates is not None:
-                self._known[row] = max((how for _, how in found), key=_LESS_AND_LESS.index)
+                self._known[row] = max((how for _, how in found), key=_BEST_FIRST.index)
             world = world._replace(sim=sim._replace(pace=_with_row(sim.pace, np.array([s for s, _ in found]))))
         return world, self._rows[kind]
 
     def notes(self, rows: Counter[int], what: str) -> tuple[str, ...]:
-        """How many of ``what``, by the row of their speeds, go as measured."""
+        """Return notes on how many of ``what``, by the row of their speeds, use measured speeds."""
         if not self._known:
             return ()
         by: Counter[str] = Counter()
@@ -157,17 +157,17 @@ class ResizedShapes:
         return (*self._notes, f"of {by.total()} {what}: {told}") if told else ()
 
 
-_LESS_AND_LESS = ("measured", "nearest", "proportion")
+_BEST_FIRST = ("measured", "nearest", "proportion")
 
 
 def _amounts(shape: np.void) -> tuple[int | None, int | None]:
-    """Cores and MiB of the whole job; None: nothing is said of them."""
+    """Return cores and MiB of the whole job; None: not given."""
     cores, memory = (int(shape[name] * shape["parts"]) for name in ("cores", "memory"))
     return cores or None, memory or None
 
 
 def _with_row(pace: Pace, alone: Floats) -> Pace:
-    """One more row of speeds by GPU type; how it and others slow each other down on shared GPUs is left unknown."""
+    """Append a row of speeds by GPU type, with unknown slowdowns on shared GPUs."""
     row = pace.speed.shape[1]
     speed = np.full((len(alone), row + 1, row + 2), np.nan)
     speed[:, :row, : row + 1] = pace.speed

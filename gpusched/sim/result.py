@@ -1,4 +1,4 @@
-"""What one replay did: every job's start, end and nodes, and the events in order."""
+"""The result of one replay: every job's start, end and nodes, and the events in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Events:
     subject: Ints
 
     def tobytes(self) -> bytes:
-        """The whole log as bytes: equal for equal inputs and seed."""
+        """Return the whole log as bytes: equal for equal inputs and seed."""
         return self.time.tobytes() + self.kind.tobytes() + self.subject.tobytes()
 
 
@@ -108,9 +108,9 @@ class ReplayResult:
 
     @property
     def ran(self) -> npt.NDArray[np.bool_]:
-        """``bool[jobs]``: the jobs that ended, which is what metrics are taken over."""
+        """``bool[jobs]``: the jobs that ended; metrics cover these."""
         return np.isfinite(self.end)
 
     def nodes_of(self, job: int) -> Ints:
-        """Rows of the pool that the job's last run was on."""
+        """Return the rows of the pool that the job's last run was on."""
         return self.part_nodes[self.part_offsets[job] : self.part_offsets[job + 1]]

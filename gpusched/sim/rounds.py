@@ -1,4 +1,4 @@
-"""The event engine for settings in which a decision gives all jobs anew what they run on, now and then: in rounds.
+"""The event engine for settings that allocate to all jobs afresh in rounds.
 
 What jobs have, and where, is the setting's affair: to the engine each is a job that needs nothing, and goes as fast as
 the setting says until it says something else, or the job has ended.
@@ -29,7 +29,7 @@ from gpusched.sim.engine.state import (
     Sim,
     grown,
 )
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import RESIZED
@@ -37,11 +37,11 @@ from gpusched.traces.readers.draft import assemble
 
 _DUE = -1  # why a run stops, beside OVER and GROW
 NOW, BEFORE, NEXT = range(3)  # positions in Progress.time
-PRESENT, DECISIONS = range(2)  # positions in Progress.counts
+ACTIVE, DECISIONS = range(2)  # positions in Progress.counts
 
 
 class Rounds(NamedTuple):
-    """When decisions are made, in the setting's unit of time; never while no job is there.
+    """When decisions are made, in the setting's unit of time; never while no job is present.
 
     One follows each arrival and end, at least ``apart`` after the last one and at most ``every``; with ``slots`` only
     at multiples of ``apart``.
@@ -57,13 +57,13 @@ SLOT_BY_SLOT = Rounds(1.0, 1.0, slots=True)
 
 
 class RoundProgress(NamedTuple):
-    """How far the jobs have come at this decision.
+    """The jobs' progress at this decision.
 
     Attributes:
         rounds: See there.
         work, done: ``float64[jobs]``. restarts: ``int64[jobs]``: how often it went on with something else.
-        there: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[PRESENT]`` of them.
-        rate, restart: ``float64[jobs]``: what each was given last, see `give`; restart NaN: that is carried out.
+        active: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[ACTIVE]`` of them.
+        rate, restart: ``float64[jobs]``: what each was given last, see `set_rate`; restart NaN: that is carried out.
         counts: ``int64[2]``: also how many decisions there were.
         time: ``float64[3]``: this decision, the one before, and the next one as things stand.
     """
@@ -72,14 +72,14 @@ class RoundProgress(NamedTuple):
     work: Floats
     done: Floats
     restarts: Ints
-    there: Ints
+    active: Ints
     rate: Floats
     restart: Floats
     counts: Ints
     time: Floats
 
 
-class Played(NamedTuple):
+class RoundsResult(NamedTuple):
     """Figures of one run. jct: ``float64[jobs]``. makespan: From the first arrival to the last end."""
 
     jct: Floats
@@ -116,13 +116,13 @@ class EngineRun:
         self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
 
     def next_round(self) -> bool:
-        """On to the next decision; False: all jobs have ended."""
+        """Advance to the next decision; False: all jobs have ended."""
         while (code := self._step()) == GROW:
             self._grow()
         return code == _DUE
 
     def to_end(self, run: Decide[Any], state: Any) -> None:
-        """All of it, by what `engine.loop.looped` made."""
+        """Run to the end with what `engine.loop.looped` returned."""
         while run(self.sim, self._log, self._passes, state) == GROW:
             self._grow()
 
@@ -131,26 +131,26 @@ class EngineRun:
         self._step = bound(_to_decision, self.sim, self._log, self._passes, self.progress)
 
     @property
-    def there(self) -> Ints:
-        """As `present`, for Python."""
-        return self.progress.there[: self.progress.counts[PRESENT]]
+    def active(self) -> Ints:
+        """The jobs as from `active_jobs`, for Python."""
+        return self.progress.active[: self.progress.counts[ACTIVE]]
 
     @property
     def end(self) -> Floats:
-        """``float64[jobs]``: when each has ended; NaN: it has not."""
+        """``float64[jobs]``: when each ended; NaN: it has not."""
         return cast(Floats, self.sim.state["end"])
 
     @property
-    def played(self) -> Played:
-        """What came of it."""
+    def result(self) -> RoundsResult:
+        """The figures of this run."""
         submit, restarts = self.sim.jobs["submit"], int(self.sim.state["restarts"].sum())
         makespan = float(self.end.max() - submit[0])
-        return Played(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
+        return RoundsResult(self.end - submit, makespan, restarts, int(self.progress.counts[DECISIONS]))
 
 
 @jit
 def is_due(sim: Sim, progress: RoundProgress) -> bool:
-    """Whether to decide at this instant; then ``progress`` is as of now."""
+    """Return whether to decide at this instant; then ``progress`` is current."""
     now, time, rounds = sim.clock[0], progress.time, progress.rounds
     if sim.counter[READY] > 0 or sim.counter[ENDED] > 0:
         soonest = np.ceil(now / rounds.apart) * rounds.apart if rounds.slots else max(now, time[NOW] + rounds.apart)
@@ -161,7 +161,7 @@ def is_due(sim: Sim, progress: RoundProgress) -> bool:
     if due:
         time[NOW], time[BEFORE], time[NEXT] = now, time[NOW], now + rounds.every
         progress.counts[DECISIONS] += 1
-        _look(sim, progress)
+        _refresh_progress(sim, progress)
     sim.clock[1] = time[NEXT]
     return bool(due)
 
@@ -176,48 +176,48 @@ _until_due = looped(_stop_if_due)
 
 @jit
 def _to_decision(sim: Sim, log: EventLog, passes: Passes, progress: RoundProgress) -> int:
-    carry_out(sim, log, progress)
+    apply_rates(sim, log, progress)
     return _until_due(sim, log, passes, progress)
 
 
 @jit
-def _look(sim: Sim, progress: RoundProgress) -> None:
-    """Who is there, and what they have done."""
+def _refresh_progress(sim: Sim, progress: RoundProgress) -> None:
+    """Update which jobs are present, and their work done."""
     count = 0
     for job in range(sim.counter[ARRIVED]):
         state = sim.state[job]
         if state["status"] == WAITING or state["status"] == RUNNING:
-            progress.there[count] = job
+            progress.active[count] = job
             count += 1
             progress.done[job] = progress.work[job] - work_left(sim.pace, sim, job, 0.0)
             progress.restarts[job] = state["restarts"] - (state["status"] == WAITING and state["restarts"] > 0)
-    progress.counts[PRESENT] = count
+    progress.counts[ACTIVE] = count
 
 
 @jit
-def present(progress: RoundProgress) -> Ints:
-    """The jobs that are there, by arrival."""
-    return progress.there[: progress.counts[PRESENT]]
+def active_jobs(progress: RoundProgress) -> Ints:
+    """Return the present jobs, by arrival."""
+    return progress.active[: progress.counts[ACTIVE]]
 
 
 @jit
-def give(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
-    """Let a job go on at the rate of what it has from now on (0: nothing), after a restart if it has run before."""
+def set_rate(progress: RoundProgress, job: int, rate: float, restart: float) -> None:
+    """Set a job's rate from now on (0: stopped); a restart comes first if it has run before."""
     progress.rate[job], progress.restart[job] = rate, restart
 
 
 @jit
-def carry_out(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
-    """What was given at this decision, in the engine's terms."""
+def apply_rates(sim: Sim, log: EventLog, progress: RoundProgress) -> None:
+    """Apply the rates given at this decision in the engine."""
     pace = sim.pace
     assert pace is not None
-    for job in present(progress):
+    for job in active_jobs(progress):
         restart = progress.restart[job]
         if np.isnan(restart):
             continue
         progress.restart[job] = np.nan
         if sim.state[job]["status"] == RUNNING:
-            cut(sim, log, job, RESIZED, work_left(pace, sim, job, restart))
+            stop_job(sim, log, job, RESIZED, work_left(pace, sim, job, restart))
         pace.runs[job]["own"] = progress.rate[job]
         if progress.rate[job] > 0.0:
             sim.chosen[0] = 0

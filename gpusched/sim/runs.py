@@ -1,4 +1,4 @@
-"""The kinds of runs: `KINDS`, of which the first that applies to a world makes it ready and runs it to the end."""
+"""The kinds of runs, `KINDS`: the first that applies to a world prepares it and runs it to the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk
-from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, filling_of, new_plan, run_preemptive
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_filling, new_plan, run_preemptive
 from gpusched.sim.engine.sized import run_sized
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
@@ -31,7 +31,7 @@ Runner = Callable[[EventLog], int]
 
 
 class RunKind(NamedTuple):
-    """One way to run a replay.
+    """A way to run a replay.
 
     Attributes:
         applies: Whether a world is run so, where no kind before it applies.
@@ -57,7 +57,7 @@ def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
 
 
 def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
-    """By the agent's own passes, the same as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
+    """Run by the agent's own passes, as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
     assert model is not None
     replay = parts_of(model.agent).replay
@@ -74,7 +74,7 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
 def _preemptive(world: SimWorld) -> tuple[SimWorld, Runner]:
     levels = np.array(sorted(world.options.las_thresholds_gpu_s), np.float64)
     code, restart_s = PREEMPTIVE_CODES[world.policy.order], world.restart_s
-    return _by(run_preemptive, world, Preemptive(new_plan(world, filling=filling_of(world)), code, restart_s, levels))
+    return _by(run_preemptive, world, Preemptive(new_plan(world, filling=new_filling(world)), code, restart_s, levels))
 
 
 def _fixed(world: SimWorld, strict: bool) -> Fixed:
@@ -84,13 +84,13 @@ def _fixed(world: SimWorld, strict: bool) -> Fixed:
 
 
 def _is_strict(world: SimWorld) -> bool:
-    """One queue whose head waits, on nodes that stay; with speeds a loop less is compiled."""
+    """Return whether there is one queue whose head blocks, on unchanging nodes; excludes speeds to compile less."""
     sim = world.sim
     return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
 
 
 def _places(world: SimWorld) -> bool:
-    """Whether an agent chooses nodes by what placement costs."""
+    """Return whether an agent chooses nodes by placement cost."""
     return world.policy.by_agent and world.policy.spec is not None and world.policy.spec.traits.places
 
 

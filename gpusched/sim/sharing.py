@@ -1,4 +1,4 @@
-"""Whether a replay shares GPUs between jobs, and what it says about that."""
+"""Whether a replay shares GPUs between jobs, and its notes on that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sharing = Literal["auto", "no", "fractions", "pairs"]
 
 
 class SharingBeliefs(NamedTuple):
-    """Which jobs agreed to share GPUs, and what their installation believes that they lose by it.
+    """Which jobs agreed to share GPUs, and their slowdowns as estimated by their installation.
 
     Attributes:
         row: ``int64[jobs]``: index into the others; -1: it shares nothing. kind: ``int64[nodes]``, likewise.
@@ -38,10 +38,10 @@ class SharingBeliefs(NamedTuple):
     speed: Floats
 
 
-def believed_between(
+def sharing_beliefs(
     parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]
 ) -> SharingBeliefs:
-    """Return who may share GPUs on these nodes, and how fast then; ``parties``: of jobs; None: shares nothing."""
+    """Return which jobs may share GPUs on these nodes, and their speeds; a party of None shares nothing."""
     from gpusched.sched.sharing.pairs import Losses, place_of, table_of  # replays start faster without it
 
     losses, rows, places = Losses(beliefs), dict["Party", int](), dict["Place", int]()
@@ -54,7 +54,7 @@ def believed_between(
 
 
 def share_for(asked: str, trace: Trace) -> Share:
-    """What ``--share`` means for a trace: "auto" honours the fractions of GPUs that its jobs ask for, if any do.
+    """Return the meaning of ``--share`` for a trace: "auto" honours the GPU fractions that its jobs request, if any.
 
     Raises:
         UsageError: There is no such way to share.
@@ -67,25 +67,25 @@ def share_for(asked: str, trace: Trace) -> Share:
 
 
 def fractional(trace: Trace) -> int:
-    """How many jobs ask for a part of one GPU."""
+    """Return how many jobs request a part of one GPU."""
     return int(np.count_nonzero((trace.gpus == 1) & (trace.gpu_milli < 1000)))
 
 
-def lost_together(speed: Floats) -> Floats:
-    """`kernel.beside.Pairings.cost` of measured speeds (`engine.state.Pace.speed`): ``float64[kinds, rows, rows]``.
+def pairing_costs(speed: Floats) -> Floats:
+    """Return `kernel.beside.Pairings.cost` of measured `engine.state.Pace.speed`: ``float64[kinds, rows, rows]``.
 
     The less, the more both get done, each by its own speed alone; infinite where that is no more than by taking turns,
     or was not measured: what Gavel calls space sharing (Narayanan et al., OSDI 2020).
     """
-    mine = speed[:, :, 1:] / speed[:, :, :1]
-    both = mine + mine.transpose(0, 2, 1)
+    relative = speed[:, :, 1:] / speed[:, :, :1]
+    both = relative + relative.transpose(0, 2, 1)
     return np.where(both > 1.0, -both, np.inf)
 
 
 def sharing_of(
     asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: SharingBeliefs | None
 ) -> tuple[Share, tuple[str, ...]]:
-    """How GPUs are shared under a policy with this placement, and the notes on it."""
+    """Return how GPUs are shared under a policy with this placement, and notes on it."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
     whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule in MAPPING_PLACES
     whole = whole or (policy.backfill == "conservative" and (asked == "fractions" or parts > 0))

@@ -1,4 +1,4 @@
-"""Replays of policies that choose sizes: every size of every job is made ready, then the live passes decide.
+"""Replays of policies that choose sizes: every size of every job is prepared, then the live passes decide.
 
 By a rule all is compiled (`gpusched.sim.engine.sized`). An agent that chooses sizes is asked in Python, at each
 decision; where it cannot choose, its fallback's rule does.
@@ -24,7 +24,7 @@ from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
-from gpusched.sim.engine.ledger import planned
+from gpusched.sim.engine.ledger import plan_copy
 from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.orders import Knows
@@ -36,7 +36,7 @@ KNOWS: Knows = "oracle"  # of jobs that run, as their progress tells; of those t
 
 
 def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
-    """The world with the requests and speeds of every size that a job may be given, and what a run of it keeps."""
+    """Return the world with the requests and speeds of every size that jobs may get, and the run's state."""
     spec, elastic = world.policy.spec, world.options.elastic
     assert spec is not None
     assert elastic is not None
@@ -87,13 +87,13 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         min_run_s=spec.resize.min_run_s,
         gain=spec.resize.gain,
         restart_s=world.restart_s,
-        ledger=planned(world.sim.ledger),
+        ledger=plan_copy(world.sim.ledger),
     )
     return world, sizer
 
 
 def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """``OF_JOB[jobs]``."""
+    """Return the jobs' records, ``OF_JOB[jobs]``."""
     shapes, demand = world.sim.shapes, world.demand
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
     parts: Ints = of["parts"]
@@ -115,7 +115,7 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
 
 
 def _own_speeds(world: SimWorld, menus: Menus, menu: Ints) -> Floats:
-    """``float64[jobs, most]``: how fast each job is at each of its sizes by what it told of itself."""
+    """Return each job's speed at each of its sizes by its own report, ``float64[jobs, most]``."""
     speeds = np.ones((len(menu), menus.sizes.shape[1]))
     if world.trace.progress is not None:
         for job, sizes in enumerate(menus.sizes[menu].tolist()):
@@ -124,14 +124,14 @@ def _own_speeds(world: SimWorld, menus: Menus, menu: Ints) -> Floats:
 
 
 def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:
-    """Its own size, and powers of two that it may have."""
+    """Return the job's own size, and the powers of two that it may have."""
     if own < 1:
         return (own,)
     return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
 
 
 def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints]:
-    """What sizes there are, and the menu of every job; jobs that can never run have one without requests."""
+    """Return the world with all sizes, the menus, and each job's menu; for jobs that never run, without requests."""
     trace = world.trace
     measured = () if elastic.linear else (trace.model, trace.gpu_type)  # else one without figures has all the same
     given = elastic.sizes or [()] * len(trace)
@@ -155,7 +155,7 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
 
 
 def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> TargetSize:
-    """What a job has with so many GPUs: cores and memory in proportion, or within their ranges what the nodes can give.
+    """Return a job's resources with so many GPUs: in proportion, or within their ranges what the nodes can give.
 
     Raises:
         UsageError: No equal parts of it fit the nodes.
@@ -184,12 +184,12 @@ def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> Targe
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
-    """The least and the most cores or MiB: as asked, or the job's own; None: they go with the GPUs."""
+    """Return the range of cores or MiB: as requested, or the job's own; None: in proportion to the GPUs."""
     return (min(asked[0], own), max(asked[1], own)) if asked is not None and own > 0 else None
 
 
 def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Ints, Ints, tuple[str, ...]]:
-    """The speeds of every kind of jobs at every size, each job's kind, and notes.
+    """Return the world with the speeds of every kind of jobs at every size, each job's kind, and notes.
 
     A size whose speed nobody knows is none.
     """
@@ -235,19 +235,19 @@ class AgentRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One line for each reason."""
+        """One note for each reason."""
         spec = self._world.policy.spec
         rule = spec.sizes if spec is not None else ""
         return tuple(f"{count} times {rule} chose sizes: {why}" for why, count in self._troubles.items())
 
     def __call__(self, log: EventLog) -> int:
-        """To the end, or until the log must grow."""
+        """Run to the end, or until the log must grow."""
         sizer = self._sizer
         run = bound(run_sized, self._world.sim, log, self._world.passes, sizer)
         code = run()
 
         def settled() -> bool:
-            """Whether the wishes are sound; then it has gone on to the next question."""
+            """Return whether the sizes are allowed; the run has then advanced to the next question."""
             nonlocal code
             code = run()
             return code != UNSOUND
@@ -258,7 +258,7 @@ class AgentRun:
         return code
 
     def _ask(self) -> Ints:
-        """The agent's sizes now; see `ask_agent`."""
+        """Return the sizes that the agent chooses now; see `ask_agent`."""
         world, claims, trace = self._world, self._sizer.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
@@ -268,7 +268,7 @@ class AgentRun:
 
 
 def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
-    """What replays to the end.
+    """Return the function that replays to the end.
 
     Raises:
         UsageError: An agent's weights are of another shape.

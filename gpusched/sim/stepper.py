@@ -1,4 +1,4 @@
-"""The engine that stops at decisions: for policies written in plain Python and for learned ones.
+"""An engine that stops at decisions: for policies in plain Python and for learned ones.
 
     stepper = Stepper(trace, pool)
     while stepper.advance():
@@ -29,7 +29,7 @@ from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
 from gpusched.sim.engine.share import part_fits, place_shared
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
@@ -39,7 +39,7 @@ from gpusched.traces.trace import Trace
 
 
 class Stepper:
-    """A replay that asks at every decision.
+    """A replay that stops at every decision.
 
     Attributes:
         trace, pool: As given. decisions: How often it has stopped.
@@ -63,11 +63,11 @@ class Stepper:
 
     @property
     def free_gpus(self) -> Ints:
-        """``int64[nodes]``: GPUs free now; -1 where the node is not available. A copy, as all that is given out."""
+        """``int64[nodes]``: GPUs free now; -1 where the node is not available. A copy, like all arrays returned."""
         return self._world.sim.resources.gpus.copy()
 
     def advance(self, until: float = np.inf) -> bool:
-        """On to the next instant at which something happens, or to ``until`` if that is sooner; False: it is over."""
+        """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
         if np.isfinite(until):
             sim.clock[1] = until
@@ -79,46 +79,46 @@ class Stepper:
         return True
 
     def waiting(self) -> list[int]:
-        """Jobs that wait and could run on the nodes that are available, by (submit, id); none that a limit holds."""
+        """Return waiting jobs that could run on available nodes, by (submit, id); none that a limit holds."""
         sim, feasibility = self._world.sim, self._world.passes.jobs.feasibility
         return [j for j in sorted(self._waiting) if feasibility[sim.jobs[j]["shape"]] == OK and not self._held(j)]
 
     def running(self) -> list[int]:
-        """Jobs that run, by (submit, id)."""
+        """Return the running jobs, by (submit, id)."""
         ends = self._world.sim.ends
         return sorted(ends.item[: ends.size[0]].tolist())
 
     def nodes_of(self, job: int) -> Ints:
-        """The nodes of a running job, ``int64[parts]``."""
+        """Return the nodes of a running job, ``int64[parts]``."""
         sim = self._world.sim
         offset = int(sim.jobs[job]["offset"])
         return sim.held[offset : offset + self.parts(job)[0]].copy()
 
     def parts(self, job: int) -> tuple[int, int]:
-        """How many nodes it needs, and GPUs on each."""
+        """Return how many nodes the job needs, and GPUs on each."""
         shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
         return int(shape["parts"]), int(shape["gpus"])
 
     def partition(self, job: int) -> int:
-        """Index of the partition that it is in."""
+        """Return the index of the job's partition."""
         return int(self.pool.partition[self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]["lo"]])
 
     def cores_and_memory(self, job: int) -> tuple[int, int]:
-        """Cores and MiB that it needs on each node."""
+        """Return the cores and MiB that the job needs on each node."""
         shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
         return int(shape["cores"]), int(shape["memory"])
 
     def pace_of(self, job: int) -> tuple[float, float, float]:
-        """Of a running job: since when, when it ends as it goes now, and its rate (1: as recorded)."""
+        """Return a running job's start, its end at the current rate, and its rate (1: as recorded)."""
         state, pace = self._world.sim.state[job], self._world.sim.pace
         return float(state["start"]), float(state["due"]), 1.0 if pace is None else float(pace.runs[job]["rate"])
 
     def left_of(self, job: int) -> float:
-        """Of a waiting job: seconds of work that it has to do, at the speed behind its recorded duration."""
+        """Return the seconds of work that a waiting job has left, at the speed behind its recorded duration."""
         return float(self._world.sim.state[job]["left"])
 
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
-        """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
+        """Return the nodes that the placement rule would choose now, or None (the naive draw may succeed later)."""
         sim = self._world.sim
         if self._held(job):
             return None
@@ -138,17 +138,17 @@ class Stepper:
         return tuple(int(n) for n in scratch.chosen[: request.parts]) if found else None
 
     def _held(self, job: int) -> bool:
-        """Whether a limit leaves too little for a waiting job."""
+        """Return whether a limit leaves too little for a waiting job."""
         ledger = self._world.sim.ledger
         return ledger is not None and bool(exceeds_limit(ledger, job))
 
     def _milli(self, job: int) -> int:
-        """Thousandths of its one GPU, where GPUs are shared."""
+        """Return the thousandths of the job's one GPU, if GPUs are shared."""
         pace = self._world.sim.pace
         return WHOLE if pace is None else int(pace.milli[self._world.sim.jobs[job]["shape"]])
 
     def _fit(self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int]) -> bool:
-        """Whether these are distinct nodes of the job's partition, as many as it needs, and each fits a part."""
+        """Return whether these are distinct nodes of the job's partition, as many as needed, and each fits a part."""
         sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
         distinct = len(set(nodes)) == len(nodes) == request.parts
         if not distinct or not all(request.lo <= n < request.hi for n in nodes):
@@ -158,7 +158,7 @@ class Stepper:
         return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
 
     def start(self, job: int, nodes: Sequence[int] | None = None) -> bool:
-        """Starts a waiting job on ``nodes``, or where the placement rule says; whether it did.
+        """Start a waiting job on ``nodes``, or where the placement rule says; return whether it started.
 
         Raises:
             UsageError: The job does not wait, or the nodes are not what it needs (they must be distinct, and free).
@@ -180,7 +180,7 @@ class Stepper:
         return True
 
     def preempt(self, job: int) -> None:
-        """Stops a running job; its work is kept and it waits again.
+        """Stop a running job, which keeps its work and waits again.
 
         Raises:
             UsageError: It does not run, or has been cut at this instant before.
@@ -188,15 +188,15 @@ class Stepper:
         sim, state = self._world.sim, self._world.sim.state[job]
         if state["status"] != RUNNING or state["start"] == self.now:
             raise UsageError(f"job {job} cannot be preempted: it does not run, or has only just started")
-        cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, self.restart_s(job)))
+        stop_job(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, self.restart_s(job)))
         self._waiting[job] = None
 
     def restart_s(self, job: int) -> float:
-        """Seconds that a restart of the job holds its nodes before its work goes on."""
+        """Return the seconds that a restart of the job holds its nodes before its work resumes."""
         return float(self._world.restart_s[job])
 
     def resize(self, job: int, size: int | TargetSize, nodes: Sequence[int] | None = None) -> bool:
-        """Gives an elastic job another size; whether it did (a running job that does not fit goes on as it is).
+        """Resize an elastic job; return whether it was (a running job that does not fit continues unchanged).
 
         A waiting job will start with it. A running one is stopped and at once started again on ``nodes``, or where
         the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
@@ -231,14 +231,14 @@ class Stepper:
         if not self._fit(job, request, resources, chosen):
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
         overhead = self.restart_s(job)
-        cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
+        stop_job(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
         self._set_size(job, shape, row)
         self._world.sim.chosen[: request.parts] = chosen
         start_job(self._world.sim, self._log, job, self._world.sim.chosen, 0, NOTHING_TAKEN, overhead)
         return True
 
     def rate_at(self, job: int, size: int | TargetSize) -> float:
-        """How fast a job would go at a size, on the slowest GPUs of its partition (1: as recorded).
+        """Return a job's speed at a size, on the slowest GPUs of its partition (1: as recorded).
 
         For policies that are told speeds, which say so (``knows``).
 
@@ -252,7 +252,7 @@ class Stepper:
         return float(pace.speed[np.unique(pace.kind[at["lo"] : at["hi"]]), row, 0].min()) if row >= 0 else 1.0
 
     def _resources_without(self, job: int) -> Resources:
-        """What would be free if a running job gave its nodes back."""
+        """Return what would be free without a running job."""
         sim = self._world.sim
         resources = copied(sim.resources)
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
@@ -262,7 +262,7 @@ class Stepper:
         return resources
 
     def _set_size(self, job: int, shape: int, row: int) -> None:
-        """Its shape and speed from its next start on, with room for its nodes."""
+        """Set the job's shape and speed from its next start on, with room for its nodes."""
         world, sim = self._world, self._world.sim
         parts = int(sim.shapes[shape]["parts"])
         assert sim.pace is not None
@@ -277,7 +277,7 @@ class Stepper:
         sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)
 
     def result(self, name: str, knows: Knows = "nothing", source: str = "") -> ReplayResult:
-        """What was done so far; ``sim_seconds`` counts the policy's own time too."""
+        """Return the result so far; ``sim_seconds`` includes the policy's own time."""
         policy = ReplayPolicy(name=name, order="fifo", knows=knows, source=source)
         world = self._world._replace(policy=policy, knowledge=self._world.knowledge._replace(knows=knows))
         result = result_of(world, self._log, time.perf_counter() - self._begin)
@@ -289,7 +289,7 @@ PolicyFunction = Callable[[Stepper], None]
 
 
 def run_function(trace: Trace, pool: Pool, policy: PolicyFunction, options: ReplayOptions) -> ReplayResult:
-    """Replays under a function, which may say what it knows and where it is from: ``f.knows``, ``f.source``."""
+    """Replay under a function, which may state what it knows and its source: ``f.knows``, ``f.source``."""
     stepper = Stepper(trace, pool, options)
     while stepper.advance():
         policy(stepper)

@@ -1,4 +1,4 @@
-"""What no schedule can beat: lower bounds on mean JCT and makespan.
+"""Lower bounds on mean JCT and makespan for any schedule.
 
 **The relaxation.** A job with g GPUs and run time d is w = g d of work, available from its release r on; a pool is
 M GPUs. Whatever a schedule does, preemptive or not, at every instant the GPUs at work are at most M, and job j gets at
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
-    """The bounds for one trace on one pool; ``limits``: whether time limits kill, as in `replay`."""
+    """Return the bounds for one trace on one pool; ``limits``: whether time limits kill, as in `replay`."""
     demand = demand_of(trace, pool)
     duration = np.where((trace.duration > trace.limit) & limits, trace.limit, trace.duration)
     can_run, release = _released(trace, demand, duration)
@@ -70,7 +70,7 @@ def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
 
 
 def _released(trace: Trace, demand: Demand, duration: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
-    """Which jobs can run, ``bool[jobs]``, and the earliest that each can start, ``float64[jobs]``."""
+    """Return which jobs can run, ``bool[jobs]``, and each one's earliest start, ``float64[jobs]``."""
     can_run, release = demand.shape >= 0, trace.submit.astype(np.float64, copy=True)
     for job in np.flatnonzero(trace.depends_on >= 0).tolist():
         before = int(trace.depends_on[job])  # an earlier row, so that its own are known
@@ -80,17 +80,17 @@ def _released(trace: Trace, demand: Demand, duration: Floats) -> tuple[npt.NDArr
 
 
 def _flow(release: Floats, duration: Floats, work: Floats, gpus: float) -> float:
-    """The largest of the three bounds on the sum of end - release; jobs in order of release."""
+    """Return the largest of the three bounds on the sum of end - release; jobs in order of release."""
     alone = float(duration.sum())
     if gpus <= 0:
         return alone
-    srpt = float(served(release, work / gpus, new_heap(len(work) + 1), True))
-    busy = float(served(release, work / gpus, new_heap(len(work) + 1), False))
+    srpt = float(serve(release, work / gpus, new_heap(len(work) + 1), True))
+    busy = float(serve(release, work / gpus, new_heap(len(work) + 1), False))
     return max(alone, srpt, busy + alone / 2 - float(release.sum()))
 
 
 def _last_end(release: Floats, duration: Floats, work: Floats, gpus: float) -> float:
-    """The last end is no sooner than any job alone, nor than all work from any release on at full speed."""
+    """Return a bound on the last end: of any job alone, and of all work after any release at full speed."""
     latest = float((release + duration).max())
     if gpus <= 0:
         return latest
@@ -99,7 +99,7 @@ def _last_end(release: Floats, duration: Floats, work: Floats, gpus: float) -> f
 
 
 @jit
-def served(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
+def serve(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
     """Serve jobs on one machine of speed 1, preemptively, always the one of least work; ``release`` ascends.
 
     ``by_left``: least work left, and the sum of flow times is returned; else least whole work, and the sum of mean busy

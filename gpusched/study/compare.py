@@ -1,4 +1,4 @@
-"""One replay against another: by how much a mean changed, and how sure that is (bootstrap over days, paired by job)."""
+"""Comparison of two replays: changes of means with intervals (bootstrap over days, paired by job)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}  # 
 
 
 class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean of one replay against that of another, over the jobs that ended in both.
+    """A mean of one replay compared with another's, over the jobs that ended in both.
 
     Attributes:
         figure: ``jct_s``, ``wait_s`` or ``bounded_slowdown``.
@@ -39,14 +39,14 @@ class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sure(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval of the difference excludes 0."""
         return self.difference_low is not None and (self.difference_low > 0 or (self.difference_high or 0.0) < 0)
 
 
 def compare(
     base: ReplayResult, other: ReplayResult, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[MeanDifference, ...]:
-    """How ``other`` differs from ``base``, both of the same trace.
+    """Return how ``other`` differs from ``base``, both of the same trace.
 
     Days (UTC, of submission) are drawn with replacement, since jobs of one day wait for each other and are not
     independent; both replays get the same days (Efron, Tibshirani: An Introduction to the Bootstrap, 1993: paired,
@@ -68,7 +68,7 @@ def compare(
 
 
 def day_of(result: ReplayResult, jobs: Ints) -> Ints:
-    """The day on which each of these jobs was submitted, counted from the first: UTC days where there is a calendar."""
+    """Return each job's day of submission, counted from the first: UTC days if there is a calendar."""
     epoch = result.trace.epoch or 0.0
     day: Ints = np.floor((result.trace.submit[jobs] + epoch) / DAY_S).astype(np.int64)
     first: np.int64 = day.min()

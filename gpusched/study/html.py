@@ -1,4 +1,4 @@
-"""One self-contained page of plots: figures and words here, drawing by the template's own small script."""
+"""A self-contained page of plots: figures and text from here, drawing by the template's own small script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_HOLDERS = 20
 
 
 def page(outcomes: Sequence[StudyOutcome], changes: Sequence[tuple[MeanDifference, ...]], title: str = "Replay") -> str:
-    """The page: no network, no other file; light or dark as the reader's system is.
+    """Return the page: no network, no other files; light or dark by the reader's system.
 
     ``changes``: as `study.changes` gives them. The outcomes of the first one's trace share one time axis.
     """
@@ -152,7 +152,7 @@ def _run_data(outcome: StudyOutcome, name: str, edges: Floats, window: tuple[flo
 
 
 def _bars_window(outcome: StudyOutcome, edges: Floats) -> tuple[float, float]:
-    """All of it where the bars can be told apart, else the time around the longest queue that has `MAX_BARS`."""
+    """Return the whole time if the bars are distinguishable, else that around the longest queue with `MAX_BARS`."""
     result = outcome.result
     parts = parts_of(result)
     start = np.sort(parts.start[parts.node < MAX_ROWS])
@@ -166,7 +166,7 @@ def _bars_window(outcome: StudyOutcome, edges: Floats) -> tuple[float, float]:
 
 
 def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> dict[str, Any]:
-    """Bars of the first `MAX_ROWS` nodes in a window: node, start, end, GPUs, job's name and whose it is."""
+    """Return bars of the first `MAX_ROWS` nodes in a window: node, start, end, GPUs, job name and owner."""
     begin, end = window
     seen = np.flatnonzero((parts.node < MAX_ROWS) & (parts.end > begin) & (parts.start < end) & (parts.gpus >= 0))
     found = len(seen)
@@ -193,7 +193,7 @@ def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> d
 
 
 def _lanes(parts: Parts, seen: Ints, result: ReplayResult) -> list[int]:
-    """For each bar the first GPU of its node drawn for it; only a picture: the replay counts GPUs, not which."""
+    """Return the first GPU row to draw each bar in; for display only: the replay counts GPUs without numbering them."""
     free: dict[int, list[float]] = {}
     lane = dict.fromkeys(seen.tolist(), 0)
     for p in seen[np.lexsort((parts.job[seen], parts.start[seen]))].tolist():
@@ -209,7 +209,7 @@ def _lanes(parts: Parts, seen: Ints, result: ReplayResult) -> list[int]:
 
 
 def _heat(result: ReplayResult, parts: Parts, edges: Floats) -> list[list[int]]:
-    """Percent of each of the first nodes' GPUs held, by bin."""
+    """Return the percentage of each of the first nodes' GPUs allocated, by bin."""
     rows = []
     order = np.argsort(parts.node, kind="stable")
     borders = np.searchsorted(parts.node[order], np.arange(min(len(result.pool), MAX_ROWS) + 1))
@@ -221,10 +221,10 @@ def _heat(result: ReplayResult, parts: Parts, edges: Floats) -> list[list[int]]:
 
 
 def _ecdf(values: Floats) -> Floats:
-    """``float64[QUANTILES + 1]``: the least value that 0, 0.5 ... 100 % of the values do not exceed."""
+    """Return ``float64[QUANTILES + 1]``: the least value that 0, 0.5 ... 100 % of the values do not exceed."""
     return np.percentile(values, np.linspace(0, 100, QUANTILES + 1), method="inverted_cdf")
 
 
 def _short(values: Floats) -> list[float]:
-    """Seven significant digits are more than a screen shows."""
+    """Round to seven significant digits, more than a screen shows."""
     return [float(f"{v:.7g}") for v in values.tolist()]

@@ -1,4 +1,4 @@
-"""What a replay was like: times, use, waste and fairness. Definitions stand at `Metrics`, with their sources."""
+"""Metrics of a replay: times, use, waste and fairness. For definitions and sources see `Metrics`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from gpusched.compiled.arrays import Floats, Ints
 from gpusched.sim.power import J_PER_KWH, PowerModel, power_model
 from gpusched.sim.result import ReplayResult
-from gpusched.study.timeline import Parts, Runs, parts_of, run_seconds, runs_of, together
+from gpusched.study.timeline import Parts, Runs, paired_runs, parts_of, run_seconds, runs_of
 
 SLOWDOWN_THRESHOLD_S = 10.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's, or a group's (partition, virtual cluster, queue), part in a replay."""
+    """Figures of a user, or of a group (partition, virtual cluster, queue), in a replay."""
 
     name: str
     jobs: int
@@ -96,7 +96,7 @@ class JobTimes(NamedTuple):
 
 
 def job_times(result: ReplayResult) -> JobTimes:
-    """JCT, wait, run time and bounded slowdown of every job."""
+    """Return JCT, wait, run time and bounded slowdown of every job."""
     jct = result.end - result.trace.submit
     run = run_seconds(result)
     slowdown = np.maximum(1.0, jct / np.maximum(run, SLOWDOWN_THRESHOLD_S))
@@ -104,7 +104,7 @@ def job_times(result: ReplayResult) -> JobTimes:
 
 
 def metrics_of(result: ReplayResult, power: PowerModel | None = None) -> Metrics:
-    """All metrics of one replay; ``power`` None: the paper's rated figures."""
+    """Return all metrics of one replay; ``power`` None: the paper's rated figures."""
     ran = result.ran
     counts: dict[str, Any] = {
         "jobs": int(ran.sum()),
@@ -147,7 +147,7 @@ def _against_recorded(result: ReplayResult, times: JobTimes) -> dict[str, float 
 
 
 def _use(result: ReplayResult, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:
-    """Makespan, utilizations and energies."""
+    """Return makespan, utilizations and energies."""
     pool, submit = result.pool, result.trace.submit[result.ran]
     first, last = float(submit.min()), float(runs.end.max())
     span = last - first
@@ -179,7 +179,7 @@ class Eq4(NamedTuple):
 
 
 def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
-    """U = sum of lambda * tau / T by partition (Narantuya et al., CMC 2022, Eq. 2-4); see `Metrics`."""
+    """Return U = sum of lambda * tau / T by partition (Narantuya et al., CMC 2022, Eq. 2-4); see `Metrics`."""
     runs = runs or runs_of(result)
     pool, n = result.pool, len(result.pool.partitions)
     partition = pool.partition[runs.first_node]
@@ -188,7 +188,7 @@ def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
     window = np.where(np.isfinite(first), runs.end.max(initial=0.0) - first, 0.0)
     share = dominant_share(result)
     area = np.bincount(partition, share[runs.job] * runs.size * (runs.end - runs.start), n)
-    for both in together(result) if result.shared == "pairs" else ():
+    for both in paired_runs(result) if result.shared == "pairs" else ():
         where = pool.partition[result.nodes_of(both.job)[0]]
         area[where] -= min(share[both.job], share[both.mate]) * (both.end - both.start)
     weight = np.bincount(pool.partition, pool.gpus, n).astype(np.float64)
@@ -200,7 +200,7 @@ def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
 
 
 def dominant_share(result: ReplayResult) -> Floats:
-    """``float64[jobs]``: lambda, the largest of a job's parts of its partition's GPUs, cores, memory; 0: never ran."""
+    """Return lambda, a job's largest share of its partition's GPUs, cores, memory: ``float64[jobs]``; 0: never ran."""
     trace, pool = result.trace, result.pool
     parts = np.diff(result.part_offsets)
     ran = np.flatnonzero(result.ran & (parts > 0))
@@ -221,7 +221,7 @@ def dominant_share(result: ReplayResult) -> Floats:
 
 
 def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | None:
-    """See `Metrics`; None where no GPU was ever free."""
+    """Return the fragmentation, see `Metrics`; None if no GPU was ever free."""
     if result.shared != "no":
         return None
     parts = parts or parts_of(result)
@@ -251,7 +251,7 @@ def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | N
 
 
 def _gpu_seconds(result: ReplayResult, times: JobTimes) -> Floats:
-    """``float64[jobs]``: GPU seconds that each job held."""
+    """Return the GPU seconds that each job held, ``float64[jobs]``."""
     if result.shared == "no" and result.cut.part_gpus is None:
         return times.run * (result.part_gpus * np.diff(result.part_offsets))
     parts = parts_of(result)
@@ -259,12 +259,12 @@ def _gpu_seconds(result: ReplayResult, times: JobTimes) -> Floats:
 
 
 def jain(values: Floats) -> float:
-    """(sum of x)^2 / (n * sum of x^2): 1 where all are alike, 1/n where one has everything."""
+    """Return (sum of x)^2 / (n * sum of x^2): 1 if all are equal, 1/n if one has everything."""
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
 def holders(result: ReplayResult, times: JobTimes, by: str) -> tuple[Holder, ...]:
-    """Figures by ``user`` or ``group``, most GPU hours first; jobs of nobody known are left out."""
+    """Return figures by ``user`` or ``group``, most GPU hours first, without jobs of unknown owners."""
     trace = result.trace
     index: Ints = getattr(trace, by)
     names: tuple[str, ...] = getattr(trace, f"{by}s")

@@ -1,4 +1,4 @@
-"""This cluster's own jobs, and what they ran under: the inventory, its limits, reservations of nodes."""
+"""This cluster's own jobs, and the conditions they ran under: inventory, limits, reservations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.quotas import QuotaSet, QuotaSpan
 from gpusched.sim.reserving import bookings_of
-from gpusched.sim.sharing import SharingBeliefs, believed_between
+from gpusched.sim.sharing import SharingBeliefs, sharing_beliefs
 from gpusched.study.study import FROM_EMPTY, Scenario
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -35,7 +35,7 @@ RESERVED = "the replay includes {} reservations of nodes"
 
 
 def history(since: str, until: str | None = None, *, vc: str | None = None, own: Inventory | None = None) -> Trace:
-    """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time; ``own`` None: in force.
+    """Return this cluster's jobs submitted in [since, until): ``30d``, ``all``, or a time; ``own`` None: in force.
 
     Raises:
         NoHistory: There is no store yet, or no such job in it.
@@ -48,7 +48,7 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, own:
 
 
 def own_history(own: Inventory | None, reader: Reader | None, since: str, until: str | None, vc: str | None) -> Trace:
-    """As `history`, of an inventory and a store that are open."""
+    """Return the same from an open inventory and store."""
     from gpusched.accounting.report import parse_since  # replays of traces start faster without these
     from gpusched.traces.own import own_jobs
 
@@ -65,7 +65,7 @@ def own_history(own: Inventory | None, reader: Reader | None, since: str, until:
 
 
 def own_inventory() -> Inventory | None:
-    """The inventory in force, which says who runs the jobs; None where there is none to be read: the controller."""
+    """Return the inventory in force, which names the engine; None if none can be read: the controller runs jobs."""
     try:
         return inventory_or_kept(None, state_folder())
     except GpuschedError:
@@ -73,15 +73,15 @@ def own_inventory() -> Inventory | None:
 
 
 def limited(inventory: Inventory | None) -> bool:
-    """Whether the jobs of this inventory run under limits of its own; those of Slurm run under Slurm's."""
+    """Return whether these jobs run under the inventory's limits; with Slurm as engine, Slurm's limits apply."""
     return inventory is not None and bool(inventory.quotas) and inventory.engine != "slurm"
 
 
-def as_it_ran(
+def with_run_conditions(
     scenario: Scenario, inventory: Inventory | None, reader: Reader | None, *, reserved: bool = True,
     shares: bool = True, quotas: bool | None = None,
 ) -> Scenario:  # fmt: skip
-    """Return the scenario with what its jobs ran beside and under.
+    """Return the scenario with the conditions under which its jobs ran.
 
     ``reader``: of the store whose jobs these are, on their own nodes: with what was reserved then, and with those
     sharing GPUs that agreed to; what it says was used in the week before counts for GPU hours. None: they are others'.
@@ -104,7 +104,7 @@ def as_it_ran(
 
 
 def _used_before(epoch: float | None, reader: Reader | None) -> tuple[QuotaSpan, ...]:
-    """What was used in the week before a trace of this store begins."""
+    """Return the usage in the week before a trace of this store begins."""
     if reader is None or epoch is None:
         return ()
     return tuple(
@@ -114,7 +114,7 @@ def _used_before(epoch: float | None, reader: Reader | None) -> tuple[QuotaSpan,
 
 
 def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> SharingBeliefs | None:
-    """Who may share GPUs of the inventory's nodes; None: they are shared nowhere, or the replay is on others."""
+    """Return which jobs may share GPUs of the inventory's nodes; None: none, or the replay uses other nodes."""
     if not any(node.sharing for node in inventory.nodes):
         return None
     from gpusched.queue.snapshots import snapshot_of_store
@@ -122,14 +122,14 @@ def _believed(scenario: Scenario, inventory: Inventory, reader: Reader) -> Shari
     snapshot = snapshot_of_store(reader, inventory, {}, time.time(), active=[], pending=[])
     known = {node.name: node for node in snapshot.nodes}
     nodes = [known[name] for name in scenario.pool.names if name in known]
-    return believed_of(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
+    return beliefs_for(scenario.trace, nodes, reader.beliefs()) if len(nodes) == len(scenario.pool) else None
 
 
-def believed_of(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]) -> SharingBeliefs:
-    """Which jobs may share GPUs on these nodes, and how fast they go then, by what is believed now."""
+def beliefs_for(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]) -> SharingBeliefs:
+    """Return which jobs may share GPUs on these nodes, and their speeds by current estimates."""
     from gpusched.sched.sharing.pairs import party
 
     assert trace.share_mib is not None
     jobs = zip(trace.user.tolist(), trace.model.tolist(), trace.share_mib.tolist(), strict=True)
     parties = [None if mib < 0 else party(trace.users[user], trace.models[model], mib) for user, model, mib in jobs]
-    return believed_between(parties, nodes, beliefs)
+    return sharing_beliefs(parties, nodes, beliefs)

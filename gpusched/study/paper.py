@@ -1,4 +1,4 @@
-"""A paper's setting: the section ``paper`` of a scenario that comes along, and how ``gpusched reproduce`` plays it.
+"""A paper's setting: the section ``paper`` of a built-in scenario, and its run by ``gpusched reproduce``.
 
 What differs from paper to paper is typed by its agent's folder, as a `Paper` with more keys.
 """
@@ -48,12 +48,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def in_common(self) -> bool:
-        """Whether it says what the rows of a line have in common."""
+        """Whether rows are grouped into lines by this column."""
         return bool(self.of) and not (self.format or self.against or self.above or self.gain)
 
 
 class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the figures of a paper need.
+    """The settings of a paper's figures.
 
     Attributes:
         words: What stands below the table; ``{key}`` stands for a published figure.
@@ -74,7 +74,7 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bound: Mapping[str, str] = {}
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The policies that are asked for; none: all but ablations.
+        """Return the policies requested; none: all but ablations.
 
         Raises:
             UsageError: It has none of such a name.
@@ -85,12 +85,12 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return tuple(dict.fromkeys(names)) or tuple(self.policies)
 
     def drawn_with(self, options: PaperOptions) -> tuple[int, ...]:
-        """The seeds that are asked for; of a quick check one."""
+        """Return the seeds requested; one for a quick check."""
         return tuple(dict.fromkeys(options.seeds)) or self.seeds[: 1 if options.quick else None]
 
 
 class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gpusched reproduce`` was asked for; what means nothing to a paper is not looked at.
+    """The options of ``gpusched reproduce``; a paper ignores those that do not apply to it.
 
     Attributes:
         quick: A quick check: fewer seeds, smaller workloads, hardly any training.
@@ -128,19 +128,19 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperFigures(NamedTuple):
-    """What came of it: one row a draw and policy."""
+    """The results: one row for each draw and policy."""
 
     paper: Paper
     rows: Sequence[Any]
 
 
 def read_paper(name: str, kind: type[P]) -> P:
-    """The paper of a scenario that comes along."""
+    """Return the paper of a built-in scenario."""
     return msgspec.convert(parse_plain(PHILLY_LIKE.parent / f"{name}.yaml")["paper"], kind)
 
 
-def played(draws: Sequence[D], play: Callable[[D], list[R]], options: PaperOptions, advance: Advance) -> list[R]:
-    """The rows of all draws, in their order."""
+def play_all(draws: Sequence[D], play: Callable[[D], list[R]], options: PaperOptions, advance: Advance) -> list[R]:
+    """Return the rows of all draws, in their order."""
     rows: list[R] = []
     with ThreadPoolExecutor(options.jobs or os.cpu_count()) as pool:  # compiled passes run side by side
         for done, found in enumerate(pool.map(play, draws), 1):

@@ -1,4 +1,4 @@
-"""What a user asks of ``gpusched replay``, brought to outcomes: traces read, nodes chosen, runs done."""
+"""The request of ``gpusched replay`` and its execution: traces read, nodes chosen, runs carried out."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.outages import read_outages, read_reservations
-from gpusched.sim.policies import ReplayPolicy, look_up, of_spec
+from gpusched.sim.policies import ReplayPolicy, look_up, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import as_it_ran, own_history, own_inventory
+from gpusched.study.own import own_history, own_inventory, with_run_conditions
 from gpusched.study.study import (
     DEFAULT_GPUS_PER_NODE,
     PlannedReplay,
     Scenario,
     StudyOutcome,
-    carry_out,
+    run_all,
     scenario_of,
     workers_for,
 )
@@ -109,7 +109,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(request: ReplayRequest) -> list[PlannedReplay]:
-    """Every run that is asked for: files read, names looked up, contradictions said; what comes after sees only these.
+    """Return every run requested, with files read, names looked up and contradictions reported.
 
     Raises:
         UsageError: Something asked for does not exist or contradicts something else.
@@ -159,7 +159,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
 
 
 def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | None = None) -> list[StudyOutcome]:
-    """Everything asked for, trace by trace, policy by policy, seed by seed.
+    """Return all outcomes, trace by trace, policy by policy, seed by seed.
 
     ``advance`` is called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
 
@@ -182,7 +182,7 @@ def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | Non
     step()
     workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
-        return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+        return list(run_all(runs, workers=workers, backend=backend, done=step, progress=watch))
 
 
 _DRF = (
@@ -192,7 +192,7 @@ _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--pr
 
 
 def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tuple[str, ...]:
-    """What names mean that mean something else elsewhere; ``own``: names of the site's own policies."""
+    """Return notes on names that mean something else elsewhere; ``own``: names of the site's own policies."""
     notes = meaning_notes(set(named) - set(own))
     if (drf := named.get("drf")) is not None and isinstance(drf, ReplayPolicy) and not drf.chooses_sizes:
         notes = (*notes, _DRF)
@@ -202,7 +202,7 @@ def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tup
 
 
 def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
-    """Whether it is an order whose backfill can be told when to look."""
+    """Return whether it is an order whose backfill interval can be set."""
     by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
     placed = options.network is not None or (options.placement or policy.placement) in MAPPING_PLACES
     return by_pass and not placed and policy.backfill in ("easy", "conservative")
@@ -211,7 +211,7 @@ def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
 def elastic_of(
     trace: Trace, resizable: str | None, cpus: str | None = None, mem: str | None = None
 ) -> ResizableJobs | None:
-    """That jobs with GPUs may have so many, ``1-8``, or their own number; None: all keep theirs.
+    """Return the sizes of jobs with GPUs: in a range such as ``1-8``, or their own; None: all keep theirs.
 
     Raises:
         UsageError: It is no range.
@@ -244,7 +244,7 @@ def _span(option: str, text: str | None, parse: Callable[[str], int], expected: 
 
 
 def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> Named:
-    """Each name or file with its policy, of an agent its file's, named alone once; files are looked for in ``folders``.
+    """Return each name or file with its policy (an agent: its specification), without repeats; files in ``folders``.
 
     ``sizes``: jobs can be resized.
 
@@ -263,15 +263,15 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
-    """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
+    """Return the policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
     from gpusched.promotion.registry import find_policy  # here and below: replays without these start faster
 
     spec = find_policy(text, inventory_path(state_folder()), state_folder()).spec
-    return spec if spec.agent is not None else of_spec(spec, text)
+    return spec if spec.agent is not None else policy_of_spec(spec, text)
 
 
 def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: str | None) -> ReplayPolicy:
-    """The policy for this scenario: an agent decides with the weights of the partition whose jobs are replayed.
+    """Return the policy for this scenario; an agent uses the weights of the replayed jobs' partition.
 
     Raises:
         UsageError: Jobs of several partitions are, and each has weights of its own.
@@ -286,11 +286,11 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
         raise UsageError(
             f"{text} has weights of its own for each of {', '.join(partitions)}", "replay one of them: --vc PARTITION"
         )
-    return of_spec(found, text, partitions[0])
+    return policy_of_spec(found, text, partitions[0])
 
 
 def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates | None) -> list[tuple[Scenario, Seeds]]:
-    """Every trace on its nodes, with the seeds that it is replayed with."""
+    """Return every trace on its nodes, with its seeds."""
     seeds = tuple(dict.fromkeys(request.seeds)) or (0,)
     inventory = load_inventory(request.inventory) if request.inventory is not None else None
     limits_of = inventory or (own_inventory() if request.is_own or request.quotas else None)
@@ -310,7 +310,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
             if request.reservations is not None:
                 scenario = scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
             reserved = request.reservations is None and not stretched
-            scenario = as_it_ran(
+            scenario = with_run_conditions(
                 scenario, limits_of, reader, reserved=reserved, shares=shares, quotas=request.quotas
             )  # fmt: skip
             found += _with_models(request, rates, scenario, of)
@@ -320,7 +320,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
 def _traces(
     request: ReplayRequest, seeds: Seeds, inventory: Inventory | None, reader: Reader | None
 ) -> list[tuple[Trace, Seeds]]:  # fmt: skip
-    """Those named; those drawn, one for each seed; this cluster's own jobs, of its inventory and its store."""
+    """Return the traces: named, drawn (one per seed), or this cluster's own jobs, from its inventory and store."""
     if request.workload is not None:
         if request.traces:
             raise UsageError("a scenario's workload is drawn; it cannot be combined with traces", "use one of them")
@@ -340,7 +340,7 @@ def _traces(
 def _nodes(
     request: ReplayRequest, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None
 ) -> Callable[[Trace], Scenario]:
-    """What puts a trace on its nodes; own jobs are on those of the inventory in force unless others are asked for."""
+    """Return a function that puts a trace on its nodes; own jobs default to the inventory in force."""
     size, gpu_type, listed = request.gpus_per_node, request.gpu_type, request.node_list
     if inventory is None and request.is_own and listed is None and request.nodes is None and size is None:
         inventory = in_force or inventory_or_kept(None, state_folder())
@@ -359,7 +359,7 @@ def _nodes(
 def _with_models(
     request: ReplayRequest, rates: Rates | None, scenario: Scenario, seeds: Seeds
 ) -> list[tuple[Scenario, Seeds]]:  # fmt: skip
-    """The scenario; where its trace names no models, for each seed with some that are drawn."""
+    """Return the scenario; if its trace has no models, one for each seed with drawn models."""
     trace = scenario.trace
     if rates is None or request.resizable is None or (trace.model >= 0).any():
         return [(scenario, seeds)]
@@ -390,7 +390,7 @@ def _rates(profiles: Sequence[str], recorded_on: str | None) -> Rates | None:
 
 @contextmanager
 def _connected(backend: str | None) -> Iterator[str | None]:
-    """What joblib calls a cluster's backend, connected: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
+    """Connect a cluster and yield joblib's backend: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
 
     Raises:
         UsageError: Neither, or its package is not installed.

@@ -1,4 +1,4 @@
-"""A scenario file: all that a replay needs, in YAML, read into the request that the options of ``replay`` make."""
+"""Scenario files: all that a replay needs, in YAML, read into the request that ``replay``'s options make."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NODE: fields.Fields = {
 
 
 def load_scenario(path: Path | str) -> ReplayRequest:
-    """The request of a scenario file, or of one that comes along by its name; files in it are beside it.
+    """Return the request of a scenario file, or of a built-in one by name; its files are relative to it.
 
     Raises:
         FileError: The first thing wrong with it (file, line, key, found and expected).
@@ -53,7 +53,7 @@ def load_scenario(path: Path | str) -> ReplayRequest:
 
 
 def with_options(scenario: ReplayRequest, options: ReplayRequest) -> ReplayRequest:
-    """The scenario with what is said beside it in its place; traces take the place of a workload, too."""
+    """Return the scenario with these options replaced; traces replace a workload, too."""
     plain = ReplayRequest()
     said = {name: getattr(options, name) for name in ReplayRequest.__struct_fields__}
     said = {name: value for name, value in said.items() if value != getattr(plain, name)}
@@ -65,7 +65,7 @@ def with_options(scenario: ReplayRequest, options: ReplayRequest) -> ReplayReque
 
 
 def _keys(folder: Path) -> fields.Fields:
-    """The keys of a file in this folder."""
+    """Return the keys of a file in this folder."""
 
     def path(value: Value) -> str:
         return str(folder / value.text("the name of a file"))

@@ -1,4 +1,4 @@
-"""Policies x traces x seeds: which nodes, which runs, in one process or many, and each run as one flat row."""
+"""Policies x traces x seeds: nodes, runs in one process or many, and each run as one flat row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer 
 
 
 class Scenario(NamedTuple):
-    """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
+    """A trace on its nodes; ``notes``: choices made, in sentences.
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
     ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
@@ -58,7 +58,7 @@ class Scenario(NamedTuple):
 
 
 class StudyOutcome(NamedTuple):
-    """One replay with its figures."""
+    """One replay with its metrics."""
 
     result: ReplayResult
     metrics: Metrics
@@ -67,7 +67,7 @@ class StudyOutcome(NamedTuple):
 
 
 class PlannedReplay(NamedTuple):
-    """One replay to be done: nothing in it is still to be looked up. What the scenario says needs not be an option."""
+    """One replay to be run, with all names resolved. What the scenario gives need not be an option."""
 
     scenario: Scenario
     policy: ReplayPolicy
@@ -85,7 +85,7 @@ def scenario_of(
     listed: Pool | None = None,
     power: Callable[[Pool], PowerModel],
 ) -> Scenario:
-    """The nodes that a trace is replayed on.
+    """Return the trace on the nodes on which it is replayed.
 
     ``load`` alone chooses how many like nodes; with nodes or an inventory it stretches the times between submissions
     instead. Without any of them the load is `DEFAULT_LOAD`. ``listed``: the nodes of a node list; ``gpu_type``: of like
@@ -133,7 +133,7 @@ def _nodes(count: int) -> str:
 
 
 def workers_for(runs: Sequence[PlannedReplay], asked: int) -> int:
-    """Processes to use: as asked, or (0) as many as are worth starting."""
+    """Return the number of processes: as requested, or (0) as many as are worth starting."""
     if asked > 0:
         return min(asked, len(runs))
     import os
@@ -143,7 +143,7 @@ def workers_for(runs: Sequence[PlannedReplay], asked: int) -> int:
     return min(cpus, len(runs)) if jobs >= PARALLEL_FROM else 1
 
 
-def carry_out(
+def run_all(
     runs: Sequence[PlannedReplay],
     *,
     workers: int = 1,
@@ -151,7 +151,7 @@ def carry_out(
     done: Callable[[PlannedReplay], None] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Iterator[StudyOutcome]:
-    """Every run in its order.
+    """Yield every run's outcome in order.
 
     ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
     called after each run, ``progress`` while one runs in this process, with the part that is done.
@@ -163,7 +163,7 @@ def carry_out(
         limits, rates = any(run.options.limits for run in of), of[0].options.rates
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
     here = workers <= 1 and backend is None
-    results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
+    results = (_replayed(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
@@ -196,7 +196,7 @@ def _trace_without(trace: Trace, first: int) -> Trace:
 
 
 def result_without(result: ReplayResult, first: int) -> ReplayResult:
-    """The result without the ``first`` jobs of its trace, those that the replay began with."""
+    """Return the result without the ``first`` jobs of its trace, those present when the replay begins."""
     if not first:
         return result
     offset = int(result.part_offsets[first])
@@ -232,13 +232,13 @@ def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
     )
 
 
-def _light(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
-    """As `_replayed`, without sending the trace back."""
+def _replayed_without_trace(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
+    """Return `_replayed` without sending the trace back."""
     result, metrics = _replayed(run)
     return replace(result, trace=select(result.trace, np.zeros(0, np.int64))), metrics
 
 
-def _spread_out(
+def _run_in_parallel(
     runs: Sequence[PlannedReplay], workers: int, backend: str | None
 ) -> Iterator[tuple[ReplayResult, Metrics]]:
     import joblib
@@ -246,11 +246,11 @@ def _spread_out(
     with joblib.parallel_config(backend=backend or "loky", n_jobs=-1 if backend else workers):
         # Only loky can hand results out as they come.
         many = joblib.Parallel(**({} if backend else {"return_as": "generator"}))
-        yield from many(joblib.delayed(_light)(run) for run in runs)
+        yield from many(joblib.delayed(_replayed_without_trace)(run) for run in runs)
 
 
 def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
-    """As `bounds.bounds_of`; with ``rates`` every job goes as fast as on the GPUs that suit it best."""
+    """Return `bounds.bounds_of`; with ``rates`` every job runs as fast as on its best GPUs."""
     from gpusched.sim.rates import fastest
 
     trace = _trace_without(scenario.trace, scenario.carried)
@@ -260,7 +260,7 @@ def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
 
 
 def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]]:
-    """Each outcome against the first of the same trace and seed; nothing for the first itself."""
+    """Compare each outcome with the first of the same trace and seed; nothing for the first itself."""
     found = []
     for outcome in outcomes:
         base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
@@ -269,7 +269,7 @@ def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]
 
 
 def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> dict[str, Any]:
-    """One run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
+    """Return one run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
     result, metrics, bounds = outcome.result, outcome.metrics, outcome.bounds
     gap = metrics.mean_jct_s / bounds.mean_jct_s - 1 if metrics.mean_jct_s and bounds.mean_jct_s else None
     figures: dict[str, Any] = msgspec.to_builtins(metrics)

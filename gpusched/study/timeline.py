@@ -1,4 +1,4 @@
-"""A result as runs and parts of runs, and step functions over time made of them."""
+"""A result as runs and parts of runs, and step functions over time from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZ
 
 
 class Runs(NamedTuple):
-    """Whole runs, cut ones included; arrays ``[runs]``. ``first_node`` is a row of the pool; times in seconds.
+    """Whole runs, interrupted ones included; arrays ``[runs]``. ``first_node``: row of the pool; times in seconds.
 
     ``size`` is the run's GPUs by those of the job's last run: 1 unless the job was resized.
     """
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 def runs_of(result: ReplayResult) -> Runs:
-    """Every run of every job that ran: the last runs in the trace's order, then the cut ones."""
+    """Return every run of every job that ran: last runs in the trace's order, then interrupted ones."""
     done = np.flatnonzero(result.ran)
     cut = result.cut
     return Runs(
@@ -51,7 +51,7 @@ def runs_of(result: ReplayResult) -> Runs:
 
 
 def _sizes(result: ReplayResult) -> Floats:
-    """``float64[cut runs]``: their GPUs by those of the job's last run."""
+    """Return the GPUs of interrupted runs relative to those of the job's last run, ``float64[cut runs]``."""
     cut = result.cut
     if cut.part_gpus is None:
         return np.ones(len(cut.job))
@@ -60,7 +60,7 @@ def _sizes(result: ReplayResult) -> Floats:
 
 
 def parts_of(result: ReplayResult) -> Parts:
-    """Every part of every run, cut ones included."""
+    """Return every part of every run, interrupted ones included."""
     jobs = len(result.trace)
     job = np.repeat(np.arange(jobs), np.diff(result.part_offsets))
     kept = result.ran[job]
@@ -83,8 +83,8 @@ def parts_of(result: ReplayResult) -> Parts:
     return parts if result.shared != "pairs" else _counted_once(result, parts)
 
 
-class Together(NamedTuple):
-    """Two jobs on the same GPUs: the newcomer and who was there, from and until when (seconds)."""
+class PairedRun(NamedTuple):
+    """Two jobs on the same GPUs: the newcomer and the one before it, from and until when (seconds)."""
 
     job: int
     mate: int
@@ -92,9 +92,9 @@ class Together(NamedTuple):
     end: float
 
 
-def together(result: ReplayResult) -> list[Together]:
-    """Every time that two jobs were on the same GPUs, in order of its end; those that never ended are left out."""
-    found: list[Together] = []
+def paired_runs(result: ReplayResult) -> list[PairedRun]:
+    """Return every time that two jobs shared GPUs, in order of its end, without those that never ended."""
+    found: list[PairedRun] = []
     since: dict[int, tuple[int, int, float]] = {}
     events, joined = result.events, -1
     stops = (END, KILLED, PREEMPTED, NODE_FAIL, RESIZED)
@@ -107,16 +107,18 @@ def together(result: ReplayResult) -> list[Together]:
         elif subject in since:
             job, mate, start = since.pop(subject)
             since.pop(mate if subject == job else job)
-            found.append(Together(job, mate, start, time))
+            found.append(PairedRun(job, mate, start, time))
     return found
 
 
 def _counted_once(result: ReplayResult, parts: Parts) -> Parts:
-    """With the rows that take shared GPUs off again."""
+    """Add rows that correct for GPUs shared by two jobs."""
     first: dict[tuple[int, float], list[int]] = {}
     for row, key in enumerate(zip(parts.job.tolist(), parts.start.tolist(), strict=True)):
         first.setdefault(key, []).append(row)
-    rows = [(r, job, t) for t in together(result) for r in first.get((t.job, t.start), []) for job in (t.job, t.mate)]
+    rows = [
+        (r, job, t) for t in paired_runs(result) for r in first.get((t.job, t.start), []) for job in (t.job, t.mate)
+    ]
     if not rows:
         return parts
     at = np.array([r for r, _, _ in rows])
@@ -130,7 +132,7 @@ def _counted_once(result: ReplayResult, parts: Parts) -> Parts:
 
 
 def run_seconds(result: ReplayResult) -> Floats:
-    """``float64[jobs]``: seconds each job ran, work lost in cut runs included; NaN where it never ended."""
+    """Return the seconds each job ran, work lost in interrupted runs included, ``float64[jobs]``; NaN: never ended."""
     seconds = result.end - result.last_start
     if len(result.cut.job):
         lost = np.bincount(result.cut.job, result.cut.end - result.cut.start, len(result.trace))
@@ -139,7 +141,7 @@ def run_seconds(result: ReplayResult) -> Floats:
 
 
 def binned_mean(start: Floats, end: Floats, weight: Floats | Ints, edges: Floats) -> Floats:
-    """The mean over each bin of the sum of ``weight`` over intervals [start, end) that are open: ``float64[bins]``.
+    """Return the mean over each bin of the sum of ``weight`` over open intervals [start, end): ``float64[bins]``.
 
     Exact: the integral of the step function, differenced at the bins' edges. ``start`` and ``end`` in seconds:
     ``float64[intervals]``; ``weight``: ``[intervals]``; ``edges``: ``float64[bins + 1]``, ascending.

@@ -25,11 +25,11 @@ from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.sizing.rules import wish
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.queue import leave_started
-from gpusched.sim.engine.sized import _arrive, _ask, _carry_out, _set_size
+from gpusched.sim.engine.queue import remove_running
+from gpusched.sim.engine.sized import _apply_sizes, _arrive, _ask, _set_size
 from gpusched.sim.engine.state import DECIDE, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.resizing import elastic_of, own_speed
 from gpusched.sim.sized import with_sizes
@@ -150,7 +150,7 @@ def compiled(snapshot: Snapshot) -> Done:
     elastic = elastic_of(trace)
     if elastic is None:  # nobody to give another size
         return replayed(snapshot)
-    world, sizer = with_sizes(world_of(trace, pool, of_spec(policy), ReplayOptions(elastic=elastic)))
+    world, sizer = with_sizes(world_of(trace, pool, policy_of_spec(policy), ReplayOptions(elastic=elastic)))
     sim, passes, log, row = world.sim, world.passes, log_of(world), {job.id: n for n, job in enumerate(jobs)}
 
     def advance(until: float) -> None:
@@ -169,7 +169,7 @@ def compiled(snapshot: Snapshot) -> Done:
             sim.chosen[place] = pool.names.index(part.node)
             add(passes.releases, view.expected_end - epoch, sim.chosen[place], request, n)
         start_job(sim, log, n, sim.chosen, 0, NOTHING_TAKEN, 0.0)
-        leave_started(sim, sizer.waiting, sizer.size)
+        remove_running(sim, sizer.waiting, sizer.size)
     advance(snapshot.now - epoch)
     for n, job in enumerate(jobs):
         own, resizes = sizer.jobs[n], job.resizes
@@ -188,7 +188,7 @@ def compiled(snapshot: Snapshot) -> Done:
             sizer.stopped[n, (resizes.count - min(ring, len(resizes.times)) + i) % ring] = at - epoch
     _ask(sim, passes, sizer, 0)
     wish(sizer.rule, sizer.claims)
-    assert _carry_out(sim, log, passes, sizer) >= 0
+    assert _apply_sizes(sim, log, passes, sizer) >= 0
     found: Done = [
         ("resize", job.id, int(sizer.jobs[row[job.id]]["resume"]), ())
         for job in snapshot.running if sizer.jobs[row[job.id]]["resume"] > 0

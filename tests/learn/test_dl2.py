@@ -13,10 +13,11 @@ import pytest
 
 from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import Played, Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, simulate
+from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, simulate
 from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload, dl2, draw
 from gpusched.sched.state import Ints
 from gpusched.sim.profiles.dl2 import read_speeds
+from gpusched.sim.rounds import RoundsResult
 from tests import commands
 from tests.traces.samples import real
 
@@ -43,7 +44,7 @@ def rule(name: str, jobs: SlotJobs) -> Policy:
     return policy_of(dl2().policies[name], jobs, np.random.default_rng(0))
 
 
-def played(name: str, jobs: SlotJobs) -> Played:
+def played(name: str, jobs: SlotJobs) -> RoundsResult:
     return simulate(jobs, rule(name, jobs))
 
 

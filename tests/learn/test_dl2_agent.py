@@ -81,24 +81,24 @@ def test_what_was_never_told_is_guessed_by_what_was_and_by_other_kinds() -> None
     other = np.sqrt(np.arange(1, 17))[:, None] * np.ones(16)
     observed = new_observed(16)
     for at, speed in np.ndenumerate(other):
-        observed.told(observed.row("a"), at, float(speed))
+        observed.add_report(observed.row("a"), at, float(speed))
     assert observed.expected(0) == pytest.approx(other)
     # As the other one, relative to its best.
     assert observed.expected(observed.row("b")) == pytest.approx(other / 4.0, rel=0.02)
-    observed.told(1, (0, 0), 6.0)
+    observed.add_report(1, (0, 0), 6.0)
     assert observed.expected(1)[0, 0] == pytest.approx(6.0)
     assert observed.expected(1)[3, 8] == pytest.approx(12.0, rel=0.05)  # the likeness, at the level that it told
-    observed.told(1, (3, 8), 3.0)
+    observed.add_report(1, (3, 8), 3.0)
     assert observed.expected(1)[3, 8] == pytest.approx(3.0)
     assert 3.0 < observed.expected(1)[1, 2] < 6.0 * math.sqrt(2)  # between the two
 
 
 def test_what_one_learner_was_told_another_takes_up_where_it_knows_nothing() -> None:
     one, other = new_observed(4), new_observed(4)
-    one.told(one.row("a"), (0, 0), 2.0)
-    other.told(other.row("b"), (1, 1), 5.0)
+    one.add_report(one.row("a"), (0, 0), 2.0)
+    other.add_report(other.row("b"), (1, 1), 5.0)
     for at, speed in (((0, 0), 1.9), ((3, 3), 8.0)):
-        other.told(other.row("a"), at, speed)
+        other.add_report(other.row("a"), at, speed)
     copy = one.copy()
     one.join(other)
     assert (one.names, copy.names) == (["a", "b"], ["a"])
@@ -111,24 +111,24 @@ def test_a_kind_that_goes_at_half_its_speed_does_so_at_every_size_at_once() -> N
     observed = all_known()
     row = observed.names.index("vgg-16")
     before = observed.expected(row).copy()
-    assert observed.told(row, (13, 0), before[13, 0] / 2)
+    assert observed.add_report(row, (13, 0), before[13, 0] / 2)
     np.testing.assert_allclose(observed.expected(row), before / 2, rtol=1e-12)
-    assert observed.told(row, (13, 0), before[13, 0] / 2 * 1.1)  # a little: only this size, and by half
+    assert observed.add_report(row, (13, 0), before[13, 0] / 2 * 1.1)  # a little: only this size, and by half
     assert observed.expected(row)[13, 0] == pytest.approx(before[13, 0] / 2 * math.sqrt(1.1))
-    assert observed.told(row, (13, 0), before[13, 0] / 2)  # what was told last counts for half however often it was
+    assert observed.add_report(row, (13, 0), before[13, 0] / 2)  # the latest report counts for half, however many
     assert observed.expected(row)[13, 0] == pytest.approx(before[13, 0] / 2 * 1.1**0.25)
     assert observed.expected(row)[4, 0] == pytest.approx(before[4, 0] / 2, rel=1e-12)
-    assert not observed.told(row, (4, 0), before[4, 0] / 2)
+    assert not observed.add_report(row, (4, 0), before[4, 0] / 2)
 
 
 def test_a_size_at_which_nothing_is_trained_is_known_as_such() -> None:
     observed = new_observed(16)
     row = observed.row("a")
-    observed.told(row, (15, 15), 0.0)
-    observed.told(row, (0, 0), 2.0)
+    observed.add_report(row, (15, 15), 0.0)
+    observed.add_report(row, (0, 0), 2.0)
     assert observed.expected(row)[15, 15] < 1e-6
     assert observed.expected(row)[14, 15] == pytest.approx(2.0, rel=0.05)  # and says nothing of others
-    assert observed.told(row, (15, 15), 1.0)
+    assert observed.add_report(row, (15, 15), 1.0)
     assert observed.expected(row)[15, 15] == pytest.approx(1.0)
     assert observed.expected(row)[0, 0] == pytest.approx(2.0)
 

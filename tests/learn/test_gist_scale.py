@@ -17,7 +17,7 @@ from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
@@ -121,7 +121,7 @@ def test_the_row_of_numbers_and_the_weights_are_the_same(tmp_path: Path) -> None
 def test_the_measured_agents_are_read_and_beat_their_reference_on_a_workload_of_their_own(servers: int) -> None:
     """A small piece of benchmarks/agent_scale.py, on a seed that the documented figures are made on."""
     root = Path(__file__).parents[2] / "benchmarks"
-    policy = of_spec(load_policy(root / f"agents/{servers}"))
+    policy = policy_of_spec(load_policy(root / f"agents/{servers}"))
     workload = scale.replace(load_workload(root / "agent_workload.yaml"), jobs=4000, load_gpus=8 * servers)
     trace, pool = generate(workload, 9000), Pool.uniform(servers, 8)
     mine, reference = (scale.figures(p, trace, pool) for p in (policy, scale.REFERENCE))

@@ -160,7 +160,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     (run, course), known = new_run(world.jobs), told(world.truth)
     progress = run.progress
     assert run.next_round()
-    plan = decide(world, course, known, run.there, SizingRule(rules.PROPORTIONAL_RULE))
+    plan = decide(world, course, known, run.active, SizingRule(rules.PROPORTIONAL_RULE))
     apply(world, course, plan)
     assert course.since[0] == 0.0
     assert run.next_round()
@@ -186,7 +186,7 @@ def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
     mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
     rule = {"las": rules.LAS, "synergy": rules.SYNERGY, "greedy": rules.GREEDY}.get(name, 0)
     while run.next_round():
-        there = run.there
+        there = run.active
         serve(world, course)
         if mode is None:
             plan = decide(world, course, known, there, SizingRule(rule))
@@ -263,9 +263,9 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
         assert run.next_round()
-        plan = decide(world, course, told(world.truth), run.there, SizingRule(rules.PROPORTIONAL_RULE))
+        plan = decide(world, course, told(world.truth), run.active, SizingRule(rules.PROPORTIONAL_RULE))
         apply(world, course, plan)
-        watch(world, course, beliefs, run.there, 0.0)
+        watch(world, course, beliefs, run.active, 0.0)
         assert beliefs.speeds.times.sum() == times
     assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
 

@@ -134,7 +134,7 @@ def test_features_by_hand() -> None:
 
 def test_better_than_the_usual_estimates_on_days_not_seen(trained: Predictor) -> None:
     trace = habits()
-    later = np.flatnonzero(~trained.knew(trace))
+    later = np.flatnonzero(~trained.in_training_data(trace))
     found = predict.evaluate(trained, trace, later, predict.training_median(trace, 10 * 86400.0))
     by_name = {row.estimate: row for row in found.rows}
     assert set(by_name) == {"predicted (median)", "mean of last two", "limit", "median of all"}

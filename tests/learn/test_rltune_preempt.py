@@ -24,7 +24,7 @@ from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec, PreemptionSettings
 from gpusched.sched.decide import decide
-from gpusched.sim.policies import ReplayPolicy, of_spec, policy_by_name
+from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import Outage, replay
@@ -181,7 +181,7 @@ def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
     assert spec.preempt == PreemptionSettings(min_run_s=300.0, per_hour=3, restart_s=20.0)
     assert policy.restart_s == 20.0
     snap = snapshot([node("a")], [pending("j", 1)])
-    model = of_spec(spec).model
+    model = policy_of_spec(spec).model
     assert model is not None
     snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, spec))
     plan = decide(snap, dict.fromkeys(snap.policies, model))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from gpusched.agents.common.vector import to_arrays, to_vector
+from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.topology import network
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
 from gpusched.agents.topology.replay import new_acting, placed_by, replayed, run_agents

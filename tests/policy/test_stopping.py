@@ -14,7 +14,7 @@ from gpusched.model.commands import Promote, ShadowOn
 from gpusched.model.policy import PreemptionSettings
 from gpusched.model.resources import Node, RuntimeName
 from gpusched.nightly.proof import judge, scenario_for
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.replay import replay
 from gpusched.study.study import PlannedReplay
 from tests.controller.imagined import GPUS, inventory
@@ -110,14 +110,14 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     seen: list[PlannedReplay] = []
     from gpusched.nightly import proof as evaluate
 
-    real = evaluate.carry_out
+    real = evaluate.run_all
     monkeypatch.setattr(evaluate, "carry_out", lambda runs, **_: real(seen.extend(runs) or runs))
     verdict = judge(scenario_for(trace, site, partition), "p", EASY, spec)
     assert [run.options.restart_s for run in seen] == [0.0, 1.0]
     assert verdict.gain is not None
     scenario = seen[1].scenario
-    played = replay(scenario.trace, scenario.pool, of_spec(spec, None, "p"), restart_s=1.0)
+    played = replay(scenario.trace, scenario.pool, policy_of_spec(spec, None, "p"), restart_s=1.0)
     assert len(played.cut.job) > 0
     assert (played.cut.end - played.cut.start >= 3.0).all()
     held = msgspec.structs.replace(spec, preempt=PreemptionSettings(min_run_s=1e9))
-    assert len(replay(scenario.trace, scenario.pool, of_spec(held, None, "p")).cut.job) == 0
+    assert len(replay(scenario.trace, scenario.pool, policy_of_spec(held, None, "p")).cut.job) == 0

@@ -108,8 +108,8 @@ import gpusched.compiled
 if sys.argv[1] != "asked":
     gpusched.compiled.numba_version = lambda: sys.argv[1]
 from gpusched.estimation.odds import class_of
-from gpusched.compiled import kept_on_disk
-print(kept_on_disk(class_of), class_of(4.5), sum(getattr(class_of, "stats").cache_hits.values()))
+from gpusched.compiled import is_on_disk
+print(is_on_disk(class_of), class_of(4.5), sum(getattr(class_of, "stats").cache_hits.values()))
 """
 
 

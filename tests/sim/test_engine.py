@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.errors import UsageError
 from gpusched.sim.orders import known_policies
-from gpusched.sim.policies import composed, policy_by_name
+from gpusched.sim.policies import policy_by_name, policy_of_order
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.stepper import Stepper
@@ -59,7 +59,7 @@ def test_no_gpu_twice_gangs_whole_and_nobody_is_forgotten(policy, world, placeme
     jobs, nodes, outages = world
     trace, pool = engine_inputs(jobs, nodes)
     failures = [Outage(o.node, o.start, o.end, o.drain) for o in outages]
-    policy = composed(policy)
+    policy = policy_of_order(policy)
     result = replay(trace, pool, policy, placement=placement, failures=failures, restart_s=0.25, seed=3)
     assert_capacity(result)
     feasible = np.setdiff1d(np.arange(len(trace)), result.infeasible)
@@ -274,10 +274,10 @@ def test_the_stepper_refuses_what_cannot_be():
 
 def test_every_policy_says_what_it_knows_and_where_it_is_from():
     for name in COMPOSED:
-        policy = composed(name)
+        policy = policy_of_order(name)
         assert policy.source
         assert policy.knows in ("nothing", "limit", "estimate", "oracle")
-    assert composed("sjf-oracle").knows == "oracle"
+    assert policy_of_order("sjf-oracle").knows == "oracle"
     assert policy_by_name("fifo").knows == "nothing"
     assert policy_by_name("fifo+easy").knows == "limit"
     live = policy_by_name("policies/easy.yaml")

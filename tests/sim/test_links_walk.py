@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from gpusched.agents.common.vector import size_of
+from gpusched.agents.common.vector import vector_size
 from gpusched.agents.topology.live import prepare
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.agents.topology.replay import new_acting, run_agents
@@ -225,7 +225,7 @@ def test_topology_agents_decide_live_as_in_a_replay(
     asked = by_agents(changed(snap, policies={"p": changed(behind, order=order)}), schedulers)
     (policy,) = asked.policies.values()
     asked = changed(asked, policies={"p": changed(policy, place_wait_s=behind.place_wait_s)})
-    numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, size_of(SHAPES))
+    numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, vector_size(SHAPES))
     booked, limits = (), None
     if reserved:
         asked = with_reservations(asked, Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000))

@@ -24,7 +24,7 @@ from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.policies import of_spec, policy_by_name
+from gpusched.sim.policies import policy_by_name, policy_of_spec
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from tests.sched.limited import with_bounds
@@ -214,8 +214,10 @@ def most_under_limits(name, folder):
 def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
     """In plain Python: to compile each of them once more, with limits, takes far longer than to run it."""
     recorded.agent_files(tmp_path)
-    program = f"from pathlib import Path\nfrom tests.sim.test_quotas import most_under_limits\n" \
-              f"print(most_under_limits({name!r}, Path({str(tmp_path)!r})))"
+    program = (
+        f"from pathlib import Path\nfrom tests.sim.test_quotas import most_under_limits\n"
+        f"print(most_under_limits({name!r}, Path({str(tmp_path)!r})))"
+    )
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -291,7 +293,7 @@ def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, o
     never = BoundedReference(jobs, nodes, bounds=bounds_of(of)).never
     trace, pool, _ = inputs(jobs, nodes, [])
     spec = PolicySpec(name="t", order=order, place=place, backfill=backfill)
-    result = replay(trace, pool, of_spec(spec), quotas=QuotaSet(of))
+    result = replay(trace, pool, policy_of_spec(spec), quotas=QuotaSet(of))
     live = Live(jobs, nodes, of, spec)
     live.run([i for i in range(len(jobs)) if i not in never])
     assert result.infeasible.tolist() == never

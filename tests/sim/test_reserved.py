@@ -20,7 +20,7 @@ from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking, bookings_of
 from gpusched.sim.stepper import PolicyFunction, Stepper
-from gpusched.study.own import RESERVED, as_it_ran
+from gpusched.study.own import RESERVED, with_run_conditions
 from gpusched.study.study import Scenario
 from gpusched.traces.trace import Trace
 from tests.sched.test_reservations import NOW, H, drawn, driven, some_in_reservations
@@ -144,7 +144,7 @@ def test_own_reservations_come_from_the_store(tmp_path: Path) -> None:
             store.put_reservation(one, 0.0)
     snap = changed(drawn(random.Random(0), "easy")[0], pending=tuple(pending(i, 4, limit=H) for i in "123"))
     trace = replace(trace_of(snap, epoch=NOW), submit=np.array([0.0, 0.0, 5 * H]))
-    scenario = as_it_ran(Scenario(trace, POOL, None), None, store)  # type: ignore[arg-type]
+    scenario = with_run_conditions(Scenario(trace, POOL, None), None, store)  # type: ignore[arg-type]
     assert scenario.reserved == (Booking("class", (1,), 2.0 * H, 3.0 * H, frozenset({"1"})),)
     assert scenario.notes == (RESERVED.format(1),)
     store.close()

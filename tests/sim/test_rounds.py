@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, EngineRun, Rounds, give
+from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, EngineRun, Rounds, set_rate
 
 
 def decisions(arrival: list[float], work: float, rounds: Rounds) -> tuple[list[float], list[float]]:
@@ -13,9 +13,9 @@ def decisions(arrival: list[float], work: float, rounds: Rounds) -> tuple[list[f
     run, times = EngineRun(np.array(arrival), np.full(len(arrival), work), rounds), []
     while run.next_round():
         times.append(float(run.progress.time[NOW]))
-        for job in run.there:
+        for job in run.active:
             if run.progress.rate[job] == 0.0:
-                give(run.progress, job, 1.0, 5.0)
+                set_rate(run.progress, job, 1.0, 5.0)
     assert not run.progress.restarts.any()
     return times, run.end.tolist()
 
@@ -42,7 +42,7 @@ def test_a_restart_may_outlast_a_round_and_who_stopped_goes_on_later() -> None:
 
     def after(rate: float | None = None) -> tuple[float, int]:
         if rate is not None:
-            give(progress, 0, rate, 2.5)
+            set_rate(progress, 0, rate, 2.5)
         assert run.next_round()
         return float(progress.done[0]), int(progress.restarts[0])
 

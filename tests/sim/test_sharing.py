@@ -25,8 +25,8 @@ from gpusched.sim.replay import replay
 from gpusched.sim.sharing import share_for
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
-from gpusched.study.own import believed_of
-from gpusched.study.timeline import parts_of, together
+from gpusched.study.own import beliefs_for
+from gpusched.study.timeline import paired_runs, parts_of
 from tests.sched.test_sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
 from tests.sched.worlds import NOW, started
 from tests.sim.worlds import trace_of
@@ -89,7 +89,7 @@ def test_pairs_only_where_both_together_get_more_done():
     result = replay(pair, pool, "fifo", share="pairs", rates=RATES)
     assert result.start.tolist() == [0, 1]
     assert result.end.tolist() == [12, 5]
-    assert together(result) == [(1, 0, 1.0, 5.0)]
+    assert paired_runs(result) == [(1, 0, 1.0, 5.0)]
     metrics = metrics_of(result)
     assert metrics.gpu_hours * 3600 == pytest.approx(12)
     assert metrics.utilization == pytest.approx(1.0)
@@ -159,7 +159,7 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
     nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
     trace = trace_of([0, 0, 1, 2], [10, 40, 20, 1], [3, 1, 3, 0], limit=[100, 90, 50, 1])
     trace = shared(trace, ["ann", "bob", "bob"], ["calm", "calm", "calm"], [20, 20, -1])
-    believed = believed_of(trace, nodes, BELIEFS)
+    believed = beliefs_for(trace, nodes, BELIEFS)
     result = replay(trace, Pool.of([NodeSpec(GPUS)]), "fifo+easy", believed=believed)
     slow = 1 + slower("calm", "calm")
     assert result.start[:2].tolist() == [0, 0]
@@ -176,7 +176,7 @@ def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
     limit = [100, 150, 1, 200, 50, 200, 1]
     trace = trace_of([0, 0, 0, 0, 1, 2, 3], [90, 140, 0.5, 190, 10, 20, 1], [3, 1, 1, 1, 2, 1, 0], limit=limit)
     trace = shared(trace, ["ann"] * 6, ["calm"] * 6, [20, -1, -1, 10, -1, -1])
-    believed = believed_of(trace, nodes, BELIEFS)
+    believed = beliefs_for(trace, nodes, BELIEFS)
     pool = Pool.of([NodeSpec(3), NodeSpec(2)])
     assert replay(trace, pool, "fifo+easy", believed=believed).start[[3, 5]].tolist() == [0, 2]
 
@@ -200,7 +200,7 @@ def first_decision(modes, has, waits, backfill):
         [one.name for one in jobs],
         [one.memory_mib if one_shares else -1 for one, one_shares in zip(jobs, shares, strict=True)],
     )
-    believed = believed_of(trace, nodes_of(modes)[0], BELIEFS)
+    believed = beliefs_for(trace, nodes_of(modes)[0], BELIEFS)
     world = world_of(trace, pool, policy, ReplayOptions(believed=believed, generic=True))
     sim, queue, log = world.sim, new_queue(world), log_of(world)
     names = list(pool.names)

@@ -17,7 +17,7 @@ from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.sched.check import check
 from gpusched.sched.sizing.question import Claims, Question
 from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
@@ -101,7 +101,7 @@ def both(
     """The fast replay, the one by snapshots, and the policy of that with all that it saw."""
     options: dict[str, Any] = {"elastic": some_sizes(trace, seed), "restart_s": 20.0, "failures": AWAY}
     slow = SizedPolicy(spec, trace, pool, ReplayOptions(**options), model)
-    policy = replace(of_spec(msgspec.structs.replace(spec, agent=None)), model=model, spec=spec)
+    policy = replace(policy_of_spec(msgspec.structs.replace(spec, agent=None)), model=model, spec=spec)
     return replay(trace, pool, policy, **options), replay(trace, pool, slow, placement=spec.place, **options), slow
 
 
@@ -192,7 +192,7 @@ def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: 
     )
     per_s = {(1, 1): 5.0, (2, 1): 6.0, (4, 1): 50.0, (8, 1): 51.0}
     rates = Rates(profiles=Profiles(series={("m", ""): Series(per_s, "any")}))
-    policy = replace(of_spec(SPECS["drf"]), spec=msgspec.structs.replace(SPECS["drf"], agent="listening"))
+    policy = replace(policy_of_spec(SPECS["drf"]), spec=msgspec.structs.replace(SPECS["drf"], agent="listening"))
     policy = replace(policy, model=TrainedModel("listening", {"mood": np.zeros(1)}, {}, "", "listening"))
     Listening.heard.clear()
     result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)

@@ -13,10 +13,10 @@ from gpusched.config.weights import Arrays
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.orders import ORDERS
-from gpusched.sim.policies import ReplayPolicy, composed, policy_by_name
+from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_order
 from gpusched.study.compare import compare
 from gpusched.study.request import elastic_of
-from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, carry_out
+from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, run_all
 
 FIGURE = "mean_jct_s"
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -33,7 +33,7 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     for name, rule in ORDERS.items():
         for suffix, needs in _BACKFILL_KNOWS.items():
             if rule.kind != "preemptive" and max(_KNOWN[rule.knows], _KNOWN[needs]) <= _KNOWN[knows]:
-                found.append(composed(name + suffix))
+                found.append(policy_of_order(name + suffix))
     return found
 
 
@@ -74,7 +74,7 @@ def final_table(
         for scenario in scenarios
     ]
     outcomes: list[list[StudyOutcome]] = [[] for _ in policies]
-    for i, outcome in enumerate(carry_out(runs)):
+    for i, outcome in enumerate(run_all(runs)):
         outcomes[i // len(scenarios)].append(outcome)
         advance(i + 1, len(runs))
     return rows_of([(p.name, own[0].result.knows) for p, own in zip(policies, outcomes, strict=True)], outcomes)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from gpusched.compiled import filled_in, inlined, jit
+from gpusched.compiled import inlined, jit, specialized
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NO_NUMBER
 from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
@@ -60,7 +60,7 @@ def queue_runner(
 ) -> Callable[[Sim, EventLog, Passes, AgentQueue], int]:
     """Return the function that replays to the end (`looped`), or to INVALID_OUTPUT, with these hooks compiled in."""
     hooks = dict[str, Callable[..., object]](_decide=decide, _started=started, _ended=ended)
-    return looped(filled_in(_decide_all, decide, **{name: inlined(hook) for name, hook in hooks.items()}))
+    return looped(specialized(_decide_all, decide, **{name: inlined(hook) for name, hook in hooks.items()}))
 
 
 def prepare_replay(

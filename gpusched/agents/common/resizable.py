@@ -23,7 +23,7 @@ from gpusched.sched.sizing.rules import DRF, wish
 from gpusched.sched.sizing.settle import speed_at
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.state import ARRIVED
-from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, give
+from gpusched.sim.rounds import DECISIONS, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, set_rate
 from gpusched.traces.trace import Trace
 
 _JOBS = (40, 100)  # of a workload
@@ -154,7 +154,7 @@ def run(workload: ResizableWorkload, policy: Policy, restart: float) -> Floats:
     engine, (count, most) = EngineRun(workload.submit, workload.work, SLOT_BY_SLOT), workload.speed.shape
     measured, held, progress = np.zeros((count, most)), np.zeros(count, np.int64), engine.progress
     while engine.next_round() and progress.counts[DECISIONS] <= _MAX_SLOTS:
-        active = engine.there
+        active = engine.active
         # Running jobs first, then pending ones by arrival, while each can have the smallest size.
         first = active[np.argsort(held[active] == 0, kind="stable")]
         admitted = np.sort(first[: workload.gpus // int(workload.sizes[0])])
@@ -202,5 +202,5 @@ def _resize(
         j = active[i]
         k = np.searchsorted(workload.sizes, chosen[i])
         if chosen[i] != held[j]:
-            give(progress, j, workload.speed[j, k], restart)
+            set_rate(progress, j, workload.speed[j, k], restart)
         held[j], measured[j, k] = chosen[i], workload.speed[j, k]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.estimation.speeds import NOTHING, SpeedLearner, SpeedPrior
+from gpusched.estimation.speeds import NO_SPEED, SpeedLearner, SpeedPrior
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints
 
@@ -55,7 +55,7 @@ def fully_observed(names: Sequence[str], speeds: Floats) -> SpeedLearner:
     """Return a learner with every speed observed: ``float64[kinds, most + 1, most + 1]``."""
     most = speeds.shape[1] - 1
     found = SpeedLearner(_prior(most), (most, most), _LATEST_WEIGHT, tuple(names))
-    found.speeds.total[:] = np.log(np.maximum(speeds[:, 1:, 1:].reshape(len(names), -1), np.exp(NOTHING)))
+    found.speeds.total[:] = np.log(np.maximum(speeds[:, 1:, 1:].reshape(len(names), -1), np.exp(NO_SPEED)))
     found.speeds.times[:] = 1.0
     return found
 

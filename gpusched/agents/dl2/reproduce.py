@@ -19,7 +19,7 @@ from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
 
 QUICK = Dl2Recipe(imitated=4, imitation_steps=200, rounds=4, batch=4, kept=128)
 _EXPLORATION_SEED = 3  # of the speeds observed before the evaluation
@@ -80,7 +80,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
             )  # fmt: skip
         return found
 
-    return PaperFigures(dl2(), played(chosen, rows, options, advance))
+    return PaperFigures(dl2(), play_all(chosen, rows, options, advance))
 
 
 def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[str, Actor]:

@@ -16,7 +16,7 @@ from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, Played, RoundProgress, give
+from gpusched.sim.rounds import BEFORE, NOW, SLOT_BY_SLOT, EngineRun, RoundProgress, RoundsResult, set_rate
 
 _MAX_IDLE_SLOTS = 20  # consecutive slots without any training
 
@@ -102,7 +102,7 @@ class SpeedChange(NamedTuple):
     factor: float
 
 
-def simulate(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> Played:
+def simulate(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequence[SpeedChange] = ()) -> RoundsResult:
     """Simulate all slots until the last job has ended.
 
     Args:
@@ -120,7 +120,7 @@ def simulate(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequ
     if changes:
         jobs = jobs._replace(rate=jobs.rate.copy())
     while run.next_round():
-        active, (slot, last) = run.there, run.progress.time[[NOW, BEFORE]]
+        active, (slot, last) = run.active, run.progress.time[[NOW, BEFORE]]
         for change in changes:
             if last < change.slot <= slot:
                 jobs.rate[change.kind] *= change.factor
@@ -130,7 +130,7 @@ def simulate(jobs: SlotJobs, policy: Policy, restart: float = 0.0, changes: Sequ
         idle = 0 if _resize(jobs, slot_progress, active, restart) or jobs.arrival[-1] > slot else idle + 1
         if idle > _MAX_IDLE_SLOTS:
             raise UsageError(f"{len(active)} jobs are left that nothing runs on {jobs.nodes} nodes")
-    return run.played
+    return run.result
 
 
 @jit
@@ -142,7 +142,7 @@ def _resize(jobs: SlotJobs, slot_progress: SlotProgress, active: Ints, restart: 
         rate = jobs.rate[jobs.kind[job], size[0], size[1]]
         resized = size[0] != before[0] or size[1] != before[1]
         if resized or rate != slot_progress.progress.rate[job]:
-            give(slot_progress.progress, job, rate, restart if resized else 0.0)
+            set_rate(slot_progress.progress, job, rate, restart if resized else 0.0)
         slot_progress.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
         any_trained |= rate > 0.0
     return any_trained

@@ -15,7 +15,7 @@ from gpusched.compiled import jit
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.state import DECIDE, OVER, EventLog, Passes, Sim
-from gpusched.sim.rounds import BEFORE, DECISIONS, NOW, Played, carry_out, give, is_due, present
+from gpusched.sim.rounds import BEFORE, DECISIONS, NOW, RoundsResult, active_jobs, apply_rates, is_due, set_rate
 
 
 class MaifsRun(NamedTuple):
@@ -37,16 +37,16 @@ class MaifsRun(NamedTuple):
     most: int = 1 << 40
 
 
-def play(world: MaifsWorld, known: SpeedEstimates, rule: SizingRule) -> Played:
+def play(world: MaifsWorld, known: SpeedEstimates, rule: SizingRule) -> RoundsResult:
     """All jobs to their end, by a rule that is told what is ``known``."""
     run, course = new_run(world.jobs)
     run.to_end(_run, MaifsRun(world, course, known, rule))
-    return run.played
+    return run.result
 
 
 def play_agent(
     world: MaifsWorld, numbers: Floats, mode: int = GRAPH, attends: bool = True, most: int = 1 << 40
-) -> Played:  # fmt: skip
+) -> RoundsResult:  # fmt: skip
     """All jobs to their end, by the agents, who know no speed that no job has told.
 
     Args:
@@ -59,7 +59,7 @@ def play_agent(
     (run, course), agent = new_run(world.jobs), agent_of(numbers)
     beliefs = new_beliefs(world.truth, float(agent.bold[0]))
     run.to_end(_run, MaifsRun(world, course, beliefs.known, SizingRule(GREEDY), beliefs, agent, mode, attends, most))
-    return run.played
+    return run.result
 
 
 @jit
@@ -71,7 +71,7 @@ def decide_round(sim: Sim, log: EventLog, passes: Passes, of: MaifsRun) -> int:
     if is_due(sim, progress):
         serve(of.world, of.course)
         apply(of.world, of.course, plan_of(of.beliefs, of.agent, of))
-        carry_out(sim, log, progress)
+        apply_rates(sim, log, progress)
     return DECIDE
 
 
@@ -81,7 +81,7 @@ _run = looped(decide_round)
 @jit
 def plan_of(beliefs: Beliefs | None, agent: MaifsWeights | None, of: MaifsRun) -> JointDecision:
     """What is decided; by the agents by what running jobs tell."""
-    world, course, there = of.world, of.course, present(of.course.progress)
+    world, course, there = of.world, of.course, active_jobs(of.course.progress)
     if beliefs is None or agent is None:
         return decide(world, course, of.known, there, of.rule)
     watch(world, course, beliefs, there, agent.bold[0])
@@ -95,7 +95,7 @@ def plan_of(beliefs: Beliefs | None, agent: MaifsWeights | None, of: MaifsRun) -
 def serve(world: MaifsWorld, course: JobStates) -> None:
     """Count what jobs have had since the last decision."""
     time = course.progress.time
-    for job in present(course.progress):
+    for job in active_jobs(course.progress):
         if course.point[job] >= 0:
             course.served[job] += world.gpus[course.point[job]] * (time[NOW] - time[BEFORE])
 
@@ -110,7 +110,7 @@ def apply(world: MaifsWorld, course: JobStates, plan: JointDecision) -> None:
         kind, begun = world.jobs.kind[job], course.progress.done[job] > 0.0
         course.point[job] = point
         course.node[job] = plan.node[i]
-        give(course.progress, job, world.truth[kind, point] if point >= 0 else 0.0, world.restart_s[kind])
+        set_rate(course.progress, job, world.truth[kind, point] if point >= 0 else 0.0, world.restart_s[kind])
         course.since[job] = course.progress.time[NOW] + (world.restart_s[kind] if begun else 0.0)
         course.told[job] = False
 

@@ -20,8 +20,8 @@ from gpusched.agents.maifs.workloads import MaifsJobs, draw, drawn_arrivals, rea
 from gpusched.agents.maifs.world import MaifsWorld, told, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
-from gpusched.sim.rounds import Played
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
+from gpusched.sim.rounds import RoundsResult
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
 from gpusched.traces.trace import Trace
 
 QUICK = MaifsSearchSettings(generations=1, population=4, tries=2, density=0.1, choose=1)
@@ -51,7 +51,7 @@ class MaifsRow(msgspec.Struct, frozen=True, kw_only=True):
     bound_makespan_s: float
 
 
-def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, learned: Floats) -> Played:
+def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, learned: Floats) -> RoundsResult:
     """A workload under a policy; ``learned``: the trained agents' weights."""
     if not rival.rule:
         return play_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
@@ -91,7 +91,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
         results = {name: result_of(every[name], world_of(workload, kinds), kinds, learned) for name in chosen}
         return [_row(*at, workload, name, result, bound) for name, result in results.items()]
 
-    return PaperFigures(maifs(), played(drawn, rows, options, advance))
+    return PaperFigures(maifs(), play_all(drawn, rows, options, advance))
 
 
 def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance) -> Floats:
@@ -107,7 +107,7 @@ def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperO
 
 
 def _row(
-    trace: str, week: int, load: float, seed: int, workload: MaifsJobs, name: str, result: Played, bound: Floats
+    trace: str, week: int, load: float, seed: int, workload: MaifsJobs, name: str, result: RoundsResult, bound: Floats
 ) -> MaifsRow:  # fmt: skip
     ends = workload.arrival + bound
     return MaifsRow(

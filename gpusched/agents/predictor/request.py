@@ -137,7 +137,7 @@ def predict_trace(model: str | None, file: str, format: str | None, vc: str | No
 
     predictor, trace = load_predictor(model), load(file, format, vc=vc)
     seconds = predictor.of(trace)
-    later = np.flatnonzero(~predictor.knew(trace))
+    later = np.flatnonzero(~predictor.in_training_data(trace))
     notes = list(_waits_note(trace))
     if predictor.calendar != (trace.epoch is not None):
         notes.append("the trace and the training data share no calendar: make sure that they differ")

@@ -17,7 +17,7 @@ from gpusched.agents.rltune.history import FEATURES, Reals
 from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import Arrays
-from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, reached
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, level_at
 from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 
@@ -117,7 +117,7 @@ def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> HazardRates
     ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
     done = [True] * len(gpus) if over is None else over.tolist()
     for count, ran, is_over in zip(gpus.tolist(), ran_s.tolist(), done, strict=True):
-        size, level = class_of(float(count)), reached(float(ran))
+        size, level = class_of(float(count)), level_at(float(ran))
         ended[size, level] += is_over
         outran[size, :level] += 1
     of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)

@@ -21,9 +21,9 @@ from gpusched.estimation.odds import (
     HazardRates,
     History,
     end_within,
+    level_at,
     next_level_s,
     note_passed,
-    reached,
 )
 from gpusched.sched.state import Flags, Floats, Ints, Records
 
@@ -80,7 +80,7 @@ def prepare_ranks(model: TrainedModel) -> PreemptionModel:
 @jit
 def cost_log2_s(history: History, ranking: Ranking, job: int, had_s: float) -> float:
     """log2 of the seconds of running that a completion costs (-log2 of the index) after ``had_s`` of running."""
-    level, weights = reached(had_s), ranking.weights
+    level, weights = level_at(had_s), ranking.weights
     alive, gain, cost, best = 1.0, 0.0, 0.0, 1e-12
     first, last = 7.5 * 2.0**level if level > 0 else 0.0, 15.0 * 2.0**level
     for at in range(level, LEVELS):
@@ -126,7 +126,7 @@ def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had
 def _alike(facts: Records, ranking: Ranking, a: int, had_a: float, b: int, had_b: float) -> bool:
     """Return whether two jobs certainly have the same rank; long queues are mostly bursts."""
     return bool(
-        facts[a]["burst"] == facts[b]["burst"] and ranking.weights[SERVED] == 0.0 and reached(had_a) == reached(had_b)
+        facts[a]["burst"] == facts[b]["burst"] and ranking.weights[SERVED] == 0.0 and level_at(had_a) == level_at(had_b)
     )
 
 
@@ -134,7 +134,7 @@ def _alike(facts: Records, ranking: Ranking, a: int, had_a: float, b: int, had_b
 def changes_after_s(ranking: Ranking, gpus: float, had_s: float) -> float:
     """Return the seconds of running after which a job's rank may change; infinite: never."""
     soonest = np.inf
-    if ranking.weights[INDEX] != 0.0 and reached(had_s) < LEVELS - 1:
+    if ranking.weights[INDEX] != 0.0 and level_at(had_s) < LEVELS - 1:
         soonest = next_level_s(had_s + SLACK_S) - had_s
     if ranking.weights[SERVED] != 0.0 and gpus > 0:
         for threshold in ranking.thresholds:

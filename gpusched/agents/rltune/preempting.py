@@ -23,7 +23,7 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats
-from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.traces.trace import Trace
@@ -117,14 +117,14 @@ def train_preempting(job: TrainJob, report: TrainingReport) -> TrainerResult:
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {count_of(len(trace), 'job')}: too few to train on", "use more")
     early, later = _replay_sets(job, settings)
-    rivals = {name: later.of(composed(name)) for name in RIVALS}
+    rivals = {name: later.of(policy_of_order(name)) for name in RIVALS}
     found, words = choose(early, later, rivals, job.seed, report.of("ranks").step)
     cost, best = later.cost(found)[0], min(cost for cost, _ in rivals.values())
     words += (f"{np.expm1(cost - best):+.1%} of cost against the best of {', '.join(RIVALS)} on the training part",)
     for line in words:
         report.note(line)
     model = model_of(found, learned_odds(job)[1].prior, settings.knows)
-    others = [composed(name) for name in (*RIVALS, *_SHOWN)]
+    others = [policy_of_order(name) for name in (*RIVALS, *_SHOWN)]
     if settings.knows != "nothing":
         usual = next(rule for rule in rules(settings.knows) if rule.name == DEFAULT)
         begun = model_of(usual, NO_ODDS.prior, settings.knows)

@@ -78,9 +78,9 @@ class ScoredRun(MappedRun):
         super().__init__(world)
         self._by = by
 
-    def remember(self) -> None:
+    def update_queue(self) -> None:
         """Record the jobs that ended or arrived at this instant."""
-        super().remember()
+        super().update_queue()
         sim = self._world.sim
         for job in sim.ended[: sim.counter[ENDED]].tolist():
             ended(sim, job, self._by)

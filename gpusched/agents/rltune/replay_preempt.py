@@ -24,15 +24,15 @@ from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Flags, Floats, Ints, Records
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import time_had, time_run
+from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
 from gpusched.sim.engine.preempt import (
     PreemptionPlan,
     allocate_with_preemption,
     apply_plan,
+    keep_running,
     new_plan,
     refresh_active,
     reset,
-    spare,
 )
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, EventLog, Passes, Sim, shape_request
 
@@ -114,7 +114,7 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         if sim.state[job]["status"] == DONE:
-            note_passed(history, job, time_run(sim.pace, sim, job), True)
+            note_passed(history, job, total_run_s(sim.pace, sim, job), True)
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
@@ -149,7 +149,7 @@ def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, hold
     for job in order:
         if plan.shares.runs[job]:
             if protected_until(sim, guard, job) > sim.clock[0]:
-                spare(sim, passes, plan, job)
+                keep_running(sim, passes, plan, job)
                 continue
             hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
             running += 1
@@ -174,7 +174,7 @@ def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: I
     """Return every job's rank, ``float64[jobs]``, after recording the time of running jobs."""
     had, runs = np.empty(jobs.size), np.empty(jobs.size, np.uint8)
     for i in range(jobs.size):
-        had[i] = time_had(sim.pace, sim, jobs[i], restart_s[jobs[i]])
+        had[i] = elapsed_run_s(sim.pace, sim, jobs[i], restart_s[jobs[i]])
         runs[i] = sim.state[jobs[i]]["status"] == RUNNING
     return ranks_of(history, ranking, facts, jobs, had, runs)
 
@@ -192,6 +192,6 @@ def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs:
                 continue  # until then its rank has no effect
             overhead = restart_s[job] if state["restarts"] > 0 else 0.0
             resumes = max(sim.clock[0], state["start"] + overhead)
-            had = time_had(sim.pace, sim, job, restart_s[job])
+            had = elapsed_run_s(sim.pace, sim, job, restart_s[job])
             soonest = min(soonest, resumes + changes_after_s(ranking, facts[job]["gpus"], had))
     return float(soonest)

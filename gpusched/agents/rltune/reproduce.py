@@ -21,12 +21,12 @@ from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import TrainedModel
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.engine.build import ReplayOptions as EngineOptions
-from gpusched.sim.policies import composed
+from gpusched.sim.policies import policy_of_order
 from gpusched.study.metrics import Metrics
 from gpusched.study.paper import Advance, Paper, PaperOptions, read_paper
 from gpusched.study.request import ReplayRequest
 from gpusched.study.scenario import load_scenario
-from gpusched.study.study import PlannedReplay, Scenario, carry_out
+from gpusched.study.study import PlannedReplay, Scenario, run_all
 
 
 class QuickSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,14 +142,14 @@ def _lines(
     held_out: Scenario,
 ) -> list[ComparisonLine]:  # fmt: skip
     """Replay all bases and agents on the later part; bases that need true run times are excluded."""
-    bases = {name: composed(name) for name in policies if name != UNTRAINED}
+    bases = {name: policy_of_order(name) for name in policies if name != UNTRAINED}
     settings, seed = replace(RltuneSettings(), **(_QUICK if options.quick else {})), rltune().drawn_with(options)[0]
     untrained_agent = untrained(settings)
     if UNTRAINED in policies and untrained_agent is not None:
         bases[UNTRAINED] = agent_of(untrained_agent, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
     runs = [PlannedReplay(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
-    done = list(carry_out(runs))
+    done = list(run_all(runs))
     base_outcomes = dict(zip(bases, done, strict=False))
     agent_outcomes = dict(zip(mine, done[len(bases) :], strict=True))
     lines = []

@@ -15,9 +15,9 @@ from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.study.compare import compare
-from gpusched.study.study import PlannedReplay, StudyOutcome, carry_out
+from gpusched.study.study import PlannedReplay, StudyOutcome, run_all
 from gpusched.traces.trace import Trace
 
 OWN_ESTIMATE = "sjf, agent's estimate"
@@ -33,7 +33,7 @@ def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
         names += _BY_LIMIT
     if knows in ("estimate", "oracle"):
         names += _BY_ESTIMATE
-    return [composed(name) for name in names]
+    return [policy_of_order(name) for name in names]
 
 
 def agent_of(prepared: PreparedScorer, name: str, settings: RltuneSettings) -> ReplayPolicy:
@@ -76,7 +76,7 @@ def table_of(
     policies = [agent, *others]
     runs = [PlannedReplay(job.held_out[0], policy, ReplayOptions(restart_s=restart_s)) for policy in policies]
     table_report, outcomes = report.of("table"), []
-    for outcome in carry_out(runs):
+    for outcome in run_all(runs):
         outcomes.append(outcome)
         table_report.step(len(outcomes), len(runs))
     return rows_of([(p.name, p.knows) for p in policies], [[one] for one in outcomes]), _slowdowns(outcomes, yardsticks)

@@ -27,7 +27,7 @@ from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, behind, en
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
-from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
@@ -79,7 +79,7 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiti
 
 def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
-    return replace(composed("fifo+skip"), name=name or placement, placement=placement)
+    return replace(policy_of_order("fifo+skip"), name=name or placement, placement=placement)
 
 
 def replayed(
@@ -95,7 +95,8 @@ def replayed(
 
 def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, Acting]:
     """The world with the ways in which its jobs may be laid out, and what agents keep."""
-    rule = replace(composed(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s)
+    rule = replace(policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention",
+    place_wait_s=spec.place_wait_s)
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
     policy = world.policy
     world, walk = walked(*with_ways(world._replace(policy=rule)))

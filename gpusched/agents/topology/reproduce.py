@@ -19,11 +19,11 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.network import most_alike, read_pairs
+from gpusched.sim.network import closest_machine, read_pairs
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, played
+from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
 from gpusched.traces.trace import Trace
 
 DEFAULT_GPUS = 8
@@ -75,7 +75,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     def rows(at: tuple[TopologySetting, float, int]) -> list[TopologyRow]:
         return [row_of(*at, name, jobs, numbers) for name in chosen]
 
-    return PaperFigures(ours(), played(drawn, rows, options, advance))
+    return PaperFigures(ours(), play_all(drawn, rows, options, advance))
 
 
 def _trained(options: PaperOptions, advance: Advance) -> Floats:
@@ -154,7 +154,7 @@ def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Topology
     if not topology.racks() or not nodes:
         raise UsageError(f"{path.stem}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
     pool = Pool.of(nodes)
-    return TopologySetting(path.stem, topology, pool, most_alike(pool), nic_gbps=nic_gbps)
+    return TopologySetting(path.stem, topology, pool, closest_machine(pool), nic_gbps=nic_gbps)
 
 
 def row_of(

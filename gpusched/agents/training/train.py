@@ -30,7 +30,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.queue.lastgood import inventory_path
 from gpusched.sim.orders import folders_in_force
-from gpusched.sim.policies import of_spec
+from gpusched.sim.policies import policy_of_spec
 
 
 class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ def _add_final_table(
         return made
     table_report = report.of(f"{material.partition}, table")
     spec = msgspec.structs.replace(trained, folder=str(folder))
-    agent = of_spec(spec, spec.name, material.partition)
+    agent = policy_of_spec(spec, spec.name, material.partition)
     rows = final_table(agent, material.held_out, table_report.step, untrained_policy(agent, untrained))
     card = msgspec.structs.replace(made.card, metrics=rows)
     write_card(Path(made.card_file), card)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gpusched.compiled import filled_in, in_python, inlined, jit
+from gpusched.compiled import in_python, inlined, jit, specialized
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
@@ -132,7 +132,7 @@ def queue_pass(
         small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
         return in_python(_walk, **flags, **small, **hooks)
     parts = {name: inlined(hook) for name, hook in hooks.items()}
-    return filled_in(_walk, place, **flags, **parts)
+    return specialized(_walk, place, **flags, **parts)
 
 
 _place: Place[Any] = cast(Any, None)  # these eleven are filled in

@@ -1,4 +1,4 @@
-"""A replay's world before anything has happened, and its result when all has."""
+"""A replay's initial world, and its result at the end."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
-from gpusched.sim.sharing import Share, SharingBeliefs, fractional, lost_together, sharing_of
+from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
 from gpusched.traces.trace import Trace
 
 
 class Outage(NamedTuple):
-    """A node is away from ``start`` until ``end`` (seconds on the trace's clock; infinite: for good).
+    """A node's outage from ``start`` until ``end`` (seconds on the trace's clock; infinite: permanent).
 
     With ``drain`` its jobs may finish; else they are cut, wait again, and have all their work to do once more.
     """
@@ -104,7 +104,7 @@ class ResizableJobs:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """How to replay.
+    """Options of a replay.
 
     Attributes:
         seed: For placements that draw.
@@ -155,7 +155,7 @@ class ReplayOptions:
 
 
 class SimWorld(NamedTuple):
-    """One replay.
+    """The state of one replay.
 
     Attributes:
         rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
@@ -178,15 +178,15 @@ class SimWorld(NamedTuple):
 
     @property
     def users(self) -> int:
-        """How many users there are."""
+        """Return the number of users."""
         return int(self.sim.jobs["user"].max(initial=-1)) + 1
 
 
-_BLIND = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
+_NO_TOPOLOGY = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
 
 
 def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOptions) -> SimWorld:
-    """The world before anything has happened.
+    """Return the world before the first event.
 
     Raises:
         UsageError: A placement or node that does not exist.
@@ -196,13 +196,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
     believed = options.believed if options.network is None else None
     share, notes = sharing_of(options.share, trace, policy, rule, believed)
-    blind = (_BLIND,) if rule == "contention" and options.network is None else ()
+    blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
     ledger: SimLedger | None = None
     if options.quotas is not None:
-        demand, ledger = _limited(demand, trace, options.quotas, options.elastic)
+        demand, ledger = _apply_limits(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.progress is not None:  # as measured of each job
         restart_s = np.where(np.isnan(trace.progress.cost_s), restart_s, trace.progress.cost_s)
@@ -250,10 +250,10 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )
 
 
-def _limited(
+def _apply_limits(
     demand: Demand, trace: Trace, quotas: QuotaSet, elastic: ResizableJobs | None
 ) -> tuple[Demand, SimLedger | None]:  # fmt: skip
-    """The limits, and the demand without the jobs that exceed one alone."""
+    """Return the limits, and the demand without jobs that alone exceed a limit."""
     least = trace.gpus if elastic is None else np.minimum(elastic.least, trace.gpus)
     ledger, never = ledger_of(trace, limits_of(trace, trace.duration), least, quotas)
     if not never:
@@ -264,12 +264,12 @@ def _limited(
 
 
 def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
-    """Speeds and shared GPUs; jobs have their work to do in seconds as recorded, and limits bind the time they run."""
+    """Return speeds and shared GPUs; work is in recorded seconds, and time limits apply to the time that jobs run."""
     limit = time_limits(trace) if limits else np.full(len(trace), np.inf)
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
     whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
-    pairs = Paired(lost_together(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
+    pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     return Pace(
         runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,
@@ -288,7 +288,7 @@ def estimator_for(world: SimWorld) -> Estimator:
 
 
 def log_of(world: SimWorld) -> EventLog:
-    """A log with room for every run that is not cut."""
+    """Return a log with room for every run that is not interrupted."""
     widest = int(world.demand.parts.max(initial=0)) + 64
     return new_log(3 * len(world.trace) + len(world.sim.changes) + 64, widest, widest)
 
@@ -296,7 +296,7 @@ def log_of(world: SimWorld) -> EventLog:
 def _jobs(
     trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Demand, limits: bool, children: Ints
 ) -> Records:  # fmt: skip
-    """The jobs, ``JOB[jobs]``; ``children``: those of `_children`."""
+    """Return the jobs, ``JOB[jobs]``; ``children``: as from `_children`."""
     overlong = (trace.duration > trace.limit) & limits
     after, places = trace.depends_on[children], np.arange(len(trace))
     child, stop = (np.searchsorted(after, places, side=side) for side in ("left", "right"))
@@ -322,13 +322,13 @@ def _nodes(pool: Pool, demand: Demand) -> Records:
 
 
 def _children(trace: Trace) -> Ints:
-    """Those that wait for a job's end, by the job for which they wait (`state.JOB`)."""
+    """Return the dependent jobs, ordered by the job that they wait for (`state.JOB`)."""
     order: Ints = np.argsort(trace.depends_on, kind="stable")
     return order[np.searchsorted(trace.depends_on[order], 0) :]
 
 
 def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int) -> Records:
-    """Node events, ``CHANGE[n]``, in order of (time, back before gone, node)."""
+    """Return node events, ``CHANGE[n]``, in order of (time, returning before leaving nodes, node)."""
     rows = [(time, NODE_RESERVED, node) for time, node in times_of(bookings)]
     for outage in failures:
         if not 0 <= outage.node < nodes:
@@ -342,7 +342,7 @@ def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int
 def _passes(
     demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: SimLedger | None
 ) -> Passes:  # fmt: skip
-    """What the live passes take."""
+    """Return the inputs of the live passes."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
     account, room, links = (None,) * 3 if ledger is None else (ledger.account, ledger.room, ledger.links)
     passes = Passes(
@@ -366,7 +366,7 @@ def most_parts_running(demand: Demand, parts: int) -> int:
 
 
 def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
-    """What was done, in ``seconds`` of wall time."""
+    """Return the result of a replay that took ``seconds`` of wall time."""
     trace, demand, sim = world.trace, world.demand, world.sim
     logged, cuts, cut_parts = (int(sim.counter[i]) for i in (LOGGED, CUTS, CUT_PARTS))
     state = sim.state
@@ -424,7 +424,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
 
 
 def _held(world: SimWorld) -> tuple[Ints, Ints, Ints]:
-    """Nodes of each job's last run, GPUs on each, and which they are, job by job."""
+    """Return the nodes of each job's last run: how many, GPUs on each, and node numbers, job by job."""
     sim, demand = world.sim, world.demand
     changed = world.options.elastic is not None or world.options.network is not None
     shape = np.where(demand.shape >= 0, sim.jobs["shape"], -1) if changed else demand.shape

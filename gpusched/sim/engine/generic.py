@@ -26,11 +26,11 @@ from gpusched.sched.state import (
     new_outcome,
 )
 from gpusched.sim.engine.build import SimWorld, estimator_for
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, held_by_user, order_keys
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, count_held_gpus, order_keys
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import time_run
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of, waiting_in
-from gpusched.sim.engine.share import count_once, pair_up, share_gpus
+from gpusched.sim.engine.pace import total_run_s
+from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
+from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
 
@@ -62,7 +62,7 @@ class SimQueue(NamedTuple):
 
 
 def new_queue(world: SimWorld) -> SimQueue:
-    """An empty queue."""
+    """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
@@ -81,15 +81,15 @@ def new_queue(world: SimWorld) -> SimQueue:
 
 @jit
 def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> int:
-    """Every partition's pass in which something happened."""
-    remember(sim, passes, queue)
+    """Run the pass of every partition in which something happened."""
+    update_queue(sim, passes, queue)
     due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
     backfill = queue.backfill if due else NONE
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
             _decide(sim, log, passes, queue, partition, backfill)
             sim.dirty[partition] = 0
-    while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
+    while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_feasible(sim, passes, queue):
         for partition in range(sim.dirty.size):
             _decide(sim, log, passes, queue, partition, backfill)
     if due:
@@ -104,13 +104,13 @@ run_generic = looped(decide_generic)
 
 
 @jit
-def remember(sim: Sim, passes: Passes, queue: SimQueue) -> None:
-    """What ended at this instant, and what came to wait."""
+def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
+    """Record the jobs that ended and that became ready at this instant."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
-        held_by_user(sim, queue.users, job, -1)
+        count_held_gpus(sim, queue.users, job, -1)
         if queue.estimates and sim.state[job]["status"] == DONE:
-            note_end(queue.run_times.past, queue.run_times.keys[job], time_run(sim.pace, sim, job), sim.clock[0])
+            note_end(queue.run_times.past, queue.run_times.keys[job], total_run_s(sim.pace, sim, job), sim.clock[0])
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
         if queue.estimates:
@@ -120,8 +120,8 @@ def remember(sim: Sim, passes: Passes, queue: SimQueue) -> None:
 
 
 @jit
-def _any_can(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
-    """Whether any waiting job can run; with nothing running, an unlucky draw is drawn again, or it might never be."""
+def _any_feasible(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
+    """Return whether any waiting job can run; if nothing runs, a failed naive draw must then be repeated."""
     for i in range(queue.size[0]):
         if passes.jobs.feasibility[sim.jobs[queue.waiting[i]]["shape"]] == OK:
             return True
@@ -130,22 +130,22 @@ def _any_can(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
 
 @jit
 def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition: int, backfill: int) -> None:
-    """One partition's pass."""
+    """Run one partition's pass."""
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
-    count_once(sim.pace, sim, passes.releases)
+    release_pairs_once(sim.pace, sim, passes.releases)
     if backfill == CONSERVATIVE or not share_gpus(
         sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
-        begin_started(sim, log, queue.outcome, None)
+        start_granted(sim, log, queue.outcome, None)
     pair_up(sim.pace, sim, log, passes, queue.outcome, waiting)
-    forget_started(sim, queue, waiting)
+    dequeue_started(sim, queue, waiting)
 
 
 @jit
 def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
-    """The partition's waiting jobs by (key, rank), ``int64[waiting]``."""
+    """Return the partition's waiting jobs by (key, rank), ``int64[waiting]``."""
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
     if queue.order == PLAIN or jobs.size < 2:
         return jobs
@@ -155,12 +155,12 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
 
 
 @jit
-def forget_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
-    """Takes what has started out of the queue, and counts it for its user."""
+def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
+    """Remove started jobs from the queue, and count their GPUs for their users."""
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
-            held_by_user(sim, queue.users, job, 1)
+            count_held_gpus(sim, queue.users, job, 1)
             started += 1
     if started > 0:
-        leave_started(sim, queue.waiting, queue.size)
+        remove_running(sim, queue.waiting, queue.size)

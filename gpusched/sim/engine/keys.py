@@ -1,4 +1,4 @@
-"""Orders whose keys change while jobs wait, and what they are made of: users' usage."""
+"""Orders whose keys change while jobs wait, and users' usage, on which they depend."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)
 
 
 @jit
-def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
-    """Counts a job's GPUs as held (1) or no longer held (-1) by its user from now on."""
+def count_held_gpus(sim: Sim, users: Records, job: int, sign: int) -> None:
+    """Add (sign 1) or subtract (-1) a job's GPUs from those that its user holds."""
     user = sim.jobs[job]["user"]
     account(users, user, sim.clock[0], sim.clock[2])
     shape = sim.shapes[sim.jobs[job]["shape"]]
@@ -36,7 +36,7 @@ def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
 
 @jit
 def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
-    """Each job's key now, ``float64[jobs]``, smaller first; see `_key`."""
+    """Return each job's current key, ``float64[jobs]``, smallest first; see `_key`."""
     used = 0.0
     active = 0
     for user in range(users.size):
@@ -54,7 +54,7 @@ def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
 
 @jit
 def _key(sim: Sim, users: Records, job: int, order: int, used: float, active: int, gpus: int) -> float:
-    """One job's key.
+    """Return one job's key.
 
     fairshare: the user's decayed GPU hours and one for each GPU held, as the live policy. WFP3: -(w / r)^3 n. UNICEF:
     -w / (log2(n) r), log2(1) taken as 1e-15 as in RLScheduler (Zhang et al., SC 2020), so that one-GPU jobs go first.

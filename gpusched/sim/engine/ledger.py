@@ -43,30 +43,30 @@ class SimLedger(NamedTuple):
     limit: Floats
 
 
-def planned(ledger: SimLedger | None) -> SimLedger | None:
-    """The same with a room and accounts of its own, for those who plan before they start anything (`plan_anew`)."""
+def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
+    """Return a copy with its own room and accounts, for policies that plan before they start jobs (`reset_plan`)."""
     if ledger is None:
         return None
     return ledger._replace(room=ledger.room.copy(), account=ledger.account.copy())
 
 
 @jit
-def plan_anew(plan: SimLedger | None, ledger: SimLedger | None) -> None:
-    """Set the plan's room to what is left now."""
+def reset_plan(plan: SimLedger | None, ledger: SimLedger | None) -> None:
+    """Reset the plan's room to what is left now."""
     if plan is not None and ledger is not None:
         plan.room[:] = ledger.room
 
 
 @jit
 def bind_waiting(plan: SimLedger | None, ledger: SimLedger | None, job: int, waits: bool) -> None:
-    """Have limits bind the job in the plan if it waits; what runs, elsewhere too, is counted already."""
+    """Apply limits to the job in the plan if it waits; running jobs are counted already."""
     if plan is not None and ledger is not None:
         plan.account[job, 0] = ledger.account[job, 0] if waits else -1
 
 
 @jit
 def jobs_planned(plan: SimLedger | None, jobs: QueueJobs) -> QueueJobs:
-    """Return the jobs as a pass that plans sees them."""
+    """Return the jobs with the plan's accounts and room."""
     if plan is None:
         return jobs
     return QueueJobs(jobs.shape, jobs.limit, plan.account, plan.room, jobs.feasibility, jobs.masks, jobs.links)
@@ -74,7 +74,7 @@ def jobs_planned(plan: SimLedger | None, jobs: QueueJobs) -> QueueJobs:
 
 @jit
 def exceeds_limit(ledger: SimLedger | None, job: int) -> bool:
-    """Whether a limit leaves too little for the job; for those who start jobs without `sched.kernel`."""
+    """Return whether a limit leaves too little for the job; for jobs that are started without `sched.kernel`."""
     if ledger is None:
         return False
     return bounds.exceeds(ledger.links, ledger.room, ledger.account, job)
@@ -82,14 +82,14 @@ def exceeds_limit(ledger: SimLedger | None, job: int) -> bool:
 
 @jit
 def charge_limits(ledger: SimLedger | None, job: int) -> None:
-    """Take what a job takes that is started without `sched.kernel`."""
+    """Charge limits for a job that is started without `sched.kernel`."""
     if ledger is not None:
         bounds.charge(ledger.links, ledger.room, ledger.account, job)
 
 
 @jit
-def give_back_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
-    """Give back what a job that ran from ``begun`` until ``now`` took, but for the GPU seconds that it used."""
+def release_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
+    """Release what a job that ran from ``begun`` until ``now`` took of limits, except GPU seconds used."""
     if ledger is None:
         return
     account, room, links = ledger.account, ledger.room, ledger.links
@@ -101,13 +101,13 @@ def give_back_limits(ledger: SimLedger | None, job: int, begun: float, now: floa
         bound, unit = link["bound"], link["unit"]
         room[bound] += 1 if unit == 0 else account[job, unit]
         if ledger.row[bound] >= 0:
-            room[bound] -= note_used(ledger, ledger.row[bound], account[job, 1], begun, now)
+            room[bound] -= record_usage(ledger, ledger.row[bound], account[job, 1], begun, now)
         at = link["next"]
 
 
 @jit
-def note_used(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) -> int:
-    """Note GPUs that were used from ``begin`` to ``end``; return the GPU seconds of them that count yet."""
+def record_usage(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) -> int:
+    """Record GPUs used from ``begin`` to ``end``; return their GPU seconds within the seven days."""
     epoch, first = ledger.epoch[0], ledger.hour[0] - HOURS + 1
     at = max(begin + epoch, first * HOUR_S)
     total, hour = 0, int(at // HOUR_S)
@@ -125,16 +125,16 @@ def note_used(ledger: SimLedger, row: int, gpus: int, begin: float, end: float) 
 
 
 @jit
-def next_hour(ledger: SimLedger | None, waits: bool) -> float:
-    """Return when GPU seconds may leave the seven days that somebody waits for; infinite: never."""
+def next_expiry(ledger: SimLedger | None, waits: bool) -> float:
+    """Return when GPU seconds that waiting jobs need may leave the seven days; infinite: never."""
     if ledger is None:
         return np.inf
     return float((ledger.hour[0] + 1) * HOUR_S - ledger.epoch[0]) if waits and ledger.kept[0] > 0 else np.inf
 
 
 @jit
-def turn_hours(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
-    """Bring the seven days up to now."""
+def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
+    """Advance the seven days to now."""
     if ledger is None:
         return
     hour, gone = int((now + ledger.epoch[0]) // HOUR_S), 0
@@ -152,21 +152,21 @@ def turn_hours(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
 
 
 @jit
-def just_turned(ledger: SimLedger | None) -> bool:
-    """Whether at this instant something has left the seven days."""
+def usage_expired(ledger: SimLedger | None) -> bool:
+    """Return whether usage has left the seven days at this instant."""
     return ledger is not None and ledger.kept[1] > 0
 
 
 @jit
 def set_gpus(ledger: SimLedger | None, job: int, gpus: int) -> None:
-    """Set what a waiting job would take, when it is to have so many GPUs."""
+    """Set what a waiting job would take with so many GPUs."""
     if ledger is not None:
         ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * ledger.limit[job])
 
 
 @jit
 def exceeds_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float) -> bool:
-    """Whether a limit leaves too little for the job with so many GPUs, of which it has ``held`` for ``left_s`` yet."""
+    """Return whether a limit leaves too little for so many GPUs, ``held`` of which it keeps for ``left_s`` more."""
     if ledger is None or 0 < held >= gpus:
         return False
     at = ledger.account[job, 0]
@@ -180,7 +180,7 @@ def exceeds_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s:
 
 @jit
 def charge_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float) -> None:
-    """Take what `exceeds_at` asks about."""
+    """Charge limits for what `exceeds_at` checks."""
     if ledger is None or 0 < held >= gpus:
         return
     at = ledger.account[job, 0]
@@ -192,7 +192,7 @@ def charge_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: 
 
 @jit
 def _cost_at(ledger: SimLedger, unit: int, job: int, gpus: int, held: int, left_s: float) -> int:
-    """What a waiting job takes (``held`` 0), or what one that runs takes more: it is the same one job."""
+    """Return what a waiting job takes (``held`` 0), or how much more a running one, counted as a job already, takes."""
     if unit == 0:
         return 0 if held > 0 else 1
     seconds = min(left_s, ledger.limit[job]) if held > 0 else ledger.limit[job]

@@ -1,4 +1,4 @@
-"""Who shares links with whom while jobs run; nothing where `Pace.links` is None."""
+"""Which running jobs share network links; nothing where `Pace.links` is None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpusched.sim.engine.state import Links, Sim
 
 @jit
 def join_links(links: Links | None, sim: Sim, job: int) -> int:
-    """A job runs on ``sim.held``; how many others, in ``links.found``, may go at another speed by it.
+    """Enter a job that starts on ``sim.held``; return how many others, in ``links.found``, may change speed.
 
     A pass by cost has entered its links already.
     """
@@ -24,8 +24,8 @@ def join_links(links: Links | None, sim: Sim, job: int) -> int:
 
 
 @jit
-def quit_links(links: Links | None, job: int) -> int:
-    """A job stops; how many others, in ``links.found``, may go at another speed by it."""
+def leave_links(links: Links | None, job: int) -> int:
+    """Remove a job that stops; return how many others, in ``links.found``, may change speed."""
     if links is None:
         return 0
     count = neighbours(links.load, job, links.found)
@@ -35,7 +35,7 @@ def quit_links(links: Links | None, job: int) -> int:
 
 @jit
 def speed_on_links(links: Links | None, job: int) -> float:
-    """How fast a running job goes where it is, beside its neighbours; 1: alone where it is fastest."""
+    """Return a running job's speed on its nodes and links; 1: alone on its fastest layout."""
     if links is None:
         return 1.0
     return float(links.load.jobs[job]["speed"])

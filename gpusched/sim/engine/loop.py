@@ -1,4 +1,4 @@
-"""The loop of every compiled replay: on to the next instant, decide, and again. Who decides is compiled into it.
+"""The main loop of every compiled replay: advance to the next instant, then decide. The decision is compiled in.
 
 run = looped(decide)
 code = run(sim, log, passes, state)
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from gpusched.compiled import filled_in, in_python, jit
+from gpusched.compiled import in_python, jit, specialized
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
 from gpusched.sched.reservations.calendar import next_turn, turn_due
@@ -21,20 +21,20 @@ Decide = Callable[[Sim, EventLog, Passes, State], int]
 
 
 def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
-    """The replay that asks ``decide`` at every instant at which something happened.
+    """Return the replay that calls ``decide`` at every instant at which something happened.
 
-    That starts and stops jobs (`step.start_job`, `step.cut`), given what it keeps between decisions, and returns DECIDE
-    to go on, or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
+    It starts and stops jobs (`step.start_job`, `step.stop_job`), gets its own ``state`` each time, and returns DECIDE
+    to continue or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
 
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
     """
-    return filled_in(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
+    return specialized(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
 
 
 @jit
 def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
-    """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
+    """Advance to the next decision (see `advance` for the codes), and update the passes' arrays.
 
     What ended gives nothing back any more, and what nodes changed decides what can run. While jobs wait this is an
     instant, too: when nodes come to be others', or theirs, though nothing else happens.
@@ -60,7 +60,7 @@ _decide: Decide[Any] = cast(Any, None)  # is filled in
 
 
 def _run(sim: Sim, log: EventLog, passes: Passes, state: Any) -> int:
-    """What `looped` makes, once for each `_decide`."""
+    """Run the replay; compiled by `looped` once for each `_decide`."""
     while True:
         code = next_decision(sim, log, passes)
         if code == DECIDE:

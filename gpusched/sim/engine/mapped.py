@@ -15,9 +15,9 @@ from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.generic import forget_started, new_queue, ordered, remember
+from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import begin_started, state_of
+from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
@@ -61,35 +61,35 @@ class MappedRun:
         self.reports: list[MappingReport] = []
 
     def __call__(self, log: EventLog) -> int:
-        """Replays to the end; OVER, or GROW (call again)."""
+        """Replay to the end; return OVER, or GROW (call again)."""
         return _run(self._world.sim, log, self._world.passes, self)
 
     def decide(self, log: EventLog) -> int:
-        """Every partition's mapping in which something happened."""
+        """Map every partition in which something happened."""
         sim = self._world.sim
-        self.remember()
+        self.update_queue()
         for partition in np.flatnonzero(sim.dirty).tolist():
             self._decide(log, partition)
         sim.dirty[:] = 0
         return DECIDE
 
-    def remember(self) -> None:
-        """What ended at this instant, and what came to wait."""
+    def update_queue(self) -> None:
+        """Record the jobs that ended and that became ready at this instant."""
         sim, passes = self._world.sim, self._world.passes
         ready = sim.ready[: sim.counter[READY]]
         # after a failure: no longer of where it ran
         sim.jobs["expected"][ready] = passes.jobs.limit[ready] = self._limit[ready]
-        remember(sim, passes, self._queue)
+        update_queue(sim, passes, self._queue)
 
     def order(self, partition: int) -> tuple[Ints, Keep | None]:
-        """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
+        """Return the partition's waiting jobs in order, and nodes kept for one of them."""
         return ordered(self._world.sim, self._queue, partition), None
 
     def started(self, jobs: Ints) -> None:
-        """These run from now on."""
+        """Handle jobs that have just started."""
 
     def _decide(self, log: EventLog, partition: int) -> None:
-        """One partition's mapping, and its starts in the engine's terms."""
+        """Map one partition, and start its jobs in the engine."""
         sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
         waiting, keep = self.order(partition)
         if not len(waiting):
@@ -102,19 +102,19 @@ class MappedRun:
         started = outcome.started[: outcome.total[0]]
         # when its end is looked for among the releases, it must be the one noted there
         sim.jobs["expected"][started] = state.jobs.limit[started]
-        begin_started(sim, log, outcome, None)
+        start_granted(sim, log, outcome, None)
         self.started(started)
-        forget_started(sim, queue, waiting)
+        dequeue_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:
-        """``float64[jobs, kinds]``: the run time that is expected, at the measured speeds; a limit that kills binds."""
+        """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
         lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
         bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
         return bound
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the result: how often there was something to better, and how near the best it came."""
+        """Return notes for the result: how often the mapping could be improved, and the remaining gap."""
         if self._solver is None or not self.reports:
             return ()
         better = [r for r in self.reports if r.solver == "milp"]
@@ -134,7 +134,7 @@ _run = looped(_decide_mapped, compiled=False)
 
 
 def _solver() -> Solver:
-    """The live optimiser, bounded by the search alone."""
+    """Return the live optimiser, bounded by search effort only."""
     from gpusched.sched.mapping.milp import highs, solve
 
     highs()
@@ -146,7 +146,7 @@ def _solver() -> Solver:
 
 
 def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
-    """``float64[jobs, kinds]``: measured where there are profiles, else by the policy's patterns of (model) names."""
+    """Return ``float64[jobs, kinds]``: measured speeds, else those of the policy's model name patterns."""
     trace, pool = world.trace, world.pool
     names = (*trace.models, "")
     by_name = np.array([speeds_by_name(mapping.speeds, name, pool.gpu_types) for name in names])
@@ -156,7 +156,7 @@ def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
 
 
 def _set_measured(speeds: Floats, world: SimWorld) -> None:
-    """Puts the measured speeds, in parts of the recorded one, into ``float64[jobs, kinds]``, where there are any."""
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``."""
     pace = world.sim.pace
     if pace is not None:
         measured = pace.runs["row"] >= 0

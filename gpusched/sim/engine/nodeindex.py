@@ -1,7 +1,7 @@
 """Nodes by free GPUs: picks the same nodes as `sched.place.choose` without looking at every node.
 
 For pools where only GPUs bind (`Demand.gpus_only`). One bitmap of nodes per number of free GPUs; a node that is not
-available is in none. A test holds `pick` and `choose` together.
+available is in none. A test holds `pick_nodes` and `choose` together.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ class NodeIndex(NamedTuple):
 
     Attributes:
         words: ``int64[levels, words]``: bit ``node % 32`` of word ``node // 32`` of level f: the node has f GPUs free.
-        many: ``int64[levels]``: nodes of each level.
+        counts: ``int64[levels]``: nodes of each level.
     """
 
     words: Ints
-    many: Ints
+    counts: Ints
 
 
 def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
-    """The nodes' index; without levels (not to be used) if not useful or where nodes have more than 64 GPUs."""
+    """Return the nodes' index; without levels (unused) if not useful or if nodes have more than 64 GPUs."""
     levels = int(resources.gpus.max(initial=0)) + 1
     if not useful or levels > _MOST_LEVELS:
         return NodeIndex(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
     index = NodeIndex(np.zeros((levels, len(resources.gpus) // _BITS + 1), np.int64), np.zeros(levels, np.int64))
     for node, free in enumerate(resources.gpus.tolist()):
-        put(index, node, free)
+        add_node(index, node, free)
     return index
 
 
 @jit
-def put(index: NodeIndex, node: int, free: int) -> None:
-    """Enters a node with ``free`` GPUs (negative: not at all)."""
+def add_node(index: NodeIndex, node: int, free: int) -> None:
+    """Add a node with ``free`` GPUs (negative: do not add it)."""
     if free >= 0:
         index.words[free, node // _BITS] |= 1 << (node % _BITS)
-        index.many[free] += 1
+        index.counts[free] += 1
 
 
 @jit
-def move(index: NodeIndex, node: int, before: int, after: int) -> None:
-    """Notes that ``node`` has ``after`` GPUs free instead of ``before``."""
+def move_node(index: NodeIndex, node: int, before: int, after: int) -> None:
+    """Move ``node`` from ``before`` free GPUs to ``after``."""
     if before >= 0:
         index.words[before, node // _BITS] &= ~(1 << (node % _BITS))
-        index.many[before] -= 1
-    put(index, node, after)
+        index.counts[before] -= 1
+    add_node(index, node, after)
 
 
 @jit
-def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
-    """Whether ``parts`` nodes of the whole pool have ``gpus`` free: necessary, and sufficient without partitions."""
+def can_fit(index: NodeIndex, gpus: int, parts: int) -> bool:
+    """Return whether ``parts`` nodes of the pool have ``gpus`` free: necessary; sufficient without partitions."""
     found = 0
-    for free in range(gpus, index.many.size):
-        found += index.many[free]
+    for free in range(gpus, index.counts.size):
+        found += index.counts[free]
         if found >= parts:
             return True
     return False
 
 
 @jit
-def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
-    """`place.choose` for first fit, best fit and spread, where nodes differ in free GPUs alone; into ``chosen``."""
-    if not enough(index, request.gpus, request.parts):
+def pick_nodes(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -> bool:
+    """Select nodes as `place.choose` for first fit, best fit and spread, where only GPUs bind; into ``chosen``."""
+    if not can_fit(index, request.gpus, request.parts):
         return False
     first, last = request.lo // _BITS, (request.hi - 1) // _BITS
-    levels = index.many.size
+    levels = index.counts.size
     found = 0
     if rule == FIRST_FIT:
         for word in range(first, last + 1):
@@ -88,7 +88,7 @@ def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -
         return False
     for step in range(levels - request.gpus):
         free = request.gpus + step if rule == BEST_FIT else levels - 1 - step
-        if index.many[free] == 0:
+        if index.counts[free] == 0:
             continue
         for word in range(first, last + 1):
             found = _collect(index.words[free, word], word, request, found, chosen)
@@ -99,7 +99,7 @@ def pick(index: NodeIndex, request: PlacementRequest, rule: int, chosen: Ints) -
 
 @jit
 def _collect(bits: int, word: int, request: PlacementRequest, found: int, chosen: Ints) -> int:
-    """Adds the nodes of one word to ``chosen``, up to ``request.parts``; how many there are now."""
+    """Append one word's nodes to ``chosen``, up to ``request.parts``; return the new count."""
     if bits == 0:
         return found
     base = word * _BITS
@@ -116,7 +116,7 @@ def _collect(bits: int, word: int, request: PlacementRequest, found: int, chosen
 
 @jit
 def _lowest(bits: int) -> int:
-    """The number of the lowest set bit of ``0 < bits < 2**32``."""
+    """Return the index of the lowest set bit of ``0 < bits < 2**32``."""
     at = 0
     if bits & 0xFFFF == 0:
         bits >>= 16

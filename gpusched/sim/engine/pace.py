@@ -1,4 +1,4 @@
-"""How fast jobs go: by the GPU type of their nodes, by who shares their GPUs and their links; and who shares which GPU.
+"""Job speeds: by the GPU type of their nodes, and by the jobs that share their GPUs and links; and shared GPUs.
 
 A job's work is its recorded duration; it is done at its rate, 1 being the speed under which that was recorded. A job
 over several nodes goes as fast as the slowest of them lets it. With several others on its GPU the worst pair counts,
@@ -17,7 +17,7 @@ from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import PlacementRequest, Records
 from gpusched.sched.topology.load import speed_of
-from gpusched.sim.engine.links import join_links, quit_links, speed_on_links
+from gpusched.sim.engine.links import join_links, leave_links, speed_on_links
 from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
 from gpusched.sim.result import NODE_FAIL
 
@@ -27,24 +27,24 @@ WHOLE = 1000
 
 
 @jit
-def set_out(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
-    """Sets when a job that starts will end; its work goes on at ``since``."""
+def schedule_end(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
+    """Set when a starting job will end; its work starts at ``since``."""
     if pace is None:
         sim.state[job]["due"] = since + sim.state[job]["left"]
         return
     beside = join_links(pace.links, sim, job)
     _set_rate(pace, sim, job, since)
-    _repace_beside(pace.links, pace, sim, beside)
+    _update_rates_on_links(pace.links, pace, sim, beside)
     run = pace.runs[job]
     if run["mate"] >= 0:
-        _repace(pace, sim, run["mate"])
+        _update_rate(pace, sim, run["mate"])
     if run["slot"] >= 0:
-        _repace_slot(pace, sim, run["slot"], job)
+        _update_rates_on_slot(pace, sim, run["slot"], job)
 
 
 @jit
 def ends_killed(pace: Pace | None, sim: Sim, job: int) -> bool:
-    """A running job ends; whether its limit killed it."""
+    """Update a job that ends; return whether its time limit killed it."""
     if pace is None:
         return bool(sim.jobs[job]["overlong"])
     _account(pace, sim, job)
@@ -54,7 +54,7 @@ def ends_killed(pace: Pace | None, sim: Sim, job: int) -> bool:
 
 @jit
 def interrupt(pace: Pace | None, sim: Sim, job: int, kind: int) -> None:
-    """A running job is cut; after a node's failure its time begins anew."""
+    """Update a running job that is stopped; after a node failure its time starts again."""
     if pace is None:
         return
     _account(pace, sim, job)
@@ -64,7 +64,7 @@ def interrupt(pace: Pace | None, sim: Sim, job: int, kind: int) -> None:
 
 @jit
 def claim(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest, node: int) -> PlacementRequest:
-    """The request with the whole GPUs that a starting job takes of each of its nodes, the first of which is given."""
+    """Return the request with the whole GPUs that a starting job takes on each node; ``node``: its first."""
     if pace is None:
         return request
     if pace.runs[job]["mate"] >= 0:
@@ -77,10 +77,10 @@ def claim(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest, node
 
 @jit
 def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
-    """The request with the whole GPUs that a stopped job gives back."""
+    """Return the request with the whole GPUs that a stopped job frees."""
     if pace is None:
         return request
-    _repace_beside(pace.links, pace, sim, quit_links(pace.links, job))
+    _update_rates_on_links(pace.links, pace, sim, leave_links(pace.links, job))
     if pace.runs[job]["mate"] >= 0:
         return _leave_mate(pace, sim, job, request)
     if pace.runs[job]["slot"] >= 0:
@@ -90,7 +90,7 @@ def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) ->
 
 @jit
 def work_left(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
-    """Seconds of work, at the recorded speed, that a job has left now."""
+    """Return a job's remaining work, in seconds at the recorded speed."""
     state = sim.state[job]
     if state["status"] != RUNNING:
         return float(state["left"])
@@ -102,8 +102,8 @@ def work_left(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
 
 
 @jit
-def time_had(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
-    """Seconds that a job has run, restarts left out."""
+def elapsed_run_s(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
+    """Return the seconds that a job has run, restarts excluded."""
     if pace is None:
         return float(sim.jobs[job]["duration"] - work_left(pace, sim, job, restart_s))
     run = pace.runs[job]
@@ -113,14 +113,14 @@ def time_had(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
 
 
 @jit
-def time_run(pace: Pace | None, sim: Sim, job: int) -> float:
-    """Seconds that a job ran which has ended."""
+def total_run_s(pace: Pace | None, sim: Sim, job: int) -> float:
+    """Return the seconds that an ended job ran."""
     return float(sim.jobs[job]["duration"] if pace is None else pace.runs[job]["had"])
 
 
 @jit
-def more_events(pace: Pace | None, sim: Sim, future: int) -> int:
-    """Events of one instant beside those of every replay: two jobs that come to share their GPUs note one more."""
+def extra_events(pace: Pace | None, sim: Sim, future: int) -> int:
+    """Return how many extra events one instant may need: each job that comes to share GPUs logs one more."""
     if pace is None:
         return 0
     return int(sim.counter[IN_SYSTEM] + future)
@@ -131,7 +131,7 @@ def more_events(pace: Pace | None, sim: Sim, future: int) -> int:
 
 @jit
 def _speed(pace: Pace, sim: Sim, job: int) -> float:
-    """The rate of a running job now."""
+    """Return a running job's current rate."""
     row, shared = pace.runs[job]["row"], speed_on_links(pace.links, job)
     if row < 0:
         return float(pace.runs[job]["own"] * shared)
@@ -143,7 +143,7 @@ def _speed(pace: Pace, sim: Sim, job: int) -> float:
 
 @jit
 def _speed_beside(pace: Pace, job: int, row: int, kind: int) -> float:
-    """On one GPU type, with whoever shares its GPUs now."""
+    """Return a job's rate on one GPU type, beside the jobs that share its GPUs now."""
     run, slowest = pace.runs[job], np.inf
     if run["mate"] >= 0:
         slowest = pace.speed[kind, row, 1 + pace.runs[run["mate"]]["row"]]
@@ -159,7 +159,7 @@ def _speed_beside(pace: Pace, job: int, row: int, kind: int) -> float:
 
 @jit
 def _set_rate(pace: Pace, sim: Sim, job: int, since: float) -> None:
-    """Sets the rate from ``since`` on, and when the job will be done, or killed, at that rate."""
+    """Set the rate from ``since`` on, and when the job will complete or be killed at that rate."""
     state, run = sim.state[job], pace.runs[job]
     run["since"] = since
     run["rate"] = _speed(pace, sim, job)
@@ -170,7 +170,7 @@ def _set_rate(pace: Pace, sim: Sim, job: int, since: float) -> None:
 
 @jit
 def _account(pace: Pace, sim: Sim, job: int) -> None:
-    """Brings work left and time had of a running job up to now."""
+    """Update a running job's remaining work and run time to now."""
     run = pace.runs[job]
     ran = max(0.0, sim.clock[0] - run["since"])
     sim.state[job]["left"] = max(0.0, sim.state[job]["left"] - ran * run["rate"])
@@ -179,8 +179,8 @@ def _account(pace: Pace, sim: Sim, job: int) -> None:
 
 
 @jit
-def _repace(pace: Pace, sim: Sim, job: int) -> None:
-    """Gives a running job its new rate, if it has one; one that ends at this instant has done all its work."""
+def _update_rate(pace: Pace, sim: Sim, job: int) -> None:
+    """Update a running job's rate if it changed; a job that ends at this instant has no work left."""
     if sim.state[job]["due"] <= sim.clock[0] or _speed(pace, sim, job) == pace.runs[job]["rate"]:
         return
     _account(pace, sim, job)
@@ -190,14 +190,14 @@ def _repace(pace: Pace, sim: Sim, job: int) -> None:
 
 
 @jit
-def _repace_beside(links: Links | None, pace: Pace, sim: Sim, count: int) -> None:
-    """New rates for the first ``count`` jobs of ``links.found``."""
+def _update_rates_on_links(links: Links | None, pace: Pace, sim: Sim, count: int) -> None:
+    """Update the rates of the first ``count`` jobs of ``links.found``."""
     if links is None:
         return
     for i in range(count):
         other = links.found[i]
         links.load.jobs[other]["speed"] = speed_of(links.model, links.load, other)
-        _repace(pace, sim, other)
+        _update_rate(pace, sim, other)
 
 
 # Shared GPUs
@@ -205,7 +205,7 @@ def _repace_beside(links: Links | None, pace: Pace, sim: Sim, count: int) -> Non
 
 @jit
 def best_slot(slots: Records, first: int, gpus: int, milli: int) -> int:
-    """The GPU of a node that jobs share already and on which this one leaves least over; -1: none has room."""
+    """Return the node's shared GPU with room on which this job leaves the least; -1: none."""
     best, least = -1, WHOLE + 1
     for slot in range(first, first + gpus):
         room = slots[slot]["room"]
@@ -216,7 +216,7 @@ def best_slot(slots: Records, first: int, gpus: int, milli: int) -> int:
 
 @jit
 def _enter_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest, node: int, milli: int) -> PlacementRequest:
-    """Puts a job on a GPU of ``node``, a shared one if one has room."""
+    """Put a job on a GPU of ``node``: a shared one with room, else a free one."""
     slot = best_slot(pace.slots, pace.first[node], sim.node[node]["total"], milli)
     opened = slot < 0
     if opened:
@@ -243,42 +243,42 @@ def _leave_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> Pl
     pace.slots[slot]["room"] += pace.milli[sim.jobs[job]["shape"]]
     pace.runs[job]["slot"] = -1
     pace.runs[job]["next"] = -1
-    _repace_slot(pace, sim, slot, -1)
+    _update_rates_on_slot(pace, sim, slot, -1)
     return with_gpus(request, 1 if pace.slots[slot]["jobs"] < 0 else 0)
 
 
 @jit
 def _leave_mate(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
-    """Parts a job from the one that shares its GPUs, which keeps those that both have."""
+    """Separate a job from the one that shares its GPUs and keeps them."""
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
-    _note_parted(pace.pairs)
-    _repace(pace, sim, mate)
+    _mark_pair_ended(pace.pairs)
+    _update_rate(pace, sim, mate)
     return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
 
 
 @jit
-def _note_parted(pairs: Paired | None) -> None:
+def _mark_pair_ended(pairs: Paired | None) -> None:
     if pairs is not None:
         pairs.parted[0] = 1
 
 
 @jit
-def _repace_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
-    """New rates for the jobs on a shared GPU, which ``newcomer`` (-1: nobody) has joined."""
+def _update_rates_on_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
+    """Update the rates of jobs on a shared GPU, except ``newcomer`` (-1: none), which has just joined."""
     other = pace.slots[slot]["jobs"]
     while other >= 0:
         if other != newcomer:
-            _repace(pace, sim, other)
-            if newcomer >= 0 and not _measured(pace, sim, newcomer, other):
+            _update_rate(pace, sim, other)
+            if newcomer >= 0 and not _is_measured(pace, sim, newcomer, other):
                 sim.counter[UNMEASURED] += 1
         other = pace.runs[other]["next"]
 
 
 @jit
-def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
-    """Whether it is known how these two slow each other down where they are."""
+def _is_measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
+    """Return whether the slowdown of these two jobs beside each other is known on their GPU type."""
     one, two = pace.runs[job]["row"], pace.runs[other]["row"]
     if one < 0 or two < 0:
         return False

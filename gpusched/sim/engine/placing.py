@@ -18,7 +18,7 @@ from gpusched.sched.topology.contention import PlacementSearch, Ways, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
-from gpusched.sim.engine.ledger import exceeds_limit, just_turned
+from gpusched.sim.engine.ledger import exceeds_limit, usage_expired
 from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
@@ -96,7 +96,7 @@ class PlacingState(NamedTuple):
 @jit
 def look_again(sim: Sim, of: PlacingState) -> None:
     """Where something changed for those that were looked at before, or it is time, all are looked at again."""
-    changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
+    changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or usage_expired(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
         of.classes["tried"][:] = 0
         of.queues["held"][:] = sim.jobs.size

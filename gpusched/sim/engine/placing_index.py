@@ -17,7 +17,7 @@ from gpusched.sched.backfill import note_release, protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, RACK, Ints, Resources
-from gpusched.sim.engine.ledger import exceeds_limit, just_turned
+from gpusched.sim.engine.ledger import exceeds_limit, usage_expired
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -162,7 +162,7 @@ def _only_behind(sim: Sim, of: PlacingState, now: float) -> bool:
     """
     if of.backfill != EASY or of.rule == ALIGNED or of.at[MOVES] != 0 or of.wake[0] <= now:
         return False
-    if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger):
+    if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or usage_expired(sim.ledger):
         return False
     for i in range(sim.counter[READY]):
         job = sim.ready[i]

@@ -17,7 +17,7 @@ from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutco
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, holds, look_again, wait_on
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
+from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
 
@@ -63,7 +63,7 @@ def begin_walk(sim: Sim, walk: Walk) -> None:
 @jit
 def end_walk(sim: Sim, walk: Walk) -> int:
     """Who has started waits no more."""
-    leave_started(sim, walk.waiting, walk.size)
+    remove_running(sim, walk.waiting, walk.size)
     _set_heads(walk)
     wait_on(sim, walk.placing)
     return DECIDE
@@ -169,4 +169,4 @@ def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
     for i in range(outcome.total[0]):
         job = outcome.started[i]
         passes.jobs.shape[job] = outcome.shape[job]
-    begin_started(sim, log, outcome, None)
+    start_granted(sim, log, outcome, None)

@@ -29,12 +29,12 @@ from gpusched.sched.state import (
     new_resources,
 )
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_anew, planned
+from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_copy, reset_plan
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import time_had, work_left
+from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Passes, Sim, shape_request
-from gpusched.sim.engine.step import NOTHING_TAKEN, cut, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
@@ -44,7 +44,7 @@ _SLACK_GPU_S = 1e-3
 
 
 class PreemptionPlan(NamedTuple):
-    """Who gets what at this decision.
+    """The allocation planned at this decision.
 
     Attributes:
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
@@ -62,7 +62,7 @@ class PreemptionPlan(NamedTuple):
 
 
 def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling | None = None) -> PreemptionPlan:
-    """An empty plan; ``holders``, ``filling``: see `PreemptiveAllocation`."""
+    """Return an empty plan; ``holders``, ``filling``: see `PreemptiveAllocation`."""
     sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), steady_rule(PLACEMENTS[world.rule])
     order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
     runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
@@ -72,18 +72,18 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
     size, whole = np.zeros(1, np.int64), new_resources(nodes)
-    return PreemptionPlan(active, size, planned(sim.ledger), whole, shares, new_outcome(jobs, 0))
+    return PreemptionPlan(active, size, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
 
 
-def filling_of(world: SimWorld) -> Filling:
-    """Nobody has anything yet; under other policies than DRF nobody is asked about."""
+def new_filling(world: SimWorld) -> Filling:
+    """Return DRF's empty allocation; other policies need no users in it."""
     users = world.users + 1 if world.policy.order == "drf" else 0
     total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
     return Filling(np.zeros(users), np.ascontiguousarray(world.sim.jobs["user"]), total)
 
 
 class Preemptive(NamedTuple):
-    """A policy that stops running jobs: SRTF, LAS or DRF; and what a restart costs.
+    """A policy that stops running jobs (SRTF, LAS or DRF), and the cost of a restart.
 
     Attributes:
         restart_s: ``float64[jobs]``.
@@ -98,7 +98,7 @@ class Preemptive(NamedTuple):
 
 @jit
 def decide_preemptive(sim: Sim, log: EventLog, passes: Passes, of: Preemptive) -> int:
-    """Plans for all jobs anew, and carries the plan out."""
+    """Plan all jobs afresh, and apply the plan."""
     plan = of.plan
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
@@ -116,7 +116,7 @@ run_preemptive = looped(decide_preemptive)
 
 @jit
 def refresh_active(sim: Sim, plan: PreemptionPlan) -> None:
-    """Drops what has ended, enters what has arrived (by rank)."""
+    """Remove ended jobs, and add new ones by rank."""
     kept = 0
     for i in range(plan.size[0]):
         job = plan.active[i]
@@ -131,14 +131,14 @@ def refresh_active(sim: Sim, plan: PreemptionPlan) -> None:
 
 @jit
 def _attained(sim: Sim, job: int, restart_s: float) -> float:
-    """GPU seconds that a job has run, restarts left out."""
+    """Return the GPU seconds that a job has run, restarts excluded."""
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    return float(shape["parts"] * shape["gpus"] * time_had(sim.pace, sim, job, restart_s))
+    return float(shape["parts"] * shape["gpus"] * elapsed_run_s(sim.pace, sim, job, restart_s))
 
 
 @jit
 def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: Floats, thresholds: Floats) -> Floats:
-    """SRTF: work left; LAS: the queue it is in by attained service (in it by rank); DRF: see `Filling`. Least first."""
+    """Return keys, smallest first. SRTF: work left; LAS: queue by attained service; DRF: see `Filling`."""
     keys = np.zeros(jobs.size)
     for i in range(0 if policy == DRF else jobs.size):
         if policy == SRTF:
@@ -151,7 +151,7 @@ def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: Floats, thresholds: Floa
 
 @jit
 def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) -> float:
-    """When the next running job will have had so much that it falls to the next queue."""
+    """Return when the next running job will move to a lower queue by its attained service."""
     soonest = np.inf
     for job in jobs:
         state = sim.state[job]
@@ -171,12 +171,12 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) 
 
 @jit
 def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
-    """An empty plan on nodes as they are."""
+    """Reset the plan to the nodes' current state."""
     whole, idle, runs, ends = plan.whole, plan.shares.idle, plan.shares.runs, plan.shares.ends
     plan.shares.used[:] = 0
     whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
     idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
-    plan_anew(plan.ledger, sim.ledger)
+    reset_plan(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
         runs[job], ends[job] = sim.state[job]["status"] == RUNNING, sim.state[job]["until"]
@@ -185,7 +185,7 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
 
 @jit
 def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, queue: Ints) -> None:
-    """Gives jobs their nodes, others, or none, in this order."""
+    """Allocate nodes to jobs in this order: their own, others, or none."""
     jobs, outcome = jobs_planned(plan.ledger, passes.jobs), plan.outcome
     state = ClusterState(plan.whole, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
     preempting_pass(state, queue, SKIP, plan.shares)
@@ -193,8 +193,8 @@ def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, que
 
 
 @jit
-def spare(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
-    """A running job keeps its nodes, whoever comes before it."""
+def keep_running(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
+    """Keep a running job on its nodes, whatever comes before it."""
     request, first, ends = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"], plan.shares.ends
     retain(plan.whole, request, sim.held, first)
     note_held(passes.scratch.calendar, passes.releases, request, sim.held, first, ends[job], job)
@@ -203,11 +203,11 @@ def spare(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
 
 @jit
 def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats) -> None:
-    """Stops running jobs that got no nodes or others, then starts."""
+    """Stop running jobs whose nodes changed or were not granted, then start jobs."""
     for i in range(plan.size[0]):
         job = plan.active[i]
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
-            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
+            stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
     shares = plan.shares
     for i in range(shares.used[0]):
         job = shares.order[i]

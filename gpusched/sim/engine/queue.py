@@ -12,7 +12,7 @@ from gpusched.sim.engine.step import start_job
 
 @jit
 def state_of(sim: Sim, passes: Passes, outcome: PassOutcome) -> ClusterState:
-    """What a pass over a queue reads and changes, now."""
+    """Return the current state for a pass over a queue."""
     return ClusterState(
         sim.resources, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, sim.clock[0]
     )
@@ -20,7 +20,7 @@ def state_of(sim: Sim, passes: Passes, outcome: PassOutcome) -> ClusterState:
 
 @jit
 def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
-    """A job comes to wait, at its place by rank, also where it waits again."""
+    """Insert a job into the waiting jobs by its rank."""
     at, rank = size[0], sim.jobs[job]["rank"]
     while at > 0 and sim.jobs[waiting[at - 1]]["rank"] > rank:
         waiting[at] = waiting[at - 1]
@@ -31,7 +31,7 @@ def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
 
 @jit
 def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
-    """The partition's waiting jobs by rank, ``int64[waiting]``."""
+    """Return the partition's waiting jobs by rank, ``int64[waiting]``."""
     own, count = np.empty(size[0], np.int64), 0
     for i in range(size[0]):
         job = waiting[i]
@@ -42,8 +42,8 @@ def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
 
 
 @jit
-def begin_started(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
-    """Starts in the engine's terms what a pass has decided, each job with the request that it was given.
+def start_granted(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
+    """Start the jobs that a pass has chosen, each with the request granted.
 
     ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
     """
@@ -61,15 +61,15 @@ def _restart_s(restart_s: Floats | None, job: int) -> float:
 
 @jit
 def apply_outcome(sim: Sim, log: EventLog, waiting: Ints, size: Ints, outcome: PassOutcome) -> None:
-    """The same, and takes what has started out of the queue."""
+    """Start the jobs that a pass has chosen, and remove them from the queue."""
     if outcome.total[0] > 0:
-        begin_started(sim, log, outcome, None)
-        leave_started(sim, waiting, size)
+        start_granted(sim, log, outcome, None)
+        remove_running(sim, waiting, size)
 
 
 @jit
-def leave_started(sim: Sim, waiting: Ints, size: Ints) -> None:
-    """Takes out what runs."""
+def remove_running(sim: Sim, waiting: Ints, size: Ints) -> None:
+    """Remove running jobs from the queue."""
     kept = 0
     for i in range(size[0]):
         job = waiting[i]

@@ -8,7 +8,7 @@ from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
 from gpusched.sched.state import LINK, Floats, Ints, ints
-from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, note_used
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, record_usage
 from gpusched.sim.quotas import QuotaSet
 from gpusched.traces.trace import Trace
 
@@ -84,5 +84,5 @@ def ledger_of(
     for use in applied.used:
         for at in bounds.of(use.user, use.group, use.qos):
             if at < known and hourly[at]:
-                ledger.room[at] -= note_used(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
+                ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
     return ledger, never

@@ -1,4 +1,4 @@
-"""Hooks of the walk over a queue where jobs share GPUs in replays, and whom `kernel.beside` may put beside whom.
+"""Hooks of the queue pass for replays in which jobs share GPUs, including pairs (`kernel.beside`).
 
 A job that asks for part of a GPU goes onto one that others share where it leaves least over (best fit among a node's
 GPUs), else onto a free one; the placement rule chooses among nodes. Best fit: least left over on the GPU, then the live
@@ -6,7 +6,7 @@ order (GPUs, cores, memory). Rules that draw take any node that fits with equal 
 head's reservation is on whole nodes: jobs that end after its shadow time start on other nodes only.
 
 With pairs, two jobs take the same GPUs where nothing else is free, by the pass of the live controller: as its own jobs
-do, or, of equally many GPUs, where both get more done than by taking turns (`sim.sharing.lost_together`).
+do, or, of equally many GPUs, where both get more done than by taking turns (`sim.sharing.pairing_costs`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from gpusched.sched.state import (
 from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
 from gpusched.sim.engine.state import EventLog, Pace, Paired, Passes, Sim
-from gpusched.sim.engine.step import note, start_job
+from gpusched.sim.engine.step import log_event, start_job
 from gpusched.sim.result import PAIRED
 
 
 class Shared(NamedTuple):
-    """Of a pass in which jobs share GPUs."""
+    """Context of a pass in which jobs share GPUs."""
 
     pace: Pace
     sim: Sim
@@ -63,11 +63,11 @@ class Shared(NamedTuple):
 def share_gpus(
     pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints, rule: int,
     backfill: int,
-    own: int,
+    policy_backfill: int,
 ) -> bool:  # fmt: skip
-    """Starts what may start, ``ordered: int64[waiting]`` one partition's queue; False: no parts of GPUs are shared.
+    """Start jobs of ``ordered: int64[waiting]``, one partition's queue; False: no fractions of GPUs are shared.
 
-    ``own``: the policy's backfill, which may not be due at this decision.
+    ``policy_backfill``: the policy's backfill, which may not be due at this decision.
     """
     if pace is None:
         return False
@@ -78,17 +78,26 @@ def share_gpus(
         outcome.code[job] = PRIORITY  # of those who are not asked
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
-    if own != EASY and not pairs:
+    if policy_backfill != EASY and not pairs:
         passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
     return True
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -> tuple[int, int]:
-    """On GPUs that are free or have room."""
+def _place(state: ClusterState, job: int, late: bool, first: bool, context: Shared) -> tuple[int, int]:
+    """Place a job on GPUs that are free or have room."""
     scratch, shape = state.scratch, state.jobs.shape[job]
     request, room = request_of(state.requests, shape), scratch.late if late else state.resources
-    if place_shared(of.pace, of.sim, of.passes, room, of.pace.slots, request, of.pace.milli[shape], of.rule):
+    if place_shared(
+        context.pace,
+        context.sim,
+        context.passes,
+        room,
+        context.pace.slots,
+        request,
+        context.pace.milli[shape],
+        context.rule,
+    ):
         return STARTED, shape
     if late:
         scratch.failed_late[shape] = scratch.stamp[0]
@@ -98,14 +107,14 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Shared) -
 
 
 @jit
-def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Shared) -> PlacementRequest:
-    return claim(of.pace, of.sim, job, request, state.scratch.chosen[0])
+def _taken(state: ClusterState, job: int, request: PlacementRequest, context: Shared) -> PlacementRequest:
+    return claim(context.pace, context.sim, job, request, state.scratch.chosen[0])
 
 
 @jit
-def _started(state: ClusterState, job: int, request: PlacementRequest, of: Shared) -> None:
-    """At once, as those behind it may share with it."""
-    start_job(of.sim, of.log, job, state.scratch.chosen, 0, request.gpus, 0.0)
+def _started(state: ClusterState, job: int, request: PlacementRequest, context: Shared) -> None:
+    """Start the job at once, as those behind it may share its GPUs."""
+    start_job(context.sim, context.log, job, state.scratch.chosen, 0, request.gpus, 0.0)
 
 
 @jit
@@ -119,7 +128,7 @@ def place_shared(
     milli: int,
     rule: int,
 ) -> bool:
-    """Picks nodes for a job into ``sim.chosen``; whether there are any."""
+    """Select nodes for a job into ``sim.chosen``; return whether it fits."""
     masks, scratch = passes.jobs.masks, passes.scratch
     if milli == WHOLE:
         if rule >= NAIVE:
@@ -128,7 +137,7 @@ def place_shared(
     found, least, least_key = 0, WHOLE + 1, 0
     for node in range(request.lo, request.hi):
         slot = _fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], sim.node[node]["total"])
-        if slot == _NOWHERE:
+        if slot == _NO_FIT:
             continue
         if rule == FIRST_FIT or rule >= NAIVE:
             scratch.keys[found] = node
@@ -150,7 +159,7 @@ def place_shared(
     return True
 
 
-_NOWHERE = -2
+_NO_FIT = -2
 
 
 @jit
@@ -164,11 +173,11 @@ def _fitting_slot(
     first: int,
     gpus: int,
 ) -> int:
-    """The shared GPU that a job for part of one would take on ``node``; -1: a free GPU; -2: it does not fit."""
+    """Return the shared GPU for a fractional job on ``node``; -1: a free GPU; -2: it does not fit."""
     if not node_fits(resources, masks, with_gpus(request, 0), node):
-        return _NOWHERE
+        return _NO_FIT
     slot = best_slot(slots, first, gpus, milli)
-    return slot if slot >= 0 or resources.gpus[node] > 0 else _NOWHERE
+    return slot if slot >= 0 or resources.gpus[node] > 0 else _NO_FIT
 
 
 # Pairs
@@ -177,7 +186,7 @@ def _fitting_slot(
 @inlined
 @jit
 def pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
-    """Starts beside others whom a queue's own pass left waiting for room; ``outcome``: that pass's."""
+    """Start jobs left waiting for room by ``outcome``'s pass beside running ones."""
     if pace is None:
         return
     if outcome.total[0] < ordered.size:
@@ -219,21 +228,21 @@ def _pair_up(
         job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
         pace.runs[job]["mate"] = mate
         pace.runs[mate]["mate"] = job
-        note(sim, log, PAIRED, mate)
+        log_event(sim, log, PAIRED, mate)
         start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, 0.0)
 
 
 @inlined
 @jit
-def count_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
-    """GPUs that two jobs have are given back by the one that is expected to end last, also once a pair has ended."""
+def release_pairs_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
+    """Release the GPUs of a pair when its later job is expected to end, also after a pair has ended."""
     if pace is None:
         return
-    _count_once(pace.pairs, pace, sim, releases)
+    _release_pairs_once(pace.pairs, pace, sim, releases)
 
 
 @jit
-def _count_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) -> None:
+def _release_pairs_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) -> None:
     if pairs is None:
         return
     if pairs.parted[0] == 0:
@@ -252,7 +261,7 @@ def _count_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) 
 
 @jit
 def _ends_before(sim: Sim, job: int, mate: int) -> bool:
-    """Whether it is expected to leave the GPUs to its mate."""
+    """Return whether a job is expected to end before its mate."""
     end = sim.state[job]["start"] + sim.jobs[job]["expected"]
     other = sim.state[mate]["start"] + sim.jobs[mate]["expected"]
     return bool(end < other or (end == other and job < mate))
@@ -262,11 +271,11 @@ def _ends_before(sim: Sim, job: int, mate: int) -> bool:
 
 
 @jit
-def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
-    """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
-    if of.backfill != EASY:
+def _reserve_for_head(state: ClusterState, job: int, code: int, context: Shared) -> float:
+    """Return the latest start of the head, by expected ends of running jobs; close its nodes to late jobs."""
+    if context.backfill != EASY:
         return np.inf
-    pace, sim, passes, releases, scratch = of.pace, of.sim, of.passes, state.releases, state.scratch
+    pace, sim, passes, releases, scratch = context.pace, context.sim, context.passes, state.releases, state.scratch
     shape, future, spare = state.jobs.shape[job], scratch.future, scratch.spare
     request, milli = request_of(state.requests, shape), pace.milli[shape]
     future.gpus[:], future.cores[:], future.memory[:] = state.resources
@@ -282,7 +291,9 @@ def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
             at += 1
     reserved = fitting >= request.parts
     if reserved:
-        place_shared(pace, sim, passes, future, slots, request, milli, FIRST_FIT if of.rule >= NAIVE else of.rule)
+        place_shared(
+            pace, sim, passes, future, slots, request, milli, FIRST_FIT if context.rule >= NAIVE else context.rule
+        )
         for part in range(request.parts):
             spare.gpus[scratch.chosen[part]] = -1
     for node in range(request.lo, request.hi):
@@ -291,17 +302,17 @@ def _hold(state: ClusterState, job: int, code: int, of: Shared) -> float:
 
 
 @jit
-def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Shared) -> int:
-    """In order; nobody behind a head who blocks all: no replay asks why they wait."""
-    return -1 if head >= 0 and of.backfill == NONE else in_order(state, queue, at, head, of)
+def _following(state: ClusterState, queue: Ints, at: int, head: int, context: Shared) -> int:
+    """Return the next job in order; none behind a head that blocks all, as replays report no reasons."""
+    return -1 if head >= 0 and context.backfill == NONE else in_order(state, queue, at, head, context)
 
 
-_pass_shared = inlined(queue_pass(_place, _hold, _started, following=_following, taken=_taken))
+_pass_shared = inlined(queue_pass(_place, _reserve_for_head, _started, following=_following, taken=_taken))
 
 
 @jit
 def _sharers(pace: Pace, releases: Releases) -> Records:
-    """A copy of the slots in which ``jobs`` counts those on it, less one."""
+    """Return a copy of the slots in which ``jobs`` is the number of jobs, less one."""
     slots, runs = pace.slots.copy(), pace.runs
     for slot in range(slots.size):
         slots[slot]["jobs"] = -1
@@ -323,11 +334,11 @@ def part_fits(
     milli: int,
     node: int,
 ) -> int:
-    """1 if one part of a job fits a node, else 0."""
+    """Return 1 if one part of a job fits a node, else 0."""
     masks = passes.jobs.masks
     if milli < WHOLE:
         gpus = sim.node[node]["total"]
-        return int(_fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], gpus) != _NOWHERE)
+        return int(_fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], gpus) != _NO_FIT)
     return int(node_fits(resources, masks, request, node))
 
 
@@ -336,7 +347,7 @@ def _give_back(
     pace: Pace, sim: Sim, passes: Passes, future: Resources, slots: Records, request: PlacementRequest, milli: int,
     at: int
 ) -> int:  # fmt: skip
-    """A part of a running job leaves ``future``; on how many nodes more the head fits by that."""
+    """Remove a part of a running job from ``future``; return on how many more nodes the head then fits."""
     job, node = passes.releases.owner[at], passes.releases.node[at]
     run, shape = pace.runs[job], sim.shapes[sim.jobs[job]["shape"]]
     gpus = passes.releases.gpus[at]

@@ -21,12 +21,12 @@ from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle
 from gpusched.sched.sorting import ascending
 from gpusched.sched.state import NONE, Floats, Ints, PassOutcome, Records
-from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, plan_anew, set_gpus
+from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, reset_plan, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
+from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
-from gpusched.sim.engine.step import cut
+from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
 ASK, UNSOUND = -1, -2  # why a run stops, beside OVER and GROW
@@ -46,7 +46,7 @@ OF_JOB = np.dtype(
 
 
 class Sizer(NamedTuple):
-    """What a replay that resizes keeps.
+    """State of a replay that resizes jobs.
 
     Attributes:
         jobs: ``OF_JOB[jobs]``. rows: ``int64[kinds, most]``: speeds at each size, row of `Pace.speed`.
@@ -83,29 +83,29 @@ class Sizer(NamedTuple):
 
 
 @jit
-def run_sized(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
-    """To the end; every partition's sizes, and what starts, again where somebody was stopped.
+def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
+    """Replay to the end: choose every partition's sizes, then start jobs; repeat after each stop.
 
     Returns:
-        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``of.claims``; UNSOUND:
+        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
         they are not allowed, call it again with others.
     """
-    at = of.at
+    at = sizer.at
     while True:
         if at[PARTITION] == sim.dirty.size:
             if at[STOPS] == 0:
                 code = next_decision(sim, log, passes)
                 if code != DECIDE:
                     return code
-                _arrive(sim, of)
+                _arrive(sim, sizer)
             at[PARTITION] = at[STOPS] = 0
         if at[ASKED] == 0:
-            _ask(sim, passes, of, at[PARTITION])
-            if of.asks and of.claims.number[COUNT] > 0:
+            _ask(sim, passes, sizer, at[PARTITION])
+            if sizer.asks and sizer.claims.number[COUNT] > 0:
                 at[ASKED] = 1
                 return ASK
-            wish(of.rule, of.claims)
-        stops = _carry_out(sim, log, passes, of)
+            wish(sizer.rule, sizer.claims)
+        stops = _apply_sizes(sim, log, passes, sizer)
         if stops == UNSOUND:
             return UNSOUND
         at[STOPS] += stops
@@ -114,53 +114,55 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
 
 
 @jit
-def _arrive(sim: Sim, of: Sizer) -> None:
-    """What came to wait at this instant."""
+def _arrive(sim: Sim, sizer: Sizer) -> None:
+    """Add the jobs that became ready at this instant."""
     for i in range(sim.counter[READY]):
-        enter(sim, of.waiting, of.size, sim.ready[i])
+        enter(sim, sizer.waiting, sizer.size, sim.ready[i])
     sim.dirty[:] = 0
 
 
 @jit
-def _ask(sim: Sim, passes: Passes, of: Sizer, partition: int) -> None:
-    """One partition's scene, and the question in ``of.claims``."""
-    lo, hi = _span(sim, partition)
-    rules = _fill(sim, passes, of, partition, lo, hi)
-    gather(_scene_now(of), rules, sim.resources, passes.usable, passes.jobs.feasibility, of.claims)
+def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
+    """Fill one partition's scene, and the request to the agent in ``sizer.claims``."""
+    lo, hi = _node_range(sim, partition)
+    rules = _fill_scene(sim, passes, sizer, partition, lo, hi)
+    gather(_scene_now(sizer), rules, sim.resources, passes.usable, passes.jobs.feasibility, sizer.claims)
 
 
 @jit
-def _carry_out(sim: Sim, log: EventLog, passes: Passes, of: Sizer) -> int:
-    """What of the wishes is done: starts first, then stops; how many stops there were, or UNSOUND."""
-    scene = _scene_now(of)
-    if not settle(scene, of.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
+def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
+    """Apply the chosen sizes: start jobs, then stop others; return the number of stops, or UNSOUND."""
+    scene = _scene_now(sizer)
+    if not settle(scene, sizer.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
         return UNSOUND
-    if of.size[0] > 0:
-        queue = _sized_queue(sim, passes, of, scene)
-        of.outcome.total[:] = 0
-        pass_by_rule(state_of(sim, passes, of.outcome), queue, of.backfill, PlacementRule(of.place, passes.rng))
-        begin_started(sim, log, of.outcome, of.restart_s)
-        for i in range(of.outcome.total[0]):
-            of.jobs[of.outcome.started[i]]["resume"] = 0
-        leave_started(sim, of.waiting, of.size)
+    if sizer.size[0] > 0:
+        queue = _sized_queue(sim, passes, sizer, scene)
+        sizer.outcome.total[:] = 0
+        pass_by_rule(
+            state_of(sim, passes, sizer.outcome), queue, sizer.backfill, PlacementRule(sizer.place, passes.rng)
+        )
+        start_granted(sim, log, sizer.outcome, sizer.restart_s)
+        for i in range(sizer.outcome.total[0]):
+            sizer.jobs[sizer.outcome.started[i]]["resume"] = 0
+        remove_running(sim, sizer.waiting, sizer.size)
     stops = 0
-    plan_anew(of.ledger, sim.ledger)
-    for j in range(of.claims.number[COUNT]):
-        claim = of.claims.jobs[j]
+    reset_plan(sizer.ledger, sim.ledger)
+    for j in range(sizer.claims.number[COUNT]):
+        claim = sizer.claims.jobs[j]
         if claim["held"] > 0 and claim["wished"] != claim["held"]:
             job = scene.rows[claim["row"]]["job"]
-            left_s = _left_of_limit(sim, of, job)
-            if exceeds_at(of.ledger, job, claim["wished"], claim["held"], left_s):
+            left_s = _left_of_limit(sim, sizer, job)
+            if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
                 continue
-            charge_at(of.ledger, job, claim["wished"], claim["held"], left_s)
-            _stop(sim, log, passes, of, job, claim["wished"])
+            charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
+            _stop(sim, log, passes, sizer, job, claim["wished"])
             stops += 1
     return stops
 
 
 @jit
-def _span(sim: Sim, partition: int) -> tuple[int, int]:
-    """The partition's nodes."""
+def _node_range(sim: Sim, partition: int) -> tuple[int, int]:
+    """Return the range of the partition's nodes."""
     lo, hi = sim.node.size, 0
     for node in range(sim.node.size):
         if sim.node[node]["queue"] == partition:
@@ -169,29 +171,29 @@ def _span(sim: Sim, partition: int) -> tuple[int, int]:
 
 
 @jit
-def _scene_now(of: Sizer) -> Scene:
-    """The rows that are in use."""
-    whole = of.scene
-    return Scene(whole.rows[: of.at[ROWS]], whole.parts, whole.unusable, whole.told, whole.menus)
+def _scene_now(sizer: Sizer) -> Scene:
+    """Return the scene with the rows in use only."""
+    whole = sizer.scene
+    return Scene(whole.rows[: sizer.at[ROWS]], whole.parts, whole.unusable, whole.told, whole.menus)
 
 
 @jit
-def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int) -> SizingRules:
-    """The scene of now: resizable jobs that run, by number, and all that wait, what was stopped for a resize first."""
+def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int, hi: int) -> SizingRules:
+    """Fill the scene: running resizable jobs by number, then all waiting jobs, those stopped to resize first."""
     now, count, parts = sim.clock[0], 0, 0
     soonest, of_partition = np.inf, 0
     # the loops' own arrays: a compiled call pays for every array it is handed
-    jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, of.jobs
+    jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, sizer.jobs
     rows, told, sizes, parts_of, stopped = (
-        of.scene.rows,
-        of.scene.told,
-        of.scene.menus.sizes,
-        of.scene.parts,
-        of.stopped,
+        sizer.scene.rows,
+        sizer.scene.told,
+        sizer.scene.menus.sizes,
+        sizer.scene.parts,
+        sizer.stopped,
     )
     pace = sim.pace
     running = ascending(sim.ends.item[: sim.ends.size[0]])
-    submits = np.empty(running.size + of.size[0])
+    submits = np.empty(running.size + sizer.size[0])
     for job in running:
         shape = shapes[jobs[job]["shape"]]
         if shape["queue"] != partition:
@@ -208,11 +210,13 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             k += 1
         if pace is not None and own["tells"]:
             told[job, k] = pace.runs[job]["rate"]
-        _fill_both(row, own, job, jobs[job]["submit"], of.restart_s[job])
-        _set_unusable(sim.ledger, sim, of, job, gpus)
+        _fill_common(row, own, job, jobs[job]["submit"], sizer.restart_s[job])
+        _set_unusable(sim.ledger, sim, sizer, job, gpus)
         row["held"], row["left_s"] = gpus, ends - now
         begun, oldest = state[job]["start"], stopped[job, own["stops"] % stopped.shape[1]]
-        row["may"] = now > begun and now >= begun + max(of.min_run_s, own["cooldown_s"]) and not now < oldest + HOUR_S
+        row["may"] = (
+            now > begun and now >= begun + max(sizer.min_run_s, own["cooldown_s"]) and not now < oldest + HOUR_S
+        )
         row["first"], row["last"] = parts, parts + shape["parts"]
         for at in range(shape["parts"]):
             part = parts_of[parts]
@@ -220,48 +224,48 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
             part["gpus"], part["cores"], part["memory"] = shape["gpus"], shape["cores"], shape["memory"]
             parts += 1
         count += 1
-    of.at[RUN] = count
-    plan_anew(of.ledger, sim.ledger)
+    sizer.at[RUN] = count
+    reset_plan(sizer.ledger, sim.ledger)
     for resumed in (True, False):
-        for i in range(of.size[0]):
-            job = of.waiting[i]
+        for i in range(sizer.size[0]):
+            job = sizer.waiting[i]
             own = own_of[job]
             if shapes[jobs[job]["shape"]]["queue"] != partition or (own["resume"] > 0) != resumed:
                 continue
             submits[of_partition] = jobs[job]["submit"]
             of_partition += 1
-            if exceeds_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0):
+            if exceeds_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0):
                 continue
-            charge_at(of.ledger, job, sizes[own["menu"], 0], 0, 0.0)
-            _set_unusable(sim.ledger, sim, of, job, 0)
-            _fill_both(rows[count], own, job, jobs[job]["submit"], of.restart_s[job])
+            charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0)
+            _set_unusable(sim.ledger, sim, sizer, job, 0)
+            _fill_common(rows[count], own, job, jobs[job]["submit"], sizer.restart_s[job])
             rows[count]["resume"], rows[count]["left_s"] = own["resume"], own["limit"]
             rows[count]["work"] = state[job]["left"]
             count += 1
-    of.at[ROWS] = count
-    return SizingRules(now, soonest, submits[:of_partition], of.gain, of.backfill == NONE, lo, hi)
+    sizer.at[ROWS] = count
+    return SizingRules(now, soonest, submits[:of_partition], sizer.gain, sizer.backfill == NONE, lo, hi)
 
 
 @jit
-def _left_of_limit(sim: Sim, of: Sizer, job: int) -> float:
-    """Return for how long a running job may hold its GPUs yet, by its limit; seconds."""
-    return float(max(0.0, sim.state[job]["start"] + of.jobs[job]["limit"] - sim.clock[0]))
+def _left_of_limit(sim: Sim, sizer: Sizer, job: int) -> float:
+    """Return the seconds that a running job may still hold its GPUs by its time limit."""
+    return float(max(0.0, sim.state[job]["start"] + sizer.jobs[job]["limit"] - sim.clock[0]))
 
 
 @jit
-def _set_unusable(ledger: SimLedger | None, sim: Sim, of: Sizer, job: int, held: int) -> None:
+def _set_unusable(ledger: SimLedger | None, sim: Sim, sizer: Sizer, job: int, held: int) -> None:
     """Mark the sizes for which limits leave too little."""
     if ledger is None:
         return
-    sizes, unusable = of.scene.menus.sizes[of.jobs[job]["menu"]], of.scene.unusable[job]
-    left_s = _left_of_limit(sim, of, job) if held > 0 else 0.0
+    sizes, unusable = sizer.scene.menus.sizes[sizer.jobs[job]["menu"]], sizer.scene.unusable[job]
+    left_s = _left_of_limit(sim, sizer, job) if held > 0 else 0.0
     for k in range(sizes.size):
         unusable[k] = sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
 
 
 @jit
-def _fill_both(row: Record, own: Record, job: int, submit: float, restart_s: float) -> None:
-    """What is the same of a row, whether the job runs or waits."""
+def _fill_common(row: Record, own: Record, job: int, submit: float, restart_s: float) -> None:
+    """Fill the fields of a row that running and waiting jobs share."""
     row["job"], row["menu"], row["rigid"], row["base"] = job, own["menu"], own["rigid"], own["base"]
     row["cores"], row["memory"], row["submit"] = own["cores"], own["memory"], submit
     row["restarts"], row["cost_s"] = own["stops"], restart_s if own["stops"] > 0 else 0.0
@@ -269,46 +273,46 @@ def _fill_both(row: Record, own: Record, job: int, submit: float, restart_s: flo
 
 
 @jit
-def _sized_queue(sim: Sim, passes: Passes, of: Sizer, scene: Scene) -> Ints:
-    """The queue in order, resizable jobs at the sizes that they would start with; without those that get none."""
-    queue, count, claim = np.empty(scene.rows.size, np.int64), 0, of.at[RUN]
-    for i in range(of.at[RUN], scene.rows.size):
+def _sized_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> Ints:
+    """Return the queue in order, with resizable jobs at their chosen sizes; without those that get none."""
+    queue, count, claim = np.empty(scene.rows.size, np.int64), 0, sizer.at[RUN]
+    for i in range(sizer.at[RUN], scene.rows.size):
         row = scene.rows[i]
         gpus = row["least"]
         if row["admitted"] and not row["rigid"]:
-            gpus = of.claims.jobs[claim]["wished"]
+            gpus = sizer.claims.jobs[claim]["wished"]
             claim += 1
         if row["least"] == 0 or row["rigid"] or gpus > 0:
             queue[count] = row["job"]
             count += 1
         if gpus > 0 and not row["rigid"]:
-            _set_size(sim, passes, of, row["job"], gpus)
+            _set_size(sim, passes, sizer, row["job"], gpus)
     return queue[:count]
 
 
 @jit
-def _set_size(sim: Sim, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
-    """The job's request and speed with so many GPUs."""
-    own, k = of.jobs[job], 0
-    while of.scene.menus.sizes[own["menu"], k] != gpus:
+def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
+    """Set the job's request and speed for so many GPUs."""
+    own, k = sizer.jobs[job], 0
+    while sizer.scene.menus.sizes[own["menu"], k] != gpus:
         k += 1
-    shape = of.scene.menus.shape[own["menu"], k]
+    shape = sizer.scene.menus.shape[own["menu"], k]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
     set_gpus(sim.ledger, job, gpus)
     pace = sim.pace
     if pace is not None:
-        pace.runs[job]["row"] = of.rows[own["kind"], k]
-        pace.runs[job]["own"] = of.own[job, k]
+        pace.runs[job]["row"] = sizer.rows[own["kind"], k]
+        pace.runs[job]["own"] = sizer.own[job, k]
 
 
 @jit
-def _stop(sim: Sim, log: EventLog, passes: Passes, of: Sizer, job: int, gpus: int) -> None:
-    """Stops a job to go on with so many GPUs."""
-    own = of.jobs[job]
-    of.stopped[job, own["stops"] % of.stopped.shape[1]] = sim.clock[0]
+def _stop(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
+    """Stop a job, which will resume with so many GPUs."""
+    own = sizer.jobs[job]
+    sizer.stopped[job, own["stops"] % sizer.stopped.shape[1]] = sim.clock[0]
     own["stops"] += 1
     own["resume"] = gpus
     drop_ended(passes.releases, sim.state[job]["until"], job)
-    cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, of.restart_s[job]))
-    enter(sim, of.waiting, of.size, job)
+    stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, sizer.restart_s[job]))
+    enter(sim, sizer.waiting, sizer.size, job)

@@ -1,4 +1,4 @@
-"""The engine's arrays, by name; everything that a replay changes, it changes in place.
+"""The engine's arrays, by name; a replay changes them in place.
 
 What belongs to one job, shape or node lies together in a record array: a compiled call pays for every array it is
 handed (numba passes seven words for each), and an event touches one job's fields at a time. With one array per field
@@ -81,7 +81,7 @@ CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8), ("gpu
 
 
 class Links(NamedTuple):
-    """What running jobs share beside GPUs.
+    """What running jobs share besides GPUs.
 
     Attributes:
         use, needs: Room for the links of one job. found: ``int64[jobs]``: room for its neighbours.
@@ -96,7 +96,7 @@ class Links(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """Which two jobs may take the same GPUs.
+    """Which pairs of jobs may share GPUs.
 
     Attributes:
         lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
@@ -112,7 +112,7 @@ class Paired(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How fast jobs go, and who shares GPUs and links.
+    """Job speeds, and shared GPUs and links.
 
     Attributes:
         runs: ``RUN[jobs]``.
@@ -136,7 +136,7 @@ class Pace(NamedTuple):
 
 
 class Sim(NamedTuple):
-    """What a replay is of, and where it stands.
+    """A replay's inputs and current state.
 
     Attributes:
         jobs: ``JOB[jobs]``. shapes: ``SHAPE[shapes]``. changes: ``CHANGE[n]`` in order of time. Never changed.
@@ -176,7 +176,7 @@ class Sim(NamedTuple):
 
 
 class EventLog(NamedTuple):
-    """The event log and the cut runs, with room to spare; `Sim.counter` says how much is used.
+    """The event log and interrupted runs, with spare room; `Sim.counter` has the lengths used.
 
     Attributes:
         events: ``EVENT[...]``. cuts: ``CUT[...]``; ``stop``: where the run's nodes end in ``cut_nodes``; ``gpus``: on
@@ -189,7 +189,7 @@ class EventLog(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """What the passes of ``gpusched.sched`` take beside `Resources`.
+    """What the passes of ``gpusched.sched`` need besides `Resources`.
 
     Attributes:
         total, usable: The pool empty: as declared; without nodes that are not available.
@@ -206,7 +206,7 @@ class Passes(NamedTuple):
 
 @jit
 def shape_request(shapes: Records, shape: int) -> PlacementRequest:
-    """The request with index ``shape``."""
+    """Return the request with index ``shape``."""
     of = shapes[shape]
     return PlacementRequest(
         of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"]
@@ -214,7 +214,7 @@ def shape_request(shapes: Records, shape: int) -> PlacementRequest:
 
 
 def shapes_of(requests: Requests, queue: Ints) -> Records:
-    """The requests as ``SHAPE[shapes]``; ``queue: int64[shapes]``: their partitions."""
+    """Return the requests as ``SHAPE[shapes]``; ``queue: int64[shapes]``: their partitions."""
     columns = {name: c for name, c in requests._asdict().items() if name in (SHAPE.names or ()) and c is not None}
     return filled(SHAPE, len(queue), **columns, queue=queue)
 
@@ -224,7 +224,7 @@ def new_sim(
     children: Ints, changes: Records, partitions: int, runs: int, half_life_s: float, scratch: Scratch,
     by_free: NodeIndex, ledger: SimLedger | None = None,
 ) -> Sim:  # fmt: skip
-    """A world in which nothing has happened yet, at recorded speeds; see `Sim`.
+    """Return the state before the first event, at recorded speeds; see `Sim`.
 
     ``parts: int64[jobs]``: the most nodes that each job may have; ``needs: int64[jobs]``: how many others it waits for;
     ``runs``: how many jobs may run at once.
@@ -253,12 +253,12 @@ def new_sim(
 
 
 def new_log(events: int, cuts: int, parts: int) -> EventLog:
-    """An empty log with room for that many events, cut runs, and parts of cut runs."""
+    """Return an empty log with room for that many events, interrupted runs, and parts of such runs."""
     return EventLog(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
 
 
 def grown(log: EventLog, sim: Sim) -> EventLog:
-    """The same log with more room."""
+    """Return a copy of the log with more room."""
     cuts, parts = 2 * len(log.cuts) + len(sim.jobs), 2 * len(log.cut_nodes) + len(sim.held)
     more = new_log(2 * len(log.events), cuts, parts)
     for new, old in zip(more, log, strict=True):

@@ -17,7 +17,7 @@ from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, PlacementRequest, Records
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.nodeindex import enough, pick
+from gpusched.sim.engine.nodeindex import can_fit, pick_nodes
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.engine.waitlist import Waitlist, following, set_leaf
@@ -41,7 +41,7 @@ class Fixed(NamedTuple):
 
 @jit
 def decide_strict(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> int:
-    """With one partition whose head blocks, without node events."""
+    """Decide for a single partition whose head blocks, without node events."""
     heads, last = fixed.waitlist.heads, fixed.last[0]
     for i in range(sim.counter[READY]):
         push(heads, float(sim.jobs[sim.ready[i]]["rank"]), sim.ready[i])
@@ -63,7 +63,7 @@ def decide_strict(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> int:
 
 @jit
 def decide_merged(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> int:
-    """Strict, skip or EASY, any number of partitions."""
+    """Decide with strict, skip or EASY backfill, for any number of partitions."""
     waitlist, last = fixed.waitlist, fixed.last[0]
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
@@ -90,7 +90,7 @@ run_strict, run_merged = looped(decide_strict), looped(decide_merged)
 
 @jit
 def _only_behind(sim: Sim, last: Records) -> bool:
-    """Whether all that has happened since the last pass is that jobs arrived behind its head, which still waits.
+    """Return whether, since the last pass, jobs only arrived behind its head, which still waits.
 
     Then the reservation holds as it was made, and no other job can start that could not start before.
     """
@@ -106,19 +106,19 @@ def _only_behind(sim: Sim, last: Records) -> bool:
 
 @jit
 def _gather_ready(sim: Sim, waitlist: Waitlist) -> None:
-    """Puts what has arrived into ``waitlist.shapes``, where it may fit."""
+    """Put new jobs that may fit into ``waitlist.shapes``."""
     waitlist.shapes.size[0] = 0
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
         shape = sim.jobs[job]["shape"]
-        if sim.by_free.many.size and not enough(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
+        if sim.by_free.counts.size and not can_fit(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
             continue
         push(waitlist.shapes, float(sim.jobs[job]["rank"]), shape)
 
 
 @jit
 def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
-    """One pass over one partition's waiting jobs in ``waitlist.shapes``, the next of every shape at a time."""
+    """Run a pass over one partition's waiting jobs in ``waitlist.shapes``, the next of every shape at a time."""
     waitlist, last, rule, backfill = fixed.waitlist, fixed.last[0], fixed.rule, fixed.backfill
     scratch, shapes, now = passes.scratch, waitlist.shapes, sim.clock[0]
     scratch.stamp[0] += 1
@@ -167,7 +167,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
 
 @jit
 def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
-    """Puts every shape's first job into ``waitlist.shapes`` if it may fit; the first of those that cannot, or -1."""
+    """Put every shape's first job that may fit into ``waitlist.shapes``; return the first that cannot, or -1."""
     shapes, head, least = waitlist.shapes, -1, sim.jobs.size
     shapes.size[0] = 0
     for i in range(waitlist.first[queue], waitlist.first[queue + 1]):
@@ -176,7 +176,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
             continue
         job = following(waitlist, shape, 0, 0.0, _ANY)
         rank = sim.jobs[job]["rank"]
-        if sim.by_free.many.size and not enough(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
+        if sim.by_free.counts.size and not can_fit(sim.by_free, sim.shapes[shape]["gpus"], sim.shapes[shape]["parts"]):
             if rank < least:
                 head, least = job, rank
         else:
@@ -186,19 +186,19 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
 
 @jit
 def _try(sim: Sim, passes: Passes, request: PlacementRequest, shape: int, rule: int, late: bool) -> bool:
-    """`sched.backfill.attempt`, with the index where there is one; marks the shape as failed as it does."""
+    """Try to place a job as `sched.backfill.attempt`, by the index if there is one; mark failed shapes alike."""
     scratch, masks = passes.scratch, passes.jobs.masks
-    if sim.by_free.many.size == 0 or rule >= RANDOM:
+    if sim.by_free.counts.size == 0 or rule >= RANDOM:
         return attempt(sim.resources, masks, request, shape, rule, late, passes.rng, scratch) == STARTED
     stamp = scratch.stamp[0]
     if late:
-        if enough(sim.by_free, request.gpus, request.parts):
+        if can_fit(sim.by_free, request.gpus, request.parts):
             if choose(scratch.late, masks, request, rule, scratch):
                 return True
             scratch.failed_late[shape] = stamp
-            if pick(sim.by_free, request, rule, sim.chosen):
+            if pick_nodes(sim.by_free, request, rule, sim.chosen):
                 return False
-    elif pick(sim.by_free, request, rule, sim.chosen):
+    elif pick_nodes(sim.by_free, request, rule, sim.chosen):
         return True
     scratch.failed[shape] = stamp
     return False
@@ -206,7 +206,7 @@ def _try(sim: Sim, passes: Passes, request: PlacementRequest, shape: int, rule: 
 
 @jit
 def _next(sim: Sim, waitlist: Waitlist, shape: int, job: int, now: float, until: float) -> None:
-    """Puts the shape's next job after ``job`` that would end by ``until`` into ``waitlist.shapes``."""
+    """Put the shape's next job after ``job`` that would end by ``until`` into ``waitlist.shapes``."""
     next_job = following(waitlist, shape, waitlist.place[job] + 1, now, until)
     if next_job >= 0:
         push(waitlist.shapes, float(sim.jobs[next_job]["rank"]), shape)

@@ -1,4 +1,4 @@
-"""The virtual clock: to the next instant at which something happens; what happens then; jobs started and cut.
+"""The virtual clock: advance to the next event, handle it, start and stop jobs.
 
 At one instant ends come before node events, those before arrivals, and arrivals before decisions.
 """
@@ -12,9 +12,9 @@ from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
 from gpusched.sched.sorting import ascending
 from gpusched.sched.state import Ints
-from gpusched.sim.engine.ledger import charge_limits, give_back_limits, next_hour, turn_hours
-from gpusched.sim.engine.nodeindex import move
-from gpusched.sim.engine.pace import claim, ends_killed, interrupt, more_events, release, set_out
+from gpusched.sim.engine.ledger import charge_limits, expire_usage, next_expiry, release_limits
+from gpusched.sim.engine.nodeindex import move_node
+from gpusched.sim.engine.pace import claim, ends_killed, extra_events, interrupt, release, schedule_end
 from gpusched.sim.engine.state import (
     ARRIVED,
     CHANGED,
@@ -51,8 +51,8 @@ NOTHING_TAKEN = -1
 
 
 @jit
-def note(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
-    """Adds an event of now to the log."""
+def log_event(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
+    """Append an event at the current time to the log."""
     event = log.events[sim.counter[LOGGED]]
     event["time"] = sim.clock[0]
     event["kind"] = kind
@@ -62,7 +62,7 @@ def note(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
 
 @jit
 def advance(sim: Sim, log: EventLog) -> int:
-    """Goes to the next instant; ends, node events and arrivals of it are done when this returns.
+    """Advance to the next instant, and handle its ends, node events and arrivals.
 
     Returns:
         OVER (nothing is left to happen), DECIDE, or GROW (``log`` must be given more room first; nothing was done).
@@ -78,14 +78,14 @@ def advance(sim: Sim, log: EventLog) -> int:
         now = min(now, ends.key[0])
     if counter[CHANGED] < sim.changes.size and (counter[ARRIVED] < jobs.size or counter[IN_SYSTEM] > 0):
         now = min(now, sim.changes[counter[CHANGED]]["time"])
-    now = min(now, next_hour(sim.ledger, counter[IN_SYSTEM] > counter[RUNS]))
+    now = min(now, next_expiry(sim.ledger, counter[IN_SYSTEM] > counter[RUNS]))
     if now == np.inf:
         return OVER
     if wake <= now:
         sim.dirty[:] = 1
         sim.clock[1] = np.inf
     sim.clock[0] = now
-    turn_hours(sim.ledger, now, sim.dirty)
+    expire_usage(sim.ledger, now, sim.dirty)
     counter[READY] = counter[ENDED] = counter[MOVED] = 0
     while ends.size[0] > 0 and ends.key[0] == now:
         _finish(sim, log, pop(ends))
@@ -99,11 +99,11 @@ def advance(sim: Sim, log: EventLog) -> int:
 
 @jit
 def _short_of_room(sim: Sim, log: EventLog) -> bool:
-    """Whether this instant might not fit the log: each job starts, is cut and ends at most once at one instant."""
+    """Return whether this instant may not fit the log: a job starts, stops and ends at most once in one."""
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
-    most += more_events(sim.pace, sim, future)
+    most += extra_events(sim.pace, sim, future)
     return bool(
         log.events.size - counter[LOGGED] < most
         or log.cuts.size - counter[CUTS] < counter[RUNS]
@@ -128,7 +128,7 @@ def _become_eligible(sim: Sim, job: int) -> None:
 
 @jit
 def _release_children(sim: Sim, begin: int, stop: int) -> None:
-    """These have one job less to wait for."""
+    """Count down the dependencies of these jobs."""
     for at in range(begin, stop):
         state = sim.state[sim.children[at]]
         state["needs"] -= 1
@@ -138,7 +138,7 @@ def _release_children(sim: Sim, begin: int, stop: int) -> None:
 
 @jit
 def make_ready(sim: Sim, job: int) -> None:
-    """The job waits from now on."""
+    """Make the job wait for resources."""
     sim.state[job]["status"] = WAITING
     sim.ready[sim.counter[READY]] = job
     sim.counter[READY] += 1
@@ -149,7 +149,7 @@ def make_ready(sim: Sim, job: int) -> None:
 def _finish(sim: Sim, log: EventLog, job: int) -> None:
     sim.state[job]["status"] = DONE
     sim.state[job]["end"] = sim.clock[0]
-    note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
+    log_event(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
     end_job(sim, job)
     sim.counter[IN_SYSTEM] -= 1
     if sim.jobs[job]["child"] < sim.jobs[job]["child_begun"]:
@@ -158,16 +158,16 @@ def _finish(sim: Sim, log: EventLog, job: int) -> None:
 
 @jit
 def end_job(sim: Sim, job: int) -> None:
-    """Give back all that a running job has, whether it is done or is cut; it must be noted in the log already."""
-    give_back_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
+    """Free all that a running job holds, as it ends or is stopped; it must be in the log already."""
+    release_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
     request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
     for part in range(request.parts):
         node = sim.held[offset + part]
         sim.node[node]["free"] += request.gpus
         if sim.node[node]["up"]:
-            if sim.by_free.many.size:
-                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] + request.gpus)
+            if sim.by_free.counts.size:
+                move_node(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] + request.gpus)
             give(sim.resources, request, node)
         else:
             sim.resources.cores[node] += request.cores
@@ -181,7 +181,7 @@ def end_job(sim: Sim, job: int) -> None:
 
 @jit
 def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
-    """Start ``job``, whoever decided that: with its request, on ``nodes[first:]``.
+    """Start ``job`` with its request on ``nodes[first:]``.
 
     ``taken``: a pass has taken so many whole GPUs of each node (`backfill.launch`), and all else that the start takes;
     NOTHING_TAKEN: it is taken here. ``restart_s`` pass before work goes on, if the job has run before.
@@ -193,8 +193,8 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
         charge_limits(sim.ledger, job)
         taken = request.gpus
         for node in nodes[first : first + request.parts]:
-            if sim.by_free.many.size:
-                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - taken)
+            if sim.by_free.counts.size:
+                move_node(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - taken)
             take(sim.resources, request, node)
     for part in range(request.parts):
         node = nodes[first + part]
@@ -206,16 +206,16 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
         if sim.jobs[job]["child_begun"] < sim.jobs[job]["child_stop"]:
             _release_children(sim, sim.jobs[job]["child_begun"], sim.jobs[job]["child_stop"])
     state["start"], state["until"] = now, now + sim.jobs[job]["expected"]
-    set_out(sim.pace, sim, job, now + (restart_s if state["restarts"] > 0 else 0.0))
+    schedule_end(sim.pace, sim, job, now + (restart_s if state["restarts"] > 0 else 0.0))
     push(sim.ends, state["due"], job)
     sim.counter[PARTS] += request.parts
     sim.counter[RUNS] += 1
-    note(sim, log, START, job)
+    log_event(sim, log, START, job)
 
 
 @jit
-def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
-    """Stops a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
+def stop_job(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
+    """Stop a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
     counter, offset = sim.counter, sim.jobs[job]["offset"]
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
         log.cut_nodes[counter[CUT_PARTS]] = sim.held[offset + part]
@@ -228,7 +228,7 @@ def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
     run["gpus"] = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
     counter[CUTS] += 1
     remove(sim.ends, job)
-    note(sim, log, kind, job)
+    log_event(sim, log, kind, job)
     interrupt(sim.pace, sim, job, kind)
     end_job(sim, job)
     sim.state[job]["left"] = left
@@ -238,7 +238,7 @@ def cut(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
 
 @jit
 def _change(sim: Sim, log: EventLog) -> None:
-    """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller.
+    """Apply the current node events to nodes and their jobs; the caller updates which jobs can run.
 
     And jobs that may start from now on, or settle for less.
     """
@@ -257,33 +257,33 @@ def _change(sim: Sim, log: EventLog) -> None:
         if kind == NODE_RESERVED:
             sim.dirty[sim.node[node]["queue"]] = 1
             continue
-        note(sim, log, NODE_UP if kind == NODE_BACK else NODE_DOWN if kind == NODE_GONE else NODE_DRAIN, node)
+        log_event(sim, log, NODE_UP if kind == NODE_BACK else NODE_DOWN if kind == NODE_GONE else NODE_DRAIN, node)
         if kind == NODE_GONE:
             _fail_jobs(sim, log, node)
         before = sim.resources.gpus[node]
         sim.node[node]["up"] = kind == NODE_BACK
         sim.resources.gpus[node] = sim.node[node]["free"] if kind == NODE_BACK else -1
-        if sim.by_free.many.size:
-            move(sim.by_free, node, before, sim.resources.gpus[node])
+        if sim.by_free.counts.size:
+            move_node(sim.by_free, node, before, sim.resources.gpus[node])
         sim.dirty[sim.node[node]["queue"]] = 1
 
 
 @jit
 def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
-    """Cuts the jobs on a node that failed, in order of their numbers; they wait again, with all their work to do."""
+    """Stop the jobs on a failed node, in order of their numbers; they wait again with all their work to do."""
     running = ascending(sim.ends.item[: sim.ends.size[0]])
     for job in running:
         offset = sim.jobs[job]["offset"]
         for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
             if sim.held[offset + part] == node:
-                cut(sim, log, job, NODE_FAIL, sim.jobs[job]["duration"])
+                stop_job(sim, log, job, NODE_FAIL, sim.jobs[job]["duration"])
                 make_ready(sim, job)
                 break
 
 
 @jit
 def mark_never(sim: Sim) -> int:
-    """Marks jobs that can never run, and those that wait for one of them, however deep; how many there are."""
+    """Mark jobs that can never run, and all that depend on them; return how many."""
     count = stacked = 0
     for job in range(sim.jobs.size):
         if sim.jobs[job]["shape"] >= 0 or sim.state[job]["status"] == NEVER:

@@ -45,7 +45,7 @@ class Waitlist(NamedTuple):
 
 
 def new_waitlist(shape: Ints, rank: Ints, queue: Ints, queues: int, strict: bool) -> Waitlist:
-    """An empty list for these jobs (``shape``: -1 never waits); with ``strict`` only ``heads`` is kept."""
+    """Return an empty list for these jobs (``shape``: -1 never waits); if ``strict``, only ``heads`` is kept."""
     shapes = len(queue)
     count = np.bincount(shape[shape >= 0], minlength=shapes)[:shapes]
     at = np.lexsort((rank, shape))[int((shape < 0).sum()) :].astype(np.int64)
@@ -73,7 +73,7 @@ def new_waitlist(shape: Ints, rank: Ints, queue: Ints, queues: int, strict: bool
 
 @jit
 def set_leaf(waitlist: Waitlist, shape: int, job: int, value: float) -> None:
-    """Enters a job with its expected run time, or takes it out (infinite)."""
+    """Set a job's leaf to its expected run time, or remove the job (infinite)."""
     tree, base = waitlist.tree, waitlist.base[shape]
     at = waitlist.width[shape] + waitlist.place[job]
     tree[base + at] = value
@@ -88,7 +88,7 @@ def set_leaf(waitlist: Waitlist, shape: int, job: int, value: float) -> None:
 
 @jit
 def following(waitlist: Waitlist, shape: int, begin: int, now: float, until: float) -> int:
-    """The first waiting job of ``shape`` from leaf ``begin`` on with ``now`` + expected <= ``until``, or -1."""
+    """Return the first waiting job of ``shape`` from leaf ``begin`` on with ``now`` + expected <= ``until``, or -1."""
     tree, base, width = waitlist.tree, waitlist.base[shape], waitlist.width[shape]
     if begin >= width:
         return -1

@@ -1,4 +1,4 @@
-"""Measured profiles: how fast models ran on which GPUs, on how many, beside whom, and with what cores and memory."""
+"""Measured profiles: speeds of models by GPU type, number of GPUs, co-located job, CPU cores and memory."""
 
 from gpusched.sim.profiles.reading import read_profiles, read_restarts
 from gpusched.sim.profiles.table import Profiles, Series

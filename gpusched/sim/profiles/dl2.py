@@ -33,7 +33,7 @@ _NOTHING = 1e-6
 
 
 class MeasuredSpeed(NamedTuple):
-    """One line: the job's speed, in steps/s, with so many servers and workers; 0 says that it did not run."""
+    """One line: the job's speed, in steps/s, with so many servers and workers; 0: it did not run."""
 
     model: str
     servers: int
@@ -42,7 +42,7 @@ class MeasuredSpeed(NamedTuple):
 
 
 def records(path: Path | None) -> Iterator[MeasuredSpeed]:
-    """Yield the lines of one file; None: of the table that comes along.
+    """Yield the lines of one file; None: of the built-in table.
 
     Raises:
         FileError: It is something else.
@@ -59,7 +59,7 @@ def records(path: Path | None) -> Iterator[MeasuredSpeed]:
 
 @dataclass(frozen=True, eq=False)
 class Servers:
-    """How the speed of one model depends on how many parameter servers it has beside its workers.
+    """How one model's speed depends on the number of parameter servers beside its workers.
 
     Attributes:
         speed: ``float64[servers + 1, workers + 1]``: steps/s; 0 where there is none of either, or it did not run.
@@ -68,7 +68,7 @@ class Servers:
     speed: Floats
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """Speed with the best number of servers that so many cores hold (one at least), by that with any number."""
+        """Return the best speed with servers that the cores hold (one at least), relative to that with any number."""
         column = self.speed[1:, min(gpus, self.speed.shape[1] - 1)]
         servers = len(column) if cores is None else max(1, int(cores) // _TASK_CORES - gpus)
         found, best = float(column[:servers].max()), float(column.max())
@@ -77,7 +77,7 @@ class Servers:
 
 
 def read(path: Path) -> Profiles:
-    """The table of one file: by workers, at the best number of servers, and how it depends on that.
+    """Return the table of one file: by workers, at the best number of servers, with the effect of fewer.
 
     Raises:
         FileError: It is something else.
@@ -101,8 +101,8 @@ def read(path: Path) -> Profiles:
     )  # fmt: skip
 
 
-def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
-    """Model -> ``float64[most + 1, most + 1]``: steps/s with ``[servers, workers]``; 0 where there is none of either.
+def read_speeds(path: Path | None, max_tasks: int) -> dict[str, Floats]:
+    """Return steps/s by model, ``float64[most + 1, most + 1]`` by ``[servers, workers]``; 0 without either.
 
     ``path``: As of `records`.
 
@@ -121,20 +121,20 @@ def read_speeds(path: Path | None, most: int) -> dict[str, Floats]:
         at[servers, workers] = speed
     if not points:
         raise FileError(str(path), None, "", "nothing", "measured speeds")
-    return {model: _interpolated(at, most) for model, at in points.items()}
+    return {model: _interpolated(at, max_tasks) for model, at in points.items()}
 
 
-def _interpolated(points: dict[tuple[int, int], float], most: int) -> Floats:
-    speed = np.zeros((most + 1, most + 1))
+def _interpolated(points: dict[tuple[int, int], float], max_tasks: int) -> Floats:
+    speed = np.zeros((max_tasks + 1, max_tasks + 1))
     if len(points) == 1:  # nothing to draw a line to
         (((servers, workers), value),) = points.items()
-        if max(servers, workers) <= most:
+        if max(servers, workers) <= max_tasks:
             speed[servers, workers] = value
         return speed
     known = np.array(list(points), np.float64)
     weights = np.linalg.solve(_distances(known, known), np.array(list(points.values())))
-    grid = np.array([(s, w) for s in range(1, most + 1) for w in range(1, most + 1)], np.float64)
-    speed[1:, 1:] = (_distances(grid, known) @ weights).reshape(most, most)
+    grid = np.array([(s, w) for s in range(1, max_tasks + 1) for w in range(1, max_tasks + 1)], np.float64)
+    speed[1:, 1:] = (_distances(grid, known) @ weights).reshape(max_tasks, max_tasks)
     speed[speed < _NOTHING] = 0.0
     return speed
 

@@ -20,7 +20,7 @@ _EXPECTED = "Gavel's throughputs: GPU type -> ('model', GPUs) -> null or ('other
 
 
 def tables_of(path: Path, root: Any) -> Profiles:
-    """The table in a file.
+    """Return the table in a file.
 
     Raises:
         FileError: It is something else.
@@ -48,16 +48,16 @@ def tables_of(path: Path, root: Any) -> Profiles:
 
 
 def _pairs(path: Path, where: str, others: dict[str, Any], gpus: int) -> Iterator[tuple[str, float]]:
-    """The other model and this one's steps per second beside it; pairs that did not run are left out."""
+    """Yield each other model and this one's steps per second beside it, without pairs that did not run."""
     for key, both in others.items():
         if key == "null":
             continue
         other, size = _job(path, f"{where}.{key}", key)
         if not isinstance(both, list) or len(both) != 2:
             raise FileError(str(path), None, f"{where}.{key}", repr(both), "two numbers of steps per second")
-        mine, its = (_number(path, f"{where}.{key}", value) for value in both)
-        if size == gpus and mine > 0 and its > 0:
-            yield other, mine
+        rate, its = (_number(path, f"{where}.{key}", value) for value in both)
+        if size == gpus and rate > 0 and its > 0:
+            yield other, rate
 
 
 def _entries(path: Path, where: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Tables of measurements: those that come along, each with its source and year in its first line, and other files."""
+"""Tables of measurements: built-in ones, each with its source and year in its first line, and other files."""
 
 from __future__ import annotations
 

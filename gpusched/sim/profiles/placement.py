@@ -28,13 +28,13 @@ _RECORDED_ON = "A100"
 _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
 
 
-def is_one(name: str) -> bool:
-    """Whether a file is called like one of these."""
+def is_placement(name: str) -> bool:
+    """Return whether a file is named as these are."""
     return NAME.fullmatch(name) is not None
 
 
 def read(paths: Sequence[Path]) -> list[Profiles]:
-    """The table of these files; together, since what a model is measured at on all GPU types decides its usual batch.
+    """Read these files together, as a model's usual batch size depends on all GPU types that it was measured on.
 
     Raises:
         FileError: A file holds something else.
@@ -55,10 +55,10 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
                 if at not in found[key] or "-scalability-" not in path.name:
                     found[key].setdefault(at, values)
     series = {
-        (with_batch(model, batch), kind): Series({at: _one(v) for at, v in points.items()}, "nodes", batch)
+        (with_batch(model, batch), kind): Series({at: _mean_time(v) for at, v in points.items()}, "nodes", batch)
         for (model, kind, batch), points in found.items()
     }
-    usual = _usual(found)
+    usual = _usual_batches(found)
     notes = tuple((f"{model} counts as {key}, per GPU", frozenset((model,))) for model, key in sorted(usual.items()))
     recorded_on = dict.fromkeys([*usual, *(name for name, _ in series)], _RECORDED_ON)
     sources = tuple((path.name, _models(path, list(recorded_on))) for path in paths)
@@ -66,20 +66,20 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
 
 
 def _models(path: Path, keys: list[str]) -> frozenset[str]:
-    """The keys of the model that a file is about."""
+    """Return the keys of the model that a file describes."""
     match = NAME.fullmatch(stem(path))
     model = match["model"].lower() if match else ""
     return frozenset(key for key in keys if split_model(key)[0] == model)
 
 
-def _one(values: list[tuple[bool, float]]) -> float:
+def _mean_time(values: list[tuple[bool, float]]) -> float:
     even = [value for is_even, value in values if is_even]
     chosen = even or [value for _, value in values]
     return sum(chosen) / len(chosen)
 
 
-def _usual(found: _Samples) -> dict[str, str]:
-    """Model -> its largest batch size per GPU that was measured on one GPU of every type it was measured on."""
+def _usual_batches(found: _Samples) -> dict[str, str]:
+    """Return each model's largest batch size per GPU that was measured on one GPU of every type of that model."""
     usual = {}
     for model in dict.fromkeys(model for model, _, _ in found):
         kinds = {kind for name, kind, _ in found if name == model}
@@ -93,7 +93,7 @@ def _usual(found: _Samples) -> dict[str, str]:
 
 
 class _Row(NamedTuple):
-    """Samples per GPU, GPUs in all and on the fullest node, nodes, whether they are spread evenly, seconds."""
+    """Samples per GPU, GPUs in all and on the fullest node, nodes, whether they are evenly spread, seconds."""
 
     batch: int
     gpus: int
@@ -104,7 +104,7 @@ class _Row(NamedTuple):
 
 
 def rows_in(path: Path, kind: str) -> Iterator[_Row]:
-    """What a file says, row by row; ``kind``: as its name has it."""
+    """Yield the rows of a file; ``kind``: the one in its name."""
     columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
     table = whole_table(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     for row in range(len(table)):

@@ -1,4 +1,4 @@
-"""Files of measurements by their names; a folder stands for all such files in it."""
+"""Files of measurements, recognised by name; a folder stands for all such files in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = (
 
 
 def read_profiles(paths: Sequence[Path | str]) -> Profiles:
-    """The measurements of these files and folders (gzip or not) as one table.
+    """Read the measurements of these files and folders (gzip or not) as one table.
 
     Raises:
         FileError: A file holds something else.
@@ -27,7 +27,7 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
         UsageError: No file of measurements is named.
     """
     files = [file for path in paths for file in _files(Path(path))]
-    placements = [file for file in files if placement.is_one(stem(file))]
+    placements = [file for file in files if placement.is_placement(stem(file))]
     try:
         parts = [_of_json(file) for file in files if stem(file).endswith(".json")]
         parts += placement.read(placements)
@@ -38,7 +38,7 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
 
 
 def read_restarts(path: Path | str) -> dict[str, float]:
-    """What stopping a job and starting it again costs, in seconds, by model: a CSV with ``model,restart_s``.
+    """Read the seconds that stopping and restarting a job costs, by model: a CSV with ``model,restart_s``.
 
     Sia's simulator has such constants (siasosp23/artifacts).
 
@@ -66,7 +66,7 @@ def _of_json(path: Path) -> Profiles:
             root = json.load(text)
     except json.JSONDecodeError as error:
         raise FileError(str(path), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
-    return synergy.tables_of(path, root) if synergy.is_one(root) else gavel.tables_of(path, root)
+    return synergy.tables_of(path, root) if synergy.is_synergy_file(root) else gavel.tables_of(path, root)
 
 
 def _files(path: Path) -> list[Path]:
@@ -84,4 +84,4 @@ def _files(path: Path) -> list[Path]:
 
 def _known(path: Path) -> bool:
     name = stem(path)
-    return name.endswith(".json") or placement.is_one(name) or (name.endswith(".txt") and "speed" in name)
+    return name.endswith(".json") or placement.is_placement(name) or (name.endswith(".txt") and "speed" in name)

@@ -31,12 +31,12 @@ Rows = list[list[float | None]]
 
 @dataclass(frozen=True)
 class ModelSensitivity:
-    """Of one model: GPUs -> relative throughput by CPU cores and memory for each GPU; None: not measured."""
+    """One model: GPUs -> relative throughput by CPU cores and memory for each GPU; None: not measured."""
 
     tables: dict[int, Rows]
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """Relative throughput with so many cores and MiB in all (None: plenty), bilinear between what was measured.
+        """Return relative throughput with so many cores and MiB in all (None: plenty), bilinear between measurements.
 
         Outside of it as at the nearest. Of several tables that of as many GPUs counts, else of the next fewer.
         """
@@ -50,7 +50,7 @@ class ModelSensitivity:
 
 
 def _between(axis: Sequence[float], values: Sequence[float | None], at: float | None) -> float | None:
-    """On a line between the known values about ``at`` (None: the last of them), the nearest outside; None: none."""
+    """Interpolate linearly at ``at`` (None: the last known), the nearest value outside; None: no values."""
     known = [(x, v) for x, v in zip(axis, values, strict=True) if v is not None]
     if not known:
         return None
@@ -63,13 +63,13 @@ def _between(axis: Sequence[float], values: Sequence[float | None], at: float | 
     return a + (b - a) * (at - low) / (high - low)
 
 
-def is_one(root: Any) -> bool:
-    """Whether what a JSON file holds looks like this: its first value is a mapping with ``tput``."""
+def is_synergy_file(root: Any) -> bool:
+    """Return whether a JSON file is of this kind: its first value is a mapping with ``tput``."""
     return isinstance(root, dict) and any("tput" in v for v in list(root.values())[:1] if isinstance(v, dict))
 
 
 def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
-    """The sensitivities in a file.
+    """Return the sensitivities in a file.
 
     Raises:
         FileError: It is something else.
@@ -94,7 +94,7 @@ def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
 
 
 def _completed(tables: dict[int, Rows]) -> dict[int, Rows]:
-    """What was not measured on several GPUs goes by the table of one, as in Synergy's own simulator."""
+    """Fill in what was not measured on several GPUs from the table of one, as Synergy's own simulator does."""
     one = tables.get(1)
     if one is None:
         return tables

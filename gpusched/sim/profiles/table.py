@@ -1,4 +1,4 @@
-"""One table of what was measured, and the interpolations between measurements. Nothing beyond them is guessed."""
+"""A table of measurements, with interpolation between them and no extrapolation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ResourceSensitivity(Protocol):
     """How a model's speed depends on CPU cores and memory."""
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """Speed with so many cores and MiB in all (None: plenty), in a unit of the model's own; above 0."""
+        """Return the speed with so many cores and MiB in all (None: plenty), in the model's own unit; above 0."""
 
 
 class Series(NamedTuple):
@@ -34,7 +34,7 @@ class Series(NamedTuple):
     batch: int = 0
 
     def at(self, gpus: int, nodes: int) -> float | None:
-        """Work per second on ``gpus`` GPUs over ``nodes`` nodes; None: not measured, nor between measurements.
+        """Return work per second on ``gpus`` GPUs over ``nodes`` nodes; None: neither measured nor interpolated.
 
         Between two measured numbers of GPUs on as many nodes, and else between two measured numbers of nodes with as
         many GPUs, it is linear.
@@ -51,14 +51,14 @@ class Series(NamedTuple):
         return None
 
     def closest(self, gpus: int) -> float | None:
-        """Work per second on ``gpus`` GPUs over the fewest nodes for which it is known."""
+        """Return work per second on ``gpus`` GPUs over the fewest nodes for which it is known."""
         most = max((n for _, n in self.per_s), default=0)
         found = (self.at(gpus, nodes) for nodes in range(1, most + 1))
         return next((value for value in found if value is not None), None)
 
 
 def _around(known: Iterable[int], at: int) -> tuple[int, int, float] | None:
-    """The known numbers next below and above ``at``, and how much of the way it is from one to the other."""
+    """Return the known numbers next below and above ``at``, and its relative position between them."""
     below, above = [k for k in known if k < at], [k for k in known if k > at]
     if not below or not above:
         return None
@@ -68,7 +68,7 @@ def _around(known: Iterable[int], at: int) -> tuple[int, int, float] | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profiles:
-    """What was measured.
+    """Measured speeds and sensitivities.
 
     Attributes:
         series: (model, GPU type) -> its measurements. Names are as `model_key` and `type_key` give them; a type of ""
@@ -91,22 +91,22 @@ class Profiles:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The GPU types that something was measured on, longest names first."""
+        """The measured GPU types, longest names first."""
         return tuple(sorted({t for _, t in self.series}, key=lambda t: (-len(t), t)))
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that something is known of, sorted; one that has a usual batch size without the others."""
+        """The measured models, sorted; one with a usual batch size without its others."""
         named = {name for name, _ in self.series if split_model(name)[0] not in self.usual}
         return tuple(sorted(named | self.usual.keys() | self.sensitivity.keys()))
 
     def type_of(self, gpu_type: str) -> str | None:
-        """The measured type that a node's GPU type is: of the same name, or the longest that its name contains."""
+        """Return the measured type of a node's GPU type: of the same name, or the longest that its name contains."""
         wanted = type_key(gpu_type)
         return next((t for t in self.types if t and t in wanted), "" if "" in self.types else None)
 
     def per_s(self, model: str, gpu_type: str, gpus: int, nodes: int | None = 1) -> float | None:
-        """Work per second of a model alone on ``gpus`` GPUs of a type over ``nodes`` nodes (None: the fewest known).
+        """Return a model's work per second alone on ``gpus`` GPUs over ``nodes`` nodes (None: the fewest known).
 
         A batch size that was not measured lies between its neighbours: its step time is linear in the batch size.
         """
@@ -122,7 +122,7 @@ class Profiles:
         return sum(share * batch for batch, _, share in found) / step_s
 
     def _neighbours(self, model: str, gpu_type: str) -> list[tuple[Series, float]]:
-        """The series of a model, or of the two batch sizes about its own with the share of each."""
+        """Return a model's series, or those of the two nearest batch sizes, with their weights."""
         kind = self.type_of(gpu_type)
         if kind is None:
             return []
@@ -144,7 +144,7 @@ class Profiles:
         ]
 
     def share_of(self, model: str, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """As `ResourceSensitivity.at`; 1.0 for a model of which nothing is known."""
+        """Return `ResourceSensitivity.at`; 1.0 for an unknown model."""
         key = model_key(model)
         base = split_model(key)[0]
         if key not in self.sensitivity and not any(name == base for name, _ in self.series):
@@ -153,39 +153,39 @@ class Profiles:
         return 1.0 if found is None else found.at(gpus, cores, memory_mib)
 
     def notes_of(self, model: str) -> tuple[str, ...]:
-        """What was chosen on the way to a model's figures."""
+        """Return notes on choices made for a model's figures."""
         names = {model_key(model), split_model(model_key(model))[0]}
         return tuple(note for note, of in self.notes if names & of)
 
     def slowed(self, model: str, gpu_type: str, gpus: int, neighbour: str) -> float | None:
-        """A model's speed beside another on the same GPUs by its speed alone there; None: not measured."""
+        """Return a model's speed beside another on the same GPUs, relative to alone; None: not measured."""
         kind = self.type_of(gpu_type)
         return None if kind is None else self.beside.get((model_key(model), kind, gpus, model_key(neighbour)))
 
 
 def model_key(model: str) -> str:
-    """A model's name as the table has it."""
+    """Return a model's name as used in the table."""
     return " ".join(model.lower().split())
 
 
 def type_key(gpu_type: str) -> str:
-    """A GPU type's name as the table has it: capitals, without blanks, hyphens and underscores."""
+    """Return a GPU type's name as used in the table: capitals, without blanks, hyphens and underscores."""
     return _SEPARATORS.sub("", gpu_type.upper())
 
 
 def split_model(key: str) -> tuple[str, int]:
-    """A model's name and its batch size (0: none is named)."""
+    """Return a model's name and batch size (0: none given)."""
     match = _BATCH.fullmatch(key)
     return (match["model"], int(match["batch"])) if match else (key, 0)
 
 
 def with_batch(model: str, batch: int) -> str:
-    """The key of a model at a batch size per GPU, in Gavel's words."""
+    """Return the key of a model at a batch size per GPU, as Gavel writes it."""
     return f"{model} (batch size {batch})"
 
 
 def merged(parts: Iterable[Profiles]) -> Profiles:
-    """Several tables as one; of what two of them measured the later holds."""
+    """Merge tables into one; later measurements replace earlier ones."""
     series: dict[tuple[str, str], Series] = {}
     beside: dict[tuple[str, str, int, str], float] = {}
     recorded_on: dict[str, str] = {}
