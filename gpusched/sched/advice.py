@@ -21,7 +21,7 @@ _MOST_STEPS = 5
 
 
 def next_steps(alone: SingleJobView, job: PendingView, code: ReasonCode, answer: JobAnswer) -> list[str]:
-    """What the user or the operator can do, given the dominant reason's code and what the passes answer."""
+    """Return what the user or the operator can do, given the main reason's code and the passes' answer."""
     steps: Iterable[str]
     match code:
         case ReasonCode.BAD_CONSTRAINTS:
@@ -45,7 +45,7 @@ def next_steps(alone: SingleJobView, job: PendingView, code: ReasonCode, answer:
 
 
 def refuted(step: str, starts_now: set[str]) -> bool:
-    """Whether a step says that the job could start now in a way in which it does not, having been run ahead.
+    """Return whether a step claims that the job could start now in a way that was tried and failed.
 
     ``starts_now``: what does start it now: ``in V100``, ``with a time limit of 1:00:00``.
     """
@@ -60,12 +60,12 @@ _PARTITION, _LIMIT = "partition ", "a time limit of at most "
 
 
 def _with(job: PendingView, **asked: Any) -> PendingView:
-    """The job with another request."""
+    """Return the job with another request."""
     return replace(job, spec=replace(job.spec, **asked))
 
 
 def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
-    """The longest limit with which it would be done before its nodes are reserved."""
+    """Return the longest time limit with which the job would end before its nodes are reserved."""
     now = alone.snapshot.now
     here = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
     begins = {one.begin for node in here for one in node.reservations if now < one.begin < now + job.limit_s}
@@ -77,7 +77,7 @@ def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> Iterator[str]:
-    """For jobs that may not start whatever is free."""
+    """Return the steps for a job that may not start, regardless of free resources."""
     match code:
         case ReasonCode.JOB_HELD_ADMIN | ReasonCode.JOB_HELD_USER:
             who = "ask an administrator to release the hold" if job.held_by == "admin" else "release the hold"
@@ -107,7 +107,7 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
 
 
 def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
-    """What a job may ask for that exceeds a limit whoever ends."""
+    """Return what the job may request, where it exceeds a limit on its own."""
     rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
     gpus = min([job.spec.gpus, *(rule.most for rule in rules if rule.unit == "gpus")])
     times = [rule.most // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
@@ -119,12 +119,12 @@ def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
 
 
 def _own(alone: SingleJobView, job: PendingView, what: Has) -> list[Amounts]:
-    """What the nodes have that the job may use."""
+    """Return the resources of the nodes that the job may use."""
     return [has for node, has in alone.nodes(what) if not barred(job, node)]
 
 
 def _fewer(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    """The one dimension that is in the way, at what the ``spec.nodes`` best nodes have of it."""
+    """Return a smaller value for the one resource that is short, as the ``spec.nodes`` best nodes have it."""
     needs, nodes = need(job.spec), _own(alone, job, what)
     for i, option in enumerate(("--gpus-per-node", "--cpus-per-node", "--mem-per-node")):
         others = [j for j in range(3) if j != i]
@@ -146,7 +146,7 @@ def _split(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
 
 
 def _anywhere(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    """Where it asks for one rack, and several would do."""
+    """Suggest several racks where the job requests one."""
     spread = _with(job, max_spread="any", placement_wait_s=0.0)
     if not alone.asks(job)[0].spread or not alone.fits(spread, what):
         return
@@ -188,7 +188,7 @@ def _bring_back(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
-    """By the limits alone; where others are before it, they may take the room first."""
+    """Return when the job can start by the time limits alone; jobs ahead of it may take the room first."""
     if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
         unless = "" if first else " unless jobs ahead of it take the room"
@@ -196,7 +196,7 @@ def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> I
 
 
 def _shorter(now: float, answer: JobAnswer) -> Iterator[str]:
-    """Of a job that must not delay another; nothing is certain where others before that start now."""
+    """Return the limit with which the job delays no other; uncertain where jobs ahead of it start now."""
     if answer.head is None or (answer.head[0] in answer.queue and answer.head[0] is not answer.queue[0]):
         return
     if 1 <= (wait := answer.head[1] - now) < inf:

@@ -1,4 +1,4 @@
-"""One job against a snapshot's nodes as the passes see it: whether it fits, and when, were it alone in the queue."""
+"""One job against a snapshot's nodes: whether it fits, and when it could start with an otherwise empty queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Has = Literal["total", "usable", "free"]
 
 
 def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
-    """The partition's jobs that may start, first to last."""
+    """Return the partition's jobs that may start, first to last."""
     jobs = [j for j in snapshot.pending if j.spec.partition == partition]
     jobs = [j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None]
     if not jobs:
@@ -46,23 +46,23 @@ def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
 
 class SingleJobView:
-    """A snapshot's nodes and what runs there, for questions about one job each. Limits do not count."""
+    """A snapshot's nodes and running jobs, for questions about one job at a time. Limits do not count."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
 
     @cached_property
     def world(self) -> NodeArrays:
-        """The nodes; no question changes them."""
+        """Return the nodes; no question changes them."""
         return node_arrays_of(self.snapshot)
 
     def of(self, what: Has) -> Resources:
-        """What is free now; what the nodes that are well have, if empty; what is declared."""
+        """Return the resources that are free now, that healthy nodes have when empty, or that are declared."""
         world = self.world
         return world.resources if what == "free" else world.usable if what == "usable" else world.total
 
     def nodes(self, what: Has) -> Iterator[tuple[NodeView, Amounts]]:
-        """Each node, partition by partition, and what it has of that; -1 GPUs where it is not available."""
+        """Return each node, partition by partition, with its resources; -1 GPUs where it is not available."""
         return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(what)), strict=True), strict=True)
 
     @cached_property
@@ -75,7 +75,7 @@ class SingleJobView:
         return waiting, scratch_for(self.world, waiting, self._releases)
 
     def asks(self, job: PendingView) -> list[PlacementRequest]:
-        """What it asks for now, first to last."""
+        """Return what the job requests now, first choice first."""
         waiting, _ = self._asked(job)
         found, at = [], int(waiting.jobs.shape[0])
         while at >= 0:
@@ -84,14 +84,14 @@ class SingleJobView:
         return found
 
     def fits(self, job: PendingView, what: Has = "free") -> bool:
-        """Whether it fits now on that."""
+        """Return whether the job fits on those resources now."""
         (waiting, scratch), on = self._asked(job), self.of(what)
         jobs = waiting.jobs
         set_feasibility(on, on, waiting.requests, jobs, scratch)
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
     def earliest(self, job: PendingView) -> tuple[float, str] | None:
-        """When it fits at the latest, by the limits of what runs, and thanks to whom; None: it fits now or never.
+        """Return when the job fits at the latest, by time limits, and which job frees the room; None: now or never.
 
         Returns:
             (Unix seconds, ``job X on dgx001 frees 4 GPUs``).
@@ -111,7 +111,7 @@ class SingleJobView:
         return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
 
     def _walked(self, job: PendingView, ends: int) -> tuple[bool, float]:
-        """Whether the walk over it alone starts it, and else when it can, by the first so many ends of what runs."""
+        """Return whether a pass over this job alone starts it, else when it can, after the first so many ends."""
         waiting, scratch = self._asked(job)
         jobs, resources = waiting.jobs, copied(self.world.resources)
         jobs.feasibility[:], jobs.room[:] = OK, PLENTY

@@ -1,4 +1,4 @@
-"""What jobs may have together: of an array, a user, a group, a class. The passes count it down as they start jobs."""
+"""Limits shared by several jobs: of an array, a user, a group, a class. Passes count them down as jobs start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpusched.sched.state import PLENTY, Ints, Records
 
 @jit
 def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
-    """Whether one of the job's bounds has too little left for it. What takes nothing of a bound passes it."""
+    """Return whether one of the job's bounds has too little left. A job that takes nothing of a bound passes it."""
     if links is None:
         return False
     at = account[job, 0]
@@ -36,7 +36,7 @@ def room_along(links: Records, room: Ints, least: Ints) -> None:
 
 @jit
 def within_bounds(least: Ints, account: Ints, job: int) -> bool:
-    """Whether no bound of the job leaves too little, by what `room_along` has set."""
+    """Return whether every bound leaves enough for the job, by the output of `room_along`."""
     first = account[job, 0]
     if first < 0:
         return True
@@ -46,7 +46,7 @@ def within_bounds(least: Ints, account: Ints, job: int) -> bool:
 
 @jit
 def charge(links: Records | None, room: Ints, account: Ints, job: int) -> None:
-    """Takes what a job takes off each of its bounds."""
+    """Subtract what a job takes from each of its bounds."""
     if links is None:
         return
     at = account[job, 0]

@@ -1,4 +1,4 @@
-"""Why a job waits and what would help: for people, from any snapshot (also from the store), as the passes answer."""
+"""Why a job is pending and what would help, from any snapshot (also a stored one), as the passes answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of the job's partition: whether it could give one of the job's parts now, and if not, what is short."""
+    """One node of the job's partition: whether it could host one of the job's parts now, else what is short."""
 
     node: str
     fits: bool
@@ -61,7 +61,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(snapshot: Snapshot, job_id: str) -> Explanation:
-    """Why the pending job ``job_id`` is not started on this snapshot, as the passes answer it (`decide.ask`).
+    """Return why the pending job ``job_id`` does not start on this snapshot, by the passes (`decide.ask`).
 
     Agents are not asked: of one that may keep a job waiting that fits, it is said that it does.
 
@@ -100,7 +100,7 @@ _FITS = Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can sta
 
 
 def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason) -> Reason:
-    """The reason where more than the passes decides: an agent, a solver, a draw; ``place``: how many are before it."""
+    """Return the reason where an agent, a solver or a draw decides too; ``place``: number of jobs ahead."""
     policy = snapshot.policies[job.spec.partition]
     if policy.place == "milp" and reason is _FITS:
         return ELSEWHERE
@@ -115,7 +115,7 @@ def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason)
 
 
 def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> str:
-    """What besides the limit named keeps the job, so that nobody takes the time when that frees for its start."""
+    """Return what else keeps the job pending, so that the time its limit frees is not taken for its start."""
     if not answer.exceeded:
         return ""
     others = [reason.message for _, reason in answer.exceeded[1:]]
@@ -132,7 +132,7 @@ def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> st
 
 
 def _before(snapshot: Snapshot, job: PendingView, ordered: list[PendingView]) -> list[PendingView]:
-    """Who is asked before the job: in its partition by its order, elsewhere who is more urgent or has waited longer."""
+    """Return the jobs ahead: in its partition by order, elsewhere by urgency or waiting time."""
     own = ordered[: next((i for i, other in enumerate(ordered) if other.id == job.id), len(ordered))]
     rank = (-job.priority, job.submit_time)
     return own + [

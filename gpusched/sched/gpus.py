@@ -1,4 +1,4 @@
-"""Which GPUs inside a node: those nearest to each other, leaving the rest near to each other too."""
+"""GPU selection inside a node: the closest GPUs, leaving the remaining ones close to each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXACT = 2000
 
 
 def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) -> Links:
-    """``links`` as a square matrix over ``gpus`` in their order; what is not known is 0.
+    """Return ``links`` as a square matrix over ``gpus`` in their order; unknown links are 0.
 
     Where the two directions differ, the farther counts.
     """
@@ -40,7 +40,7 @@ def picked(node: NodeView, free: Sequence[int], count: int, matrices: dict[str, 
 
 @lru_cache(maxsize=4096)
 def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
+    """Return ``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
 
     Ties: the choice whose worst connected GPU is best connected (a ring is as fast as its slowest link); then the one
     that leaves the greatest closeness among the GPUs that stay free (so that larger NVLink islands stay whole), then

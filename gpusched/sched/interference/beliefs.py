@@ -1,4 +1,4 @@
-"""What is believed of kinds of jobs, learned from the paces of attempts as they end.
+"""Beliefs about the speed of kinds of jobs, learned from ended attempts.
 
 A pace is compared with the same kind's at the same shape alone (a weighted median of the latest, so that odd figures do
 no harm); what is missing moves the sensitivities and pressures of those that shared a link (`pairs.observed`). The
@@ -58,7 +58,7 @@ class SoloSpeed(NamedTuple):
 def learned(
     known: Mapping[str, JobClassEstimate], seen: PaceSample
 ) -> tuple[tuple[JobClassEstimate, ...], float | None]:
-    """The kinds that change by one more attempt, and the logarithm of its pace as it would have been alone.
+    """Return the kinds changed by one more attempt, and the logarithm of its pace as if it had run alone.
 
     Args:
         known: What is believed so far of its kind and its neighbours'; those without an entry are new.
@@ -103,7 +103,7 @@ def learned(
 
 
 def alone_at(paces: Paces | None) -> SoloSpeed | None:
-    """What its attempts say of a kind's pace alone; None: none has told."""
+    """Estimate a kind's pace alone from its attempts; None: there is no estimate."""
     if paces is None or not paces.logs:
         return None
     ordered = sorted(paces.logs)
@@ -121,7 +121,7 @@ def alone_at(paces: Paces | None) -> SoloSpeed | None:
 
 
 def cost_of_spread(all_kinds: Iterable[JobClassEstimate], kind: str, wide: JobShape, tight: JobShape) -> Cost | None:
-    """How much longer a step takes at one shape than at another with as many GPUs; None: nothing says.
+    """Return how much longer a step takes at one shape than at another with as many GPUs; None: unknown.
 
     As measured of this kind at both shapes; else by the formula, where the kind has crossed the same links at other
     sizes; else as other kinds were slowed from as many nodes and racks to as many.
@@ -144,7 +144,7 @@ def cost_of_spread(all_kinds: Iterable[JobClassEstimate], kind: str, wide: JobSh
 
 
 def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link) -> Cost:
-    """How much longer a step of one kind takes beside one job of another: measured, weighed against the formula."""
+    """Return how much longer a step takes beside one other job: measured, weighed against the formula."""
     mine, its = _sway(own, link), _sway(other, link)
     told = expected(_known(mine), [_known(its)])
     mean, variance = -log(told.ratio), (log(told.ratio / told.low) / USUAL) ** 2
@@ -165,7 +165,7 @@ def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link
 
 
 def told_of(belief: JobClassEstimate) -> tuple[tuple[PaceTold, ...], tuple[SwayTold, ...]]:
-    """A kind's paces, the most measured first, and its sensitivities and pressures."""
+    """Return a kind's paces, the most measured first, and its sensitivities and pressures."""
     paces = []
     for one in sorted(belief.shapes, key=lambda one: -one.count):
         if (alone := alone_at(one)) is not None:
@@ -182,7 +182,7 @@ def _bounds(mean: float, variance: float) -> tuple[float, float, float]:
 
 
 def expm1(value: float) -> float:
-    """How much longer that is, of a logarithm."""
+    """Return how much longer a step is, from a logarithm."""
     return exp(value) - 1
 
 
@@ -195,13 +195,13 @@ def _cost(mean: float, variance: float, count: int, source: str) -> Cost:
 
 
 def _between(wide: Paces | None, tight: Paces | None) -> tuple[float, float] | None:
-    """By how much a step is longer at the one than at the other, in logarithms, and the variance of that."""
+    """Return the log ratio of step times between two shapes, and its variance."""
     there, here = alone_at(wide), alone_at(tight)
     return None if there is None or here is None else (here.log - there.log, here.variance + there.variance)
 
 
 def _crossing(belief: JobClassEstimate, wide: JobShape, tight: JobShape) -> tuple[float | None, int]:
-    """How much longer a kind's steps are over as many nodes and racks, at any size that was measured both ways."""
+    """Return how much longer steps are over as many nodes and racks, at any size measured at both."""
     found, count = [], 0
     for paces in belief.shapes:
         if (paces.shape.nodes, paces.shape.racks) != (wide.nodes, wide.racks):
@@ -218,7 +218,7 @@ def _crossing(belief: JobClassEstimate, wide: JobShape, tight: JobShape) -> tupl
 
 
 def _by_formula(own: JobClassEstimate, wide: JobShape, tight: JobShape) -> Cost | None:
-    """By the links that this kind has crossed on this type of GPU, at a batch that goes with the GPUs."""
+    """Predict from the links that this kind has crossed on this GPU type, with a batch that scales with GPUs."""
     rows = [p for p in own.shapes if (p.shape.gpu_type, p.shape.unit) == (wide.gpu_type, wide.unit)]
     if len(rows) < 3:
         return None
@@ -284,7 +284,7 @@ def _with_beside(belief: JobClassEstimate, link: Link, kind: str, log_ratio: flo
 
 
 def _lost(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> tuple[float, float]:
-    """What neighbours took: the logarithm of how much longer a step was, and its variance."""
+    """Return the logarithm of how much longer neighbours made a step, and its variance."""
     products = [share * exp(min(float(mine.mean[0] + its.mean[1]), 3.0)) for mine, its, share in beside]
     total = 1 + sum(products)
     variance = sum(

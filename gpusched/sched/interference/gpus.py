@@ -1,4 +1,4 @@
-"""Which GPUs are slower than the like of them, from paces of like jobs on them.
+"""Detection of GPUs slower than their peers, from the paces of similar jobs on them.
 
 A job over several GPUs goes at the pace of the slowest, so a slow GPU makes innocent ones look slow that ran with it:
 the surest is taken first, and what it explains counts against no other.
@@ -26,7 +26,7 @@ _Gpu = tuple[str, int]
 
 
 def slow_gpus(paces: Sequence[PaceOn]) -> tuple[SlowGpu, ...]:
-    """The slow ones, the surest first. ``paces``: of attempts, as they would have been alone."""
+    """Return the slow GPUs, the surest first. ``paces``: of attempts, as if they had run alone."""
     groups: dict[tuple[str, JobShape], list[int]] = {}
     for row, pace in enumerate(paces):
         groups.setdefault((pace.kind, pace.shape), []).append(row)
@@ -65,7 +65,7 @@ def slow_gpus(paces: Sequence[PaceOn]) -> tuple[SlowGpu, ...]:
 
 
 class _Off(NamedTuple):
-    """How an attempt stands to its like.
+    """One attempt compared with its peers.
 
     Attributes:
         slower: Logarithm of how much longer its steps took than the median's.
@@ -80,7 +80,7 @@ class _Off(NamedTuple):
 
 
 def _off(paces: Sequence[PaceOn], alike: Sequence[Sequence[int]], without: set[int]) -> dict[int, _Off]:
-    """Of each attempt, compared with those that nothing explains yet."""
+    """Compare each attempt with those that no slow GPU explains yet."""
     off: dict[int, _Off] = {}
     for rows in alike:
         rest = [row for row in rows if row not in without]
@@ -96,7 +96,7 @@ def _off(paces: Sequence[PaceOn], alike: Sequence[Sequence[int]], without: set[i
 
 
 def _surely(off: Mapping[int, _Off], rows: set[int]) -> float:
-    """By how many standard deviations these rank higher than by chance (van Elteren's rank sum).
+    """Return by how many standard deviations these rank above chance (van Elteren's rank sum).
 
     It holds for paces of any distribution: kinds that are two things by one name blame nobody.
     """
@@ -104,6 +104,6 @@ def _surely(off: Mapping[int, _Off], rows: set[int]) -> float:
 
 
 def _judged(off: Mapping[int, _Off], rows: set[int]) -> tuple[float, float]:
-    """By how much the median is slower (logarithm), and how far that may be off."""
+    """Return how much slower the median is (logarithm), and its margin of error."""
     error = _FOR_MEDIAN * sqrt(sum(off[row].spread ** 2 for row in rows)) / len(rows)
     return median(off[row].slower for row in rows), error

@@ -24,7 +24,7 @@ _NEAR = 0.01  # relative errors below count alike: the fit is of least absolute 
 
 
 class Placed(NamedTuple):
-    """Where something ran: ``int64[n]`` each.
+    """Placements: ``int64[n]`` each.
 
     Attributes:
         most: GPUs on the server that gives most. gpus, servers, racks: In all.
@@ -36,7 +36,7 @@ class Placed(NamedTuple):
     racks: Ints
 
     def only(self, rows: Ints) -> Placed:
-        """Those of these rows."""
+        """Return the placements of these rows."""
         return Placed(*(column[rows] for column in self))
 
 
@@ -49,7 +49,7 @@ class StepTimes(NamedTuple):
 
 
 class PlacementFit(NamedTuple):
-    """What was fitted.
+    """A fitted step-time model.
 
     Attributes:
         batches: ``float64[batches]``, ascending. compute_s: ``float64[batches]``: C of each.
@@ -67,7 +67,7 @@ class PlacementFit(NamedTuple):
     errors: Floats
 
     def step_s(self, placed: Placed, batch: Floats) -> Floats:
-        """``float64[n]``: seconds of a step, as measured, else by the formula.
+        """Return ``float64[n]``: seconds of a step, as measured, else by the formula.
 
         NaN where the batch size lies beyond those measured, or over a link that no measurement crossed.
         """
@@ -80,12 +80,12 @@ class PlacementFit(NamedTuple):
         return np.array([self.measured.get(key, other) for key, other in zip(keys, found, strict=True)], np.float64)
 
     def below_least(self, step_s: Floats, batch: Floats) -> Bools:
-        """``bool[n]``: predicted to be faster than anything that was measured with this batch size."""
+        """Return ``bool[n]``: whether the prediction is faster than anything measured with this batch size."""
         return np.asarray(step_s < np.interp(batch, self.batches, self.least_s))
 
 
 def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
-    """The least absolute relative error, nothing negative; ``bus``: whether GPUs of a server share one (no NVSwitch).
+    """Minimise absolute relative error, all terms >= 0; ``bus``: GPUs of a server share one (no NVSwitch).
 
     The errors are those of fits without one part in `FOLDS` of the placements, of which every measurement is left out.
     """
@@ -113,7 +113,7 @@ def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
 
 
 def quantiles(errors: Floats, cover: float) -> tuple[float, float]:
-    """The bounds between which that part of the errors lies, and of the next one: those are widened for few errors.
+    """Return the bounds that cover that part of the errors, and the next ones: widened for few errors.
 
     As split conformal prediction has it (Vovk et al., 2005): the bounds are order statistics of n + 1. Ascending
     ``errors``; too few for any bound: infinite.
@@ -127,7 +127,7 @@ def quantiles(errors: Floats, cover: float) -> tuple[float, float]:
 
 
 def _links(placed: Placed) -> tuple[Floats, Bools]:
-    """Of each link what a and b count with, ``float64[3, n, 2]``, and which placements cross it, ``bool[3, n]``."""
+    """Return each link's factors of a and b, ``float64[3, n, 2]``, and who crosses it, ``bool[3, n]``."""
     crossed: Bools = np.stack([placed.most > 1, placed.servers > 1, placed.racks > 1])
     around = 2.0 * (placed.gpus - 1) / np.maximum(placed.gpus, 1)
     counts = np.stack([np.ones_like(around), around], axis=-1)
@@ -135,7 +135,7 @@ def _links(placed: Placed) -> tuple[Floats, Bools]:
 
 
 def _solved(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> tuple[Floats, Floats]:
-    """C of each batch size (NaN where these rows have none) and a, b of each link, by rows of ``times``.
+    """Return C of each batch size (NaN: no rows) and a, b of each link, by rows of ``times``.
 
     Which link is slowest and what each takes are found in turns; at first the outermost is.
     """
@@ -173,7 +173,7 @@ def _solved(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> 
 
 
 def nonnegative(table: Floats, wanted: Floats) -> Floats:
-    """``x: float64[columns]``, not negative, of least squares |table x - wanted|; by active sets.
+    """Return ``x: float64[columns]`` >= 0 that minimises least squares |table x - wanted|; by active sets.
 
     Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """

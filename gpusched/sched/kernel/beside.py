@@ -1,4 +1,4 @@
-"""The pass behind the policies' own: a job that still waits for room may have the GPUs of one that runs, with it.
+"""The sharing pass after the policies' own: a job still waiting for room may share a running job's GPUs.
 
 Two jobs share, and no more: the newcomer has some or all GPUs of the other one, on each of its nodes. Who may be beside
 whom, and what they lose by it, stands in one table (`Pairings.cost`). The first job that does not start fits no later
@@ -44,7 +44,7 @@ VAIN = np.dtype([("row", np.int64), ("shape", np.int64), ("limit", np.float64)])
 
 
 class Pairings(NamedTuple):
-    """Who may have GPUs of whom.
+    """Which jobs may share the GPUs of which.
 
     Attributes:
         mates: ``MATE[n]``; of equally good ones the first is taken. nodes: ``int64[...]``: theirs.
@@ -72,7 +72,7 @@ class Pairings(NamedTuple):
 
 @jit
 def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
-    """Those of a queue whom the pass of a policy left waiting for nothing but room."""
+    """Return the jobs of a queue that a policy's pass left waiting for room alone."""
     found, count = np.empty(queue.size, np.int64), 0
     for job in queue:
         code = outcome.code[job]
@@ -84,7 +84,7 @@ def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings) -> tuple[int, int]:
-    """Beside the mate with whom least is lost, of those by whom the head is not delayed; else the code that it had."""
+    """Place beside the mate with the least loss that does not delay the head; else return the code it had."""
     shape, limit, row = state.jobs.shape[job], state.jobs.limit[job], of.row[job]
     code, tried, least, mate = state.outcome.code[job], 0, -np.inf, -1
     if row < 0 or _in_vain(of, row, shape, limit):
@@ -110,7 +110,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
 
 @jit
 def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
-    """Whether nothing was found for one like it that would be done as soon: what is left only shrinks."""
+    """Return whether nothing was found for a similar job that ends as soon: room only shrinks."""
     for at in range(of.counts[0]):
         vain = of.vain[at]
         if vain["row"] == row and vain["shape"] == shape and limit >= vain["limit"]:
@@ -122,7 +122,7 @@ def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
 def _next(
     state: ClusterState, of: Pairings, row: int, request: PlacementRequest, lost: float, before: int
 ) -> tuple[float, int]:
-    """The best mate behind one with whom so much is lost, and what is lost with it; -1: there is none."""
+    """Return the next best mate after one with this loss, and its loss; -1: none."""
     best, least = -1, np.inf
     for at in range(of.mates.size):
         mate = of.mates[at]
@@ -140,7 +140,7 @@ def _next(
 
 @jit
 def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, first: int) -> bool:
-    """Whether a job may use a mate's nodes, and has room on them but for GPUs."""
+    """Return whether a job may use a mate's nodes, and has room there apart from GPUs."""
     beside = with_gpus(request, 0)
     for part in range(request.parts):
         node = of.nodes[first + part]
@@ -152,7 +152,7 @@ def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, firs
 
 @jit
 def _delays(state: ClusterState, of: Pairings, job: int, request: PlacementRequest, mate: int) -> bool:
-    """Whether the head would fit later with the job there."""
+    """Return whether the head would fit later with the job there."""
     beside, first, releases = with_gpus(request, 0), of.mates[mate]["first"], state.releases
     for part in range(request.parts):
         node = of.nodes[first + part]
@@ -170,7 +170,7 @@ def _delays(state: ClusterState, of: Pairings, job: int, request: PlacementReque
 
 @jit
 def _fits(state: ClusterState, job: int) -> float:
-    """When a job fits at the latest, by what is expected of those that run."""
+    """Return when a job fits at the latest, by the expected ends of running jobs."""
     jobs = state.jobs
     when, _ = reserve_any(
         state.resources, state.releases, jobs.masks, state.requests, jobs.shape[job], FIRST_FIT, state.now,
@@ -181,7 +181,7 @@ def _fits(state: ClusterState, job: int) -> float:
 
 @jit
 def _pass_on(releases: Releases, owner: int, job: int, gpus: int) -> None:
-    """Of each node so many GPUs come free with ``job`` and not with ``owner``, if it ends later."""
+    """Move the release of so many GPUs of each node from ``owner`` to ``job``, if that ends later."""
     for i in range(releases.used[0]):
         mine = releases.order[i]
         if releases.owner[mine] != owner:
@@ -197,14 +197,14 @@ def _pass_on(releases: Releases, owner: int, job: int, gpus: int) -> None:
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, of: Pairings) -> float:
-    """Whoever ends before the first that waits can fit does not delay it."""
+    """Record the first job that waits: jobs that end before it can fit do not delay it."""
     of.head[0], of.fits[0] = job, _fits(state, job)
     return float(of.fits[0])
 
 
 @jit
 def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Pairings) -> PlacementRequest:
-    """Its mate has taken the GPUs."""
+    """Ignore a start: its mate already holds the GPUs."""
     return with_gpus(request, 0)
 
 
@@ -226,7 +226,7 @@ _pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_
 
 @jit
 def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
-    """Start beside others whom a policy's own pass left waiting for room (`wait_for_room`), ``queue: int64[jobs]``.
+    """Start jobs of ``queue: int64[jobs]`` that a policy left waiting for room beside others (`wait_for_room`).
 
     As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
     two jobs have already is given back only by the one that ends last.
@@ -237,7 +237,7 @@ def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
 
 @jit
 def pairings_of(mates: Records, nodes: Ints, cost: Floats, kind: Ints, row: Ints) -> Pairings:
-    """What a pass needs."""
+    """Return the arrays that a pass needs."""
     beside, head, fits = np.zeros(mates.size, np.int64), np.full(1, -1), np.full(1, np.inf)
     vain, counts = np.zeros(MOST_IN_VAIN, VAIN), np.zeros(2, np.int64)
     return Pairings(mates, nodes, cost, kind, row, beside, head, fits, vain, counts)

@@ -1,4 +1,4 @@
-"""The walk over a partition's queue: who starts, who is first of those that do not, what is kept for that one.
+"""The walk over a partition's queue: which jobs start, which is the first that does not, what is kept for it.
 
 Whoever decides says by hooks where a job goes, what is kept for the head, and what follows from a start; feasibility,
 limits, backfill, reasons and what a start takes are the walk's own, the same for everybody. Each set of hooks is
@@ -65,36 +65,36 @@ Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 @jit
 def whoever_waits(code: int) -> bool:
-    """Any reason makes a head."""
+    """Return True: any waiting job can be the head."""
     return True
 
 
 @jit
 def nobody_runs(state: ClusterState, job: int, more: Any) -> bool:
-    """Of the queue."""
+    """Return False: the queue holds no running jobs."""
     return False
 
 
 @jit
 def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
-    """For nobody."""
+    """Reserve nothing."""
     return np.inf
 
 
 @jit
 def all_of_it(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> PlacementRequest:
-    """As nobody shares anything."""
+    """Return the request unchanged, as no GPUs are shared."""
     return request
 
 
 @jit
 def nothing_follows(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> None:
-    """Of a start."""
+    """Do nothing after a start."""
 
 
 @jit
 def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) -> int:
-    """As the queue stands."""
+    """Keep the queue's order."""
     return int(queue[at]) if at < queue.size else -1
 
 
@@ -103,7 +103,7 @@ def queue_pass(
     keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
     taken: Taken[More] = all_of_it, renews: bool = True, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
-    """The pass in which these hooks decide; ``more`` is what they need beside the state.
+    """Build the pass in which these hooks decide; ``more`` holds what they need beside the state.
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
@@ -146,7 +146,7 @@ _hold_behind = _keeps_clear = _shares = _renews = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
-    """What `queue_pass` makes."""
+    """Build the function that `queue_pass` returns."""
     _, _, requests, jobs, scratch, outcome, now = state
     head, shadow, keeps_clear = -1, np.inf, _keeps_clear or keeps_nodes(backfill)
     if _renews:
