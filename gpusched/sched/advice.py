@@ -65,7 +65,7 @@ def _with(job: PendingView, **asked: Any) -> PendingView:
 
 
 def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
-    """Return the longest time limit with which the job would end before its nodes are reserved."""
+    """Suggest the longest time limit with which the job would end before its nodes are reserved."""
     now = alone.snapshot.now
     here = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
     begins = {one.begin for node in here for one in node.reservations if now < one.begin < now + job.limit_s}
@@ -77,7 +77,7 @@ def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> Iterator[str]:
-    """Return the steps for a job that may not start, regardless of free resources."""
+    """Suggest steps for a job that may not start regardless of free resources."""
     match code:
         case ReasonCode.JOB_HELD_ADMIN | ReasonCode.JOB_HELD_USER:
             who = "ask an administrator to release the hold" if job.held_by == "admin" else "release the hold"
@@ -107,7 +107,7 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
 
 
 def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
-    """Return what the job may request, where it exceeds a limit on its own."""
+    """Suggest a smaller request where the job exceeds a limit on its own."""
     rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
     gpus = min([job.spec.gpus, *(rule.most for rule in rules if rule.unit == "gpus")])
     times = [rule.most // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
@@ -124,7 +124,7 @@ def _own(alone: SingleJobView, job: PendingView, what: Has) -> list[Amounts]:
 
 
 def _fewer(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    """Return a smaller value for the one resource that is short, as the ``spec.nodes`` best nodes have it."""
+    """Suggest a smaller request for the one resource that is short: what the ``spec.nodes`` best nodes have."""
     needs, nodes = need(job.spec), _own(alone, job, what)
     for i, option in enumerate(("--gpus-per-node", "--cpus-per-node", "--mem-per-node")):
         others = [j for j in range(3) if j != i]
@@ -188,7 +188,7 @@ def _bring_back(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
-    """Return when the job can start by the time limits alone; jobs ahead of it may take the room first."""
+    """Suggest waiting, with the start time by time limits alone; jobs ahead may take the room first."""
     if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
         unless = "" if first else " unless jobs ahead of it take the room"
@@ -196,7 +196,7 @@ def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> I
 
 
 def _shorter(now: float, answer: JobAnswer) -> Iterator[str]:
-    """Return the limit with which the job delays no other; uncertain where jobs ahead of it start now."""
+    """Suggest a limit with which the job delays no other; uncertain where jobs ahead of it start now."""
     if answer.head is None or (answer.head[0] in answer.queue and answer.head[0] is not answer.queue[0]):
         return
     if 1 <= (wait := answer.head[1] - now) < inf:

@@ -204,7 +204,7 @@ def _hold(state: ClusterState, job: int, code: int, of: Pairings) -> float:
 
 @jit
 def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Pairings) -> PlacementRequest:
-    """Ignore a start: its mate already holds the GPUs."""
+    """Return the request without GPUs: its mate already holds them."""
     return with_gpus(request, 0)
 
 

@@ -77,7 +77,7 @@ def nobody_runs(state: ClusterState, job: int, more: Any) -> bool:
 
 @jit
 def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
-    """Reserve nothing."""
+    """Reserve nothing, and return infinity."""
     return np.inf
 
 

@@ -1,4 +1,4 @@
-"""The optimiser within a live decision: nobody waits for HiGHS longer than there is time.
+"""The optimiser within a live decision: no decision waits for HiGHS beyond its budget.
 
 HiGHS looks at its clock, and at an interrupt, between its steps, and one step can take half a second (separating cuts
 at the root). So it searches on a thread of its own (it runs without Python's lock), and what it has found by the
@@ -26,7 +26,7 @@ _MOST_LEFT = 2  # searches that nobody waits for any more
 
 
 class Deadline:
-    """`milp.solve` within one decision: all its calls together, and what is done between them, keep to the budget.
+    """`milp.solve` within one decision: all its calls, and the work between them, share one budget.
 
     Args:
         budget_s: From now on.
@@ -50,7 +50,7 @@ class Deadline:
         self._end = clock() + budget_s - min(_TO_TAKE_OVER_S, 0.1 * budget_s)
 
     def __call__(self, problem: Problem, start: MappingSolution, share: float = 1.0) -> MappingSolution:
-        """An answer worth at least as much as ``start``, which it is where no time is left; see `solve`.
+        """Return a solution worth at least ``start``, or ``start`` itself if no time is left; see `solve`.
 
         ``share``: of the time that is left, what it may take.
         """
@@ -77,7 +77,7 @@ class Deadline:
         return search.best()
 
     def _room(self, left_s: float) -> bool:
-        """Waits until there is room for one more search; whether there is."""
+        """Wait until one more search may run; return whether it may."""
         Deadline._left = [thread for thread in Deadline._left if thread.is_alive()]
         if len(Deadline._left) < _MOST_LEFT:
             return True

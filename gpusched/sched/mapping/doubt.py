@@ -1,4 +1,4 @@
-"""Whether HiGHS's answer can be what it says it is; counted anew from the program that it was given."""
+"""Verification of HiGHS's answers, recomputed from the program it was given."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ENDS_WELL = ("kOptimal", "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kI
 
 
 class Doubtful(Exception):
-    """HiGHS's answer contradicts itself, its program or a known answer; the text says how."""
+    """HiGHS's answer contradicts itself, its program or a known answer; the message says how."""
 
 
 def check(module: Any, program: Any, solver: Any, gap: float | None) -> None:
-    """Status, feasibility, value and bound of what ``solver`` found for ``program``.
+    """Return status, feasibility, value and bound of ``solver``'s result for ``program``.
 
     Args:
         module: highspy.
@@ -57,7 +57,7 @@ def _slack(value: float) -> float:
 
 
 def _broken(module: Any, program: Any, column: Floats, whole: bool) -> str:
-    """What a solution breaks, in words; "" where it keeps everything."""
+    """Return in words which constraint a solution violates; "" if none."""
     if len(column) != program.num_col_ or not np.isfinite(column).all():
         return "its solution is not made of numbers"
     if whole:

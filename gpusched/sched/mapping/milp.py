@@ -1,4 +1,4 @@
-"""The mapping as a mixed-integer program in HiGHS (Huangfu, Hall 2018), begun with the greedy answer.
+"""The mapping as a mixed-integer program in HiGHS (Huangfu, Hall 2018), started from the greedy answer.
 
     variables   k[s, t]  jobs of class s started on GPU type t          whole numbers
                 e[s, r]  whether the r-th job of class s starts         0 .. 1; in order, since bonuses never rise
@@ -43,7 +43,7 @@ WORK_OF_JOB = 4  # what a job adds to the making of a program, in patterns
 
 
 def highs() -> Any:
-    """The highspy module.
+    """Return the highspy module.
 
     Raises:
         UsageError: It is not installed.
@@ -61,7 +61,7 @@ _worth = attrgetter("value")
 
 
 class SearchLimits(NamedTuple):
-    """How long a search goes on.
+    """The limits of a search.
 
     Attributes:
         end_s: When it ends, by ``clock``.
@@ -78,7 +78,7 @@ class SearchLimits(NamedTuple):
 def solve(
     problem: Problem, start: MappingSolution, *, budget_s: float = 0.2, max_nodes: int | None = None
 ) -> MappingSolution:
-    """An answer that is worth at least as much as ``start``.
+    """Return a solution that is worth at least as much as ``start``.
 
     Args:
         problem: What to answer.
@@ -95,7 +95,7 @@ def solve(
 
 
 class MilpSearch:
-    """One problem's search: the relaxation; its solution rounded; the program near it; in the time left, all of it.
+    """One problem's search: the relaxation, its rounding, a neighbourhood program, then the full program.
 
     Rounded: the whole nodes that the relaxation fills; the jobs that this leaves go greedily. Near: at least those
     nodes, and more only by patterns whose reduced cost is about nothing. Good incumbents come of both within
@@ -121,13 +121,13 @@ class MilpSearch:
         self.work_per_s: float | None = None
 
     def _begin(self, note: str) -> None:
-        """Nothing is known but ``start``."""
+        """Reset to ``start`` alone."""
         self._heard, self._best = None, self._start  # in this order: another thread may ask for the best
         self._bound = self._start.bound if self._start.bound is not None else np.inf
         self._part, self._note = "", note  # the words for a part of the jobs, and why it ended
 
     def run(self) -> None:
-        """Search until the best is proven, time is over, or HiGHS's answer fails a check: then ``start`` counts."""
+        """Search until optimal or out of time; if HiGHS's answer fails a check, keep ``start``."""
         try:
             self._search()
         except Doubtful as error:
@@ -148,7 +148,7 @@ class MilpSearch:
             self._note = ""
 
     def best(self) -> MappingSolution:
-        """The best answer so far."""
+        """Return the best solution so far."""
         heard, best = self._heard, self._best
         if heard is not None:
             best = max(best, self._found(*heard), key=_worth)
@@ -165,12 +165,12 @@ class MilpSearch:
         return self._bound - value <= GAP * max(1.0, abs(value))
 
     def _left_s(self) -> float:
-        """Time left; 0: too little to begin anything."""
+        """Return the time left; 0: too little to begin anything."""
         left = self._limits.end_s - self._limits.clock()
         return left if left > _LEAST_S else 0.0
 
     def _program(self) -> LinearProgram | None:
-        """Of all jobs, or where those can fill nodes in too many ways, of the first of them; None: not to be had."""
+        """Build the program of all jobs, or of the first ones if there are too many patterns; None: impossible."""
         while (begin := self._limits.clock()) < self._limits.end_s - _LEAST_S:
             most = min(MAX_PATTERNS, self._limits.work - WORK_OF_JOB * self._jobs)
             nobody: tuple[Nodes, ...] = ((),) * len(self._problem)
@@ -223,7 +223,7 @@ class MilpSearch:
             self._note = "" if optimal else f"stopped: {solver.modelStatusToString(status).lower()}"
 
     def _bind(self, bound: float) -> None:
-        """No answer is worth more; of a part of the jobs that says nothing of the whole.
+        """Record an upper bound; one for a part of the jobs does not bound the whole.
 
         Raises:
             Doubtful: The best one so far is.
@@ -235,7 +235,7 @@ class MilpSearch:
         self._bound = min(self._bound, bound)
 
     def _solver(self, model: Any, budget_s: float) -> Any:
-        """HiGHS on one thread: a decision may not take the login node's cores, and threads cost more than they win."""
+        """Return HiGHS on one thread: the login node's cores are shared, and threads cost more than they gain."""
         solver = self._module.Highs()
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
@@ -248,7 +248,7 @@ class MilpSearch:
         return solver
 
     def _run(self, program: LinearProgram, model: Any, solver: Any, may_fail: bool = False) -> float:
-        """HiGHS to its end; its best solution counts. What that is worth as a mapping; ``start``'s value without one.
+        """Run HiGHS to its end; return the mapping value of its best solution, or of ``start`` without one.
 
         ``may_fail``: the model need not have a solution.
         """
@@ -268,7 +268,7 @@ class MilpSearch:
         self._heard = (program, column.tolist())
 
     def _found(self, program: LinearProgram, column: list[float]) -> MappingSolution:
-        """A solution, and what else goes, as an answer to the whole; ``start`` where it is not sound, or worth less."""
+        """Return a solution, with the other starts, as one to the whole; ``start`` if invalid or worth less."""
         problem, start = self._problem, self._start
         nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
         idle = np.array([job for job, where in enumerate(nodes) if not where], np.int64)

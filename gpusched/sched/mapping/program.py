@@ -1,4 +1,4 @@
-"""The variables and rows of the mixed-integer program; what they mean stands at the head of `milp`."""
+"""The variables and rows of the mixed-integer program; `milp` documents their meaning."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LinearProgram:
         self._rows += [(-np.inf, float(self._problem.cap[user]), row) for user, row in caps.items()]
 
     def _fill_rows(self) -> None:
-        """Nodes there are; parts in the patterns equal parts of the jobs."""
+        """Add the rows: nodes available; parts in the patterns equal parts of the jobs."""
         used: list[dict[int, float]] = [{} for _ in self.nodes]
         covered: list[dict[int, float]] = [{} for _ in self.shapes]
         for i, pattern in enumerate(self.patterns):
@@ -111,7 +111,7 @@ class LinearProgram:
                     self._rows.append((-np.inf, 0.0, {self.z + i: 1.0, column: -many}))
 
     def model(self, module: Any) -> Any:
-        """As HiGHS takes it, rows one after the other."""
+        """Return the program as HiGHS takes it, row by row."""
         lp = module.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._columns), len(self._rows)
         lp.sense_ = module.ObjSense.kMaximize
@@ -129,7 +129,7 @@ class LinearProgram:
         return lp
 
     def near(self, module: Any, values: Sequence[float], duals: Sequence[float]) -> Any:
-        """As `model`, for a search near the relaxation's solution; see `milp`.
+        """Return the `model` restricted to the neighbourhood of the relaxation's solution; see `milp`.
 
         Rounded down, the patterns' parts of a gang's shape need not come out even: here there may be more parts than
         the jobs take. `nodes_of` leaves them.
@@ -149,11 +149,11 @@ class LinearProgram:
         return lp
 
     def rounded(self, values: Sequence[float]) -> list[float]:
-        """The relaxation's solution in whole numbers, downwards; for `nodes_of`."""
+        """Round the relaxation's solution down to whole numbers; for `nodes_of`."""
         return [float(value) for value in np.floor(np.array(values) + TOLERANCE)]
 
     def column_of(self, nodes: tuple[Nodes, ...]) -> list[float]:
-        """An answer as values of the variables."""
+        """Return a solution as values of the variables."""
         column = [0.0] * len(self._columns)
         filled: dict[int, dict[int, int]] = {}
         kinds = self._problem.kind
@@ -178,7 +178,7 @@ class LinearProgram:
         return column
 
     def nodes_of(self, column: Sequence[float]) -> tuple[Nodes, ...]:
-        """The other way: parts dealt out node by node, so that a gang never meets itself.
+        """Return the nodes of each job: parts are dealt out node by node, so that gang members get distinct nodes.
 
         Of values that are not a solution (rounded down): as many of the jobs as there are parts for.
         """

@@ -1,4 +1,4 @@
-"""Whether a reservation keeps a job from a node, and in which words: plain Python, for the check and `explain`."""
+"""Whether a reservation excludes a job from a node, and the message: plain Python, for the check and `explain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusched.model.units import format_duration
 
 
 def closed_by(job: PendingView, node: NodeView, now: float) -> Reservation | None:
-    """The reservation for which a job may not start on a node now; None: it may.
+    """Return the reservation for which a job may not start on a node now; None: it may.
 
     A job must end before the next reservation of the node begins that is not its own. One of a reservation may use its
     nodes only, from its begin on, if it ends with it, or little later. Ends are by limits.
@@ -26,7 +26,7 @@ def closed_by(job: PendingView, node: NodeView, now: float) -> Reservation | Non
 
 
 def closed_text(job: PendingView, node: NodeView, now: float) -> str:
-    """Why a reservation keeps it from the node now, as said of the node; "": none does."""
+    """Return why a reservation excludes the job from the node now, as a remark on the node; "": none does."""
     one = closed_by(job, node, now)
     if one is None:
         return ""
@@ -36,7 +36,7 @@ def closed_text(job: PendingView, node: NodeView, now: float) -> str:
 
 
 def reserved_text(reservations: Sequence[Reservation], own: str, limit_s: float, now: float) -> str:
-    """Why a job waits that would have to end before nodes are reserved, in Slurm's words, and for what they are.
+    """Return why a job that would run into a reservation waits, in Slurm's words, with the purpose.
 
     ``reservations``: of nodes that it could use, such as are not over, by begin; ``own``: the one that it is of.
     """
@@ -52,7 +52,7 @@ def reserved_text(reservations: Sequence[Reservation], own: str, limit_s: float,
 
 
 def waits_for_own(job: PendingView, now: float) -> str:
-    """Why a job cannot start now whatever is free, as the reservation is that it asks for; "": it can."""
+    """Return why a job cannot start now under the reservation it requests; "": it can."""
     own = job.reserved
     if job.unreserved or own is None:
         return job.unreserved

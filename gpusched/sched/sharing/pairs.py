@@ -1,4 +1,4 @@
-"""Who may be beside whom on the same GPUs, live: the arrays of `kernel.beside`, its starts, and what people are told.
+"""Live GPU sharing: the arrays of `kernel.beside`, its starts, and the explanation for users.
 
 A waiting job may be put beside one that runs, or starts in the same decision, where
 
@@ -42,31 +42,31 @@ MOST_PARTIES = 32  # of waiting jobs, of which a decision looks at where they co
 
 
 class Losses:
-    """How much slower jobs are expected to be with others on their GPUs, by what is believed of their kinds."""
+    """Expected slowdowns of jobs that share GPUs, by what was learned about their kinds."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs = beliefs
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of(self, kind: str, beside: str) -> Cost:
-        """Of a job of one kind beside one of another."""
+        """Return the loss of a job of one kind beside one of another."""
         if (kind, beside) not in self._known:
             own, other = (self._beliefs.get(one) or JobClassEstimate(kind=one) for one in (kind, beside))
             self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
         return self._known[kind, beside]
 
     def worst(self, one: str, other: str) -> float:
-        """By which part the slower of the two is slower."""
+        """Return the fraction by which the slower of the two is slowed down."""
         return max(self.of(one, other).slower, self.of(other, one).slower)
 
 
 def place_of(node: NodeView) -> Place:
-    """What matters of a node; the least of its GPUs' memory."""
+    """Return the relevant properties of a node, with the least memory of its GPUs."""
     return node.sharing, min(node.shareable.values(), default=0)
 
 
 def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
-    """What a job (rows) and one that runs (columns) lose together on such nodes: `Pairings.cost`; infinite: not there.
+    """Build `Pairings.cost`: the pair's loss on such nodes, jobs (rows) by running jobs; infinite: not allowed.
 
     ``float64[places, rows, columns]``. At most the bound of the node, within its GPUs' memory, and under MPS of one
     user.
@@ -98,12 +98,12 @@ class SharedPlace(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """By which part the slower of the two is slower."""
+        """Return the fraction by which the slower of the two is slowed down."""
         return max(self.own.slower, self.others.slower)
 
     @property
     def line(self) -> str:
-        """As a person reads it."""
+        """Format the place for a person."""
         gpus = f"{'GPU' if len(self.part.gpus) == 1 else 'GPUs'} {', '.join(map(str, self.part.gpus))}"
         own, others = (f"{100 * cost.slower:.0f} %" for cost in (self.own, self.others))
         measured = self.own.source == self.others.source == "measured"
@@ -114,14 +114,14 @@ class SharedPlace(NamedTuple):
 def pairs_of(
     snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
 ) -> SharingPass | None:
-    """Who is put beside whom after these actions of the policies; None where nothing is shared."""
+    """Return the pairs made after these actions of the policies; None if nothing is shared."""
     if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
         return None
     return SharingPass(snapshot, waiting, outcome, actions)
 
 
 class SharingPass:
-    """The pass behind the policies on a snapshot; ``outcome`` says whom these left waiting, and for what.
+    """The sharing pass after the policies; ``outcome`` tells which jobs they left waiting, and why.
 
     Attributes:
         starts: The jobs that are put beside others, in order.
@@ -155,7 +155,7 @@ class SharingPass:
         self.starts = self._run() if known else []
 
     def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
-        """A job that runs as one to share with, if its node is of this snapshot and shares GPUs."""
+        """Return a running job to share with, if its node is in this snapshot and shares GPUs."""
         one = sharer_of_running(job)
         if begins and job.spec is not None:
             one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
@@ -163,7 +163,7 @@ class SharingPass:
         return one if node is not None and node.sharing is not None else None
 
     def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
-        """What the pass needs; the first `MOST_PARTIES` of the queues are looked at."""
+        """Build the arrays for the pass, from the first `MOST_PARTIES` of the queues."""
         rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
         kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
         row = np.full(len(self._waiting.views), -1)
@@ -181,7 +181,7 @@ class SharingPass:
         return pairings_of(mates, where, table, ints(kind), row)
 
     def _well(self, one: Sharer) -> list[int]:
-        """Its GPUs that another may have."""
+        """Return its GPUs that another job may use."""
         node = self._nodes[one.node]
         return [gpu for gpu in one.gpus if gpu in node.shareable and gpu not in node.blocked]
 
@@ -197,7 +197,7 @@ class SharingPass:
         return found
 
     def _part(self, job: PendingView, other: Sharer) -> NodeAllocation:
-        """What a job has beside another one."""
+        """Return the part of a job beside another one."""
         spec, node = job.spec, self._nodes[other.node]
         gpus = picked(node, self._well(other), spec.gpus_per_node, {})
         return NodeAllocation(
@@ -205,7 +205,7 @@ class SharingPass:
         )
 
     def told(self, job: PendingView) -> str:
-        """With whom a waiting job may share, or why with nobody; "": that is not why it waits."""
+        """Explain which job a pending job may share with, or why none; "": that is not why it waits."""
         if job.id in self._partners:
             return f"it may share {self._pair(job, self._partners[job.id]).line}"
         own = {node.name for node in self._nodes.values() if node.partition == job.spec.partition and node.sharing}
@@ -230,7 +230,7 @@ class SharingPass:
         return SharedPlace(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
 
     def _beside(self, job: PendingView, other: Sharer) -> SharedPlace | Miss:
-        """The place beside another one, or what is missing."""
+        """Return the place beside another job, or what is missing."""
         node, spec, found = self._nodes[other.node], job.spec, self._pair(job, other)
         why: str | None = shut(job, node, self._now) or ("" if node.available else "takes no jobs now")
         if why:
@@ -254,12 +254,12 @@ class SharingPass:
 
 
 def party(user: str, name: str, memory_mib: int | None) -> Party:
-    """Return what matters of such a job."""
+    """Return the relevant properties of such a job."""
     return user, kind_of(user, name), memory_mib or 0
 
 
 def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
-    """Return what matters of those of the numbered jobs that may share, of the first `MOST_PARTIES` that differ."""
+    """Return the distinct properties of the numbered jobs that may share, `MOST_PARTIES` at most."""
     found, known = dict[int, Party](), set[Party]()
     for at, job in jobs:
         one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
@@ -270,7 +270,7 @@ def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
 
 
 def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:
-    """A job that is started now."""
+    """Return a job that starts now as a running one."""
     return RunningView(
         id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
         array_id=job.array_id, state=JobState.STARTING, spec=job.spec,

@@ -1,4 +1,4 @@
-"""What is asked of whoever chooses sizes, and what the question is made of: arrays, the same live and in replays.
+"""The sizing problem as arrays, for rules and agents alike, live and in replays.
 
 An agent that chooses sizes has in its module ``live``, beside ``prepare``::
 
@@ -39,7 +39,7 @@ COUNT, CAPACITY, FREE, TOTAL, OTHERS, NUMBERS = range(6)  # positions in `Claims
 
 
 class Menus(NamedTuple):
-    """The sizes of kinds of requests: ``int64[menus, most]`` each.
+    """The sizes of the kinds of requests: ``int64[menus, most]`` each.
 
     Attributes:
         sizes: GPUs, ascending; -1 beyond the last.
@@ -51,7 +51,7 @@ class Menus(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """One partition, as a snapshot or a replay fills it in.
+    """One partition, as filled in from a snapshot or a replay.
 
     Attributes:
         rows: ``ROW[jobs]``. parts: ``PART[...]``.
@@ -68,7 +68,7 @@ class Scene(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """Jobs that GPUs are given to: the resizable ones that run or are to start.
+    """Jobs that compete for GPUs: the resizable ones that run or are to start.
 
     Attributes:
         jobs: ``CLAIM[n]``: ``held``: GPUs now (0: it waits); ``count``: how many sizes it has; ``base``: GPUs it was
@@ -98,7 +98,7 @@ class Claims(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One partition's resizable jobs, for an agent; arrays are cut to the jobs that there are.
+    """One partition's resizable jobs, for an agent; arrays are cut to the number of jobs.
 
     Everybody may have the least size: ``capacity`` is enough for that. An answer is one size a job, an allowed one, and
     no more than ``capacity`` in all; 0 lets one wait that waits, and means its least allowed size for one that runs.
@@ -121,7 +121,7 @@ class Question(NamedTuple):
 
 
 def menus_of(found: Sequence[dict[int, int]]) -> Menus:
-    """Of kinds of requests: GPUs -> index of the request, or -1."""
+    """Build the menus from each kind of request: GPUs -> index of the request, or -1."""
     most = max(map(len, found), default=1)
     menus = Menus(*(np.full((len(found), most), -1, _I8) for _ in range(2)))
     for row, sizes in enumerate(found):
@@ -131,14 +131,14 @@ def menus_of(found: Sequence[dict[int, int]]) -> Menus:
 
 
 def new_claims(jobs: int, most: int) -> Claims:
-    """Room for that many jobs of that many sizes."""
+    """Allocate claims for that many jobs of that many sizes."""
     sizes, shape = (np.zeros((jobs, most), _I8) for _ in range(2))
     allowed, told = (np.zeros((jobs, most), np.uint8) for _ in range(2))
     return Claims(np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), told, np.zeros(NUMBERS, _I8))
 
 
 def question_of(claims: Claims, partition: str, now: float, names: tuple[str, ...]) -> Question:
-    """What an agent is asked; ``names``: of the jobs there are."""
+    """Build the question for an agent; ``names``: of the actual jobs."""
     count, capacity, free, total, others = claims.number.tolist()
     cut = Claims._make(array if array is claims.number else array[:count] for array in claims)
     return Question(partition, now, cut, names, capacity, free, total, others)

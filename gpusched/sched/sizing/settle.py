@@ -1,4 +1,4 @@
-"""What is common to all who choose sizes: who is admitted, what the brakes allow, and what of a wish is done."""
+"""The common steps of sizing: which jobs are admitted, which sizes are allowed, which wishes are carried out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LATEST = 8  # submissions by which is judged how long a size lasts
 
 
 class SizingRules(NamedTuple):
-    """What decides beside the scene.
+    """The inputs of a decision beside the scene.
 
     Attributes:
         now: Seconds. soonest: When the first of those that run ends; infinite: nobody runs.
@@ -44,7 +44,7 @@ class SizingRules(NamedTuple):
 def gather(
     scene: Scene, rules: SizingRules, resources: Resources, usable: Resources, feasibility: Ints, claims: Claims
 ) -> None:
-    """Who is to have GPUs, and which sizes; sets ``claims`` and what of ``scene.rows`` is admitted.
+    """Select the jobs to get GPUs and their sizes; set ``claims`` and which of ``scene.rows`` are admitted.
 
     A rigid job may have what is free, and what those that run would give down to their least sizes. So may a resizable
     one where nobody ends soon, in comparison with what it costs to stop somebody; else it starts on what is free.
@@ -100,7 +100,7 @@ def gather(
 
 @jit
 def _horizon_s(rules: SizingRules) -> float:
-    """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
+    """Estimate how long a larger size will last, by the recent submission rate."""
     latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
     for submit in rules.submits:
         if submit > latest[0]:
@@ -114,7 +114,7 @@ def _horizon_s(rules: SizingRules) -> float:
 
 @jit
 def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
-    """Whether others could have what a running job has: its nodes are available, and none of its GPUs is blocked."""
+    """Return whether others could use what a running job has: its nodes available, no GPU blocked."""
     gpus = 0
     for at in range(scene.rows[i]["first"], scene.rows[i]["last"]):
         if usable.gpus[scene.parts[at]["node"]] < 0:
@@ -127,7 +127,7 @@ def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
 def _claim(
     scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints, now: float, has: tuple[int, int, int]
 ) -> bool:
-    """Row ``i`` as claim ``j``, with the sizes that it can have; whether there are any.
+    """Fill claim ``j`` from row ``i`` with the sizes that it can have; return whether there are any.
 
     These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
     stopped to go on at another size does not take more than that, where it can have as little. ``known``: room;
@@ -172,7 +172,7 @@ def _claim(
 
 @jit
 def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
-    """Steps a second with so many GPUs, as a power of the size between and beyond those at which it is known.
+    """Return steps a second with so many GPUs, by a power law through the sizes where it is known.
 
     ``sizes``: ``int64[most]``, ascending; ``told``: ``float64[most]``, the pace at these; ``known``: ``int64[n]``, the
     indices at which it is known.
@@ -199,7 +199,7 @@ def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
 
 @jit
 def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
-    """Which sizes a running job may go to now: larger ones that pay, smaller ones where it may stop for others."""
+    """Set the sizes a running job may move to: larger ones that pay, smaller ones if it may be stopped."""
     held = claims.jobs[j]["held"]
     for k in range(claims.jobs[j]["count"]):
         gpus = claims.sizes[j, k]
@@ -209,7 +209,7 @@ def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, g
 
 @jit
 def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool:
-    """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
+    """Return whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
     job = claims.jobs[j]
     before, then = claims.pace[j, index_of(claims, j, job["held"])], claims.pace[j, k]
     part, lasts = 1.0, min(job["left_s"], horizon_s)
@@ -223,7 +223,7 @@ def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool
 def settle(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> bool:
-    """What of the wishes is done, in ``wished``: sizes to start with, and sizes of those that run; if they are sound.
+    """Carry out what is possible of the wishes, in ``wished``; return whether they are valid.
 
     Somebody shrinks only as far as somebody takes it, and only where all that it is for then has a place; nobody grows
     into what another only lets go of: that comes at the next decision, when it is free.
@@ -253,7 +253,7 @@ def settle(
 
 @jit
 def _is_sound(claims: Claims) -> bool:
-    """Whether all wishes are allowed and within the capacity; 0 of one that runs becomes its least size."""
+    """Return whether all wishes are allowed and within the capacity; 0 for a running job becomes its least size."""
     jobs, left = claims.jobs, claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
         sound = jobs[j]["wished"] == 0 and jobs[j]["held"] == 0
@@ -269,7 +269,7 @@ def _is_sound(claims: Claims) -> bool:
 
 @jit
 def _spare_needless(claims: Claims) -> None:
-    """Takes back shrinking that nobody has any use of, the largest first."""
+    """Undo shrinking that no job benefits from, the largest first."""
     jobs, surplus = claims.jobs, claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
         surplus -= jobs[j]["wished"]
@@ -295,7 +295,7 @@ def _any_shrinks(claims: Claims) -> bool:
 
 @jit
 def _copy(scratch: Scratch, resources: Resources) -> Resources:
-    """Room to try in."""
+    """Copy the resources into work space."""
     trial = scratch.future
     trial.gpus[:], trial.cores[:], trial.memory[:] = resources
     return trial
@@ -303,7 +303,7 @@ def _copy(scratch: Scratch, resources: Resources) -> Resources:
 
 @jit
 def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
-    """What a running job holds comes back (1), or is taken again (-1)."""
+    """Give back what a running job holds (1), or take it again (-1)."""
     for at in range(scene.rows[row]["first"], scene.rows[row]["last"]):
         part = scene.parts[at]
         if trial.gpus[part["node"]] >= 0:
@@ -314,7 +314,7 @@ def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
 
 @jit
 def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch) -> bool:
-    """Takes the best fitting nodes for a request; whether there were any."""
+    """Take the best fitting nodes for a request; return whether there were any."""
     request = request_of(requests, shape)
     if not choose(trial, masks, request, BEST_FIT, scratch):
         return False
@@ -325,7 +325,7 @@ def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scrat
 
 @jit
 def _shape(claims: Claims, j: int) -> int:
-    """Index of the request of a claim at the size that it is to have."""
+    """Return the index of a claim's request at its chosen size."""
     return int(claims.shape[j, index_of(claims, j, claims.jobs[j]["wished"])])
 
 
@@ -333,7 +333,7 @@ def _shape(claims: Claims, j: int) -> int:
 def _all_fit(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> bool:
-    """Whether all that change and all that are to start have a place together."""
+    """Return whether all jobs that change or start fit together."""
     trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] > 0 and jobs[j]["wished"] != jobs[j]["held"]:
@@ -353,7 +353,7 @@ def _all_fit(
 def _keep_growth_that_fits(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> None:
-    """Those grow for whom there is a place beside those that start, one after the other."""
+    """Keep growth that fits beside the starting jobs, one job after the other."""
     trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
     for i in range(rows.size):
         if rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]:
@@ -371,7 +371,7 @@ def _keep_growth_that_fits(
 
 @jit
 def _put_off_growth(claims: Claims) -> None:
-    """Who would grow into what others let go of stays as it is until that is free."""
+    """Defer growth into GPUs that others release until those are free."""
     jobs, room = claims.jobs, claims.number[FREE]
     for j in range(claims.number[COUNT]):
         room -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0

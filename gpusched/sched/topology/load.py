@@ -1,4 +1,4 @@
-"""Who uses which link now, and how fast each job goes there."""
+"""The jobs on each link now, and how fast each of them runs there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST = 0.05
 
 
 class Load(NamedTuple):
-    """What runs.
+    """The running jobs.
 
     Attributes:
         jobs: ``JOB[jobs]``. uses: ``USE[most]``.
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 def new_load(tree: NetworkTree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Load:
-    """Nothing runs; ``most`` uses at once."""
+    """Return an empty load; ``most`` uses at once."""
     jobs, uses = np.zeros(len(kind), JOB), np.zeros(most + 1, USE)
     jobs["first"], jobs["kind"], jobs["gpus"], jobs["best"] = -1, kind, gpus, best
     uses["next"] = np.append(np.arange(1, most + 1), -1)
@@ -55,7 +55,7 @@ def new_load(tree: NetworkTree, kind: Ints, gpus: Ints, best: Floats, most: int)
 
 @jit
 def enter(load: Load, job: int, use: LinkUse, needs: Floats, count: int, alone: float) -> None:
-    """``job`` runs, on the first ``count`` links of ``use``."""
+    """Add ``job`` to the first ``count`` links of ``use``."""
     of = load.jobs[job]
     of["alone"] = alone
     for i in range(count):
@@ -80,7 +80,7 @@ def enter_links(
     use: LinkUse,
     needs: Floats,
 ) -> None:
-    """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
+    """Add a job on ``nodes[:parts]`` with ``gpus`` on each."""
     kind = load.jobs[slot]["kind"]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
@@ -90,7 +90,7 @@ def enter_links(
 
 @jit
 def leave(load: Load, job: int) -> None:
-    """``job`` runs no more."""
+    """Remove ``job``."""
     of = load.jobs[job]
     at = of["first"]
     while at >= 0:
@@ -112,13 +112,13 @@ def leave(load: Load, job: int) -> None:
 
 @jit
 def part_of(need: float, alone: float) -> int:
-    """The part of a step that a link is occupied, in units of 1 / ONE."""
+    """Return the part of a step that a link is occupied, in units of 1 / ONE."""
     return int(need / alone * ONE)
 
 
 @jit
 def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
-    """How fast a running job goes, with `Load.more` on the links; 1: alone where it is fastest."""
+    """Return a running job's speed, with `Load.more` on the links; 1: alone where it is fastest."""
     of = load.jobs[job]
     if model.ratio.size > 0:
         return _speed_by_table(model, load, job)
@@ -135,7 +135,7 @@ def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
 
 @jit
 def set_speeds(model: SlowdownModel, load: Load, job: int) -> None:
-    """Sets how fast a job goes that has begun, and whoever shares a link with it."""
+    """Set the speed of a started job and of every job that shares a link with it."""
     load.jobs[job]["speed"] = speed_of(model, load, job)
     at = load.jobs[job]["first"]
     while at >= 0:
@@ -149,7 +149,7 @@ def set_speeds(model: SlowdownModel, load: Load, job: int) -> None:
 
 @jit
 def _speed_by_table(model: SlowdownModel, load: Load, job: int) -> float:
-    """By who shares a node with it, each counted once."""
+    """Return the speed by the jobs that share a node with it, each counted once."""
     look, left, kind = new_look(load), 1.0, load.jobs[job]["kind"]
     load.jobs[job]["seen"] = look
     at = load.jobs[job]["first"]
@@ -167,14 +167,14 @@ def _speed_by_table(model: SlowdownModel, load: Load, job: int) -> float:
 
 @jit
 def new_look(load: Load) -> int:
-    """A number that marks whom one has seen."""
+    """Return a number that marks visited jobs."""
     load.at[1] += 1
     return int(load.at[1])
 
 
 @jit
 def neighbours(load: Load, job: int, found: Ints) -> int:
-    """Whoever shares a link with a running job, into ``found``, each once; how many."""
+    """Write the jobs that share a link with a running job to ``found``, each once; return the count."""
     look, count = new_look(load), 0
     load.jobs[job]["seen"] = look
     at = load.jobs[job]["first"]

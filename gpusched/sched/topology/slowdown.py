@@ -1,4 +1,4 @@
-"""How long a step of a job takes where it is, beside whoever shares its links.
+"""Step time of a job by its placement and the neighbours on its links.
 
 T = C + max over links l of S_l x (1 + sum over neighbours j of d_jl), S_l = w_l (a + b x 2 (K - 1) / K): C seconds of
 computing, S_l of sending over link l, K what meets there (of a ring all-reduce each sends 2 (K - 1) / K of the volume),
@@ -27,7 +27,7 @@ NARROWEST = (NIC, BUS, WAY_UP)  # of several links that two jobs share the first
 
 
 class LearnedSlowdowns(NamedTuple):
-    """What the cluster's own jobs taught of kinds of jobs and their neighbours.
+    """Slowdowns learned from the cluster's own jobs.
 
     Attributes:
         nodes: Of the tree. unknown: Whether what neither job of a pair was measured for counts as in public tables;
@@ -54,7 +54,7 @@ class LearnedSlowdowns(NamedTuple):
 
 
 class SlowdownModel(NamedTuple):
-    """What is known of kinds of jobs.
+    """Properties of the kinds of jobs.
 
     Attributes:
         kinds: ``KIND[kinds]``.
@@ -72,7 +72,7 @@ class SlowdownModel(NamedTuple):
 
 @jit
 def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, count: int, needs: Floats) -> float:
-    """Seconds S_l on each of the links in ``use``, into ``needs``; the seconds of a step alone."""
+    """Set ``needs`` to seconds S_l on each link in ``use``; return the seconds of a step alone."""
     if model.ratio.size > 0:
         needs[:count] = 0.0
         return 1.0
@@ -89,26 +89,26 @@ def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, c
 
 @jit
 def beside(model: SlowdownModel, left: float, kind: int, other: int) -> float:
-    """What is ``left`` of the speed of one of ``kind`` with one neighbour more, by the table."""
+    """Reduce ``left``, the remaining speed of a job of ``kind``, by one more neighbour, by the table."""
     ratio = model.ratio[kind, other]
     return float(left - (1.0 - ratio) if model.by_sum else left * ratio)
 
 
 @jit
 def _up(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
-    """Seconds over a way up."""
+    """Return seconds over an uplink."""
     return formula if believed is None else float(weight * believed.up[kind])
 
 
 @jit
 def learned(believed: LearnedSlowdowns | None) -> bool:
-    """Whether neighbours count as was learned."""
+    """Return whether neighbours' effects are the learned ones."""
     return believed is not None
 
 
 @jit
 def sure_only(believed: LearnedSlowdowns | None) -> bool:
-    """Whether nothing counts but what was measured."""
+    """Return whether only measured effects count."""
     if believed is None:
         return False
     return not believed.unknown
@@ -116,7 +116,7 @@ def sure_only(believed: LearnedSlowdowns | None) -> bool:
 
 @jit
 def press(believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float) -> None:
-    """Makes ``needs``, for `load.enter`, what one of the kind is believed to press on others, by its step alone."""
+    """Set ``needs``, for `load.enter`, to the pressure of a job of this kind, by its step alone."""
     if believed is None:
         return
     for i in range(count):
@@ -125,13 +125,13 @@ def press(believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int
 
 @jit
 def link_kind(nodes: int, link: int) -> int:
-    """`BUS`, `NIC` or `WAY_UP`."""
+    """Return `BUS`, `NIC` or `WAY_UP`."""
     return min(link // nodes, WAY_UP)
 
 
 @jit
 def lost_beside(believed: LearnedSlowdowns | None, link: int, kind: int, other: int) -> float:
-    """By how much a step of one kind is longer beside one job of another that shares such a link, by its step."""
+    """Return how much longer a step of one kind is beside another job on such a link, relative to its step."""
     if believed is None:
         return 0.0
     mine, its = believed.name[kind], believed.name[other]
