@@ -1,4 +1,4 @@
-"""What several schedulers offer the jobs of a queue, each on nodes of its own, and who of them gets which job.
+"""The offers of several schedulers to the jobs of a queue, each on its own nodes, and how jobs choose among them.
 
 `offer` is one scheduler alone: it looks at the jobs that are its, in their order, and takes what it would start for
 gone; then at those that others have no good place for. Live several run side by side, in replays one after the other
@@ -42,7 +42,7 @@ _HAND = 1e-6  # of two places that are worth the same, its own scheduler's
 
 @jit
 def offer_in_turn(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources, queue: Ints, now: float) -> None:
-    """What all offer, one after the other; as side by side, since what one would start is no neighbour of others."""
+    """Collect all schedulers' offers in turn; as in parallel, since none sees the starts of another."""
     desks = [desk_of(deal, costs, jobs, resources) for _ in range(deal.offers.rank.shape[0])]
     for number in range(len(desks)):
         offer(deal, number, False, jobs, queue, now, desks[number])
@@ -54,7 +54,7 @@ def offer_in_turn(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resource
 def offer(
     deal: Deal, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: Desk
 ) -> None:  # fmt: skip
-    """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
+    """Make one scheduler's offers on its own nodes: to its jobs, or to those of ``others`` that ask."""
     offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
     room, full = desk.room, desk.full
     for i in range(desk.used[0]):
@@ -92,7 +92,7 @@ def offer(
 
 @jit
 def _join(deal: Deal, number: int, costs: Costs, job: int) -> None:
-    """As if a scheduler's offer to a job were taken: its nodes are in ``search.trial``, and it is on their links."""
+    """Enter a job as if the scheduler's offer were taken: its nodes are in ``search.trial``, it is on their links."""
     offers, search = deal.offers, costs.search
     request = request_of(deal.requests, deal.ways.shape[offers.way[number, job]])
     for part in range(request.parts):
@@ -106,7 +106,7 @@ def _join(deal: Deal, number: int, costs: Costs, job: int) -> None:
 
 @jit
 def _part(deal: Deal, number: int, costs: Costs, job: int) -> None:
-    """Takes a job off again, last in first out: links, and how fast its neighbours are, are then as they were."""
+    """Remove a job again, last in first out: links and neighbours' speeds are restored."""
     load, found = costs.load, deal.found[number]
     count = neighbours(load, job, found)
     leave(load, job)
@@ -117,7 +117,7 @@ def _part(deal: Deal, number: int, costs: Costs, job: int) -> None:
 
 @jit
 def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
-    """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
+    """Store a scheduler's best place for a job as its offer; only sure costs count before the job waits."""
     offers, waited = deal.offers, now - costs.since[job]
     _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
     if offers.way[number, job] >= 0 and not _takes(costs, offers, number, number, job, now):
@@ -157,14 +157,14 @@ def _try(
 
 @jit
 def _takes(costs: Costs, offers: Offers, number: int, judge: int, job: int, now: float) -> bool:
-    """Whether a job takes an offer rather than waiting, as scheduler ``judge`` sees it; in the end any."""
+    """Return whether a job takes an offer rather than waits, in scheduler ``judge``'s view; finally any."""
     over = now >= costs.since[job] + costs.wait_s[job]
     return bool(over or offers.value[number, job] >= offers.waits[judge, job])
 
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
-    """To whose offer ranks highest."""
+    """Start a job on the highest-ranked offer."""
     resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
     costs, more = priced.costs, priced.deal
     shape, stamp, offers = jobs.shape[job], scratch.stamp[0], more.offers
@@ -209,7 +209,7 @@ settle = priced_pass(_attempt)
 
 @jit
 def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -> None:
-    """What the walk keeps for one before a job (`keeping`) is closed to schedulers, and with it what they offered."""
+    """Close what the walk keeps for an earlier job (`keeping`), and invalidate offers on it."""
     if calendar is None or calendar.kept_times[0] == np.inf:
         return
     rows = masks.shape[0] + 1  # of one scheduler; the last: any node
@@ -221,7 +221,7 @@ def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -
 
 @jit
 def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
-    """Whose offer to a job ranks highest, of those that hold. -1: nobody's, and nobody has room.
+    """Return the scheduler with the highest-ranked valid offer to a job. -1: none has an offer or room.
 
     One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
     making them again one after the other is what several schedulers lose most time with.
@@ -250,7 +250,7 @@ def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, ho
 
 @jit
 def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
-    """Whether there is room where a scheduler offers it."""
+    """Return whether the offered place still has room."""
     offers = deal.offers
     request, first = request_of(deal.requests, deal.ways.shape[offers.way[number, job]]), offers.offset[job]
     for part in range(request.parts):

@@ -1,4 +1,4 @@
-"""Nodes and jobs dealt out to several schedulers: what is fixed as long as jobs and nodes are, and what is so now.
+"""Partition of nodes and jobs among several schedulers: what is fixed while jobs and nodes are, and the current state.
 
 `new_deal` makes what is fixed: parts, requests and ways on each, the graph, room for offers. `open_deal` sets what
 depends on the moment. Live both are called at each decision, in replays the first once.
@@ -30,7 +30,7 @@ UNASKED = -2
 
 
 class Offers(NamedTuple):
-    """Of each scheduler to each job, ``[schedulers, jobs]``.
+    """Each scheduler's offer to each job, ``[schedulers, jobs]``.
 
     Attributes:
         rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
@@ -90,7 +90,7 @@ class Deal(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """What a scheduler changes as if it started the jobs that are its, all its own but for ``costs``.
+    """Scratch state of one scheduler while it proposes placements; all its own except ``costs``.
 
     Attributes:
         full: ``uint8[shapes]``: what has no room there, at first nothing.
@@ -106,7 +106,7 @@ class Desk(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The partition's nodes ``lo <= row < hi`` among all, their racks and GPUs: ``int64[nodes]``."""
+    """A partition's nodes ``lo <= row < hi`` among all, their racks and GPUs: ``int64[nodes]``."""
 
     lo: int
     hi: int
@@ -118,7 +118,7 @@ def new_deal(
     agent: TopologyWeights, count: int, site: Site, costs: Costs, jobs: QueueJobs, requests: Requests,
     ids: Iterable[str]
 ) -> Deal:  # fmt: skip
-    """What is fixed; ``ids``: of all jobs. Nothing is open yet."""
+    """Build the fixed part, without offers; ``ids``: of all jobs."""
     part = parts_of(site, costs.tree, count)
     most = np.where(costs.of >= 0, np.append(_most_parts(costs, requests.parts), 0)[costs.of], 0)
     shape = (count, len(costs.of))
@@ -144,7 +144,7 @@ def new_deal(
 def open_deal(
     deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, resources: Resources, usable: Resources, now: float
 ) -> None:  # fmt: skip
-    """Sets what depends on the moment; nobody has made an offer yet."""
+    """Set what depends on the moment; no offer has been made yet."""
     offers, count = deal.offers, deal.offers.rank.shape[0]
     for job in queue:
         offers.way[:, job] = UNASKED if count == 1 else -1
@@ -163,7 +163,7 @@ def open_deal(
 
 @jit
 def desk_of(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources) -> Desk:
-    """A scheduler's desk; ``costs`` are its own, or whoever has them offers alone."""
+    """Return a scheduler's desk; ``costs`` are its own, unless schedulers offer in turn."""
     of = deal.graph
     graph = Graph(
         of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,
@@ -181,7 +181,7 @@ def _own(room: Ints) -> Ints:
 
 
 def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int) -> tuple[Requests, Flags]:
-    """`Deal.requests` and whose nodes they are on."""
+    """Return `Deal.requests` and which scheduler's nodes they are on."""
     lo, hi = site.lo, site.hi
     own = np.stack([part == number for number in range(count)] + [np.ones(len(part), np.bool_)]).astype(np.uint8)
     rows = [*(np.flatnonzero(part == number) for number in range(count)), np.arange(lo, hi)]
@@ -194,7 +194,7 @@ def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int)
 
 
 def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
-    """`Deal.ways`."""
+    """Return `Deal.ways`."""
     number, count = np.arange(times)[:, None], len(ways.shape)
     first = np.append((number * count + ways.first[:-1]).ravel(), times * count)
     return Ways(
@@ -204,7 +204,7 @@ def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
 
 
 def _most_parts(costs: Costs, parts: Ints) -> Ints:
-    """``int64[classes]``: the most nodes of any of its ways."""
+    """Return ``int64[classes]``: the most nodes of any of its ways."""
     first, most = costs.ways.first, np.zeros(len(costs.ways.first) - 1, np.int64)
     for c in range(len(most)):
         most[c] = parts[costs.ways.shape[first[c] : first[c + 1]]].max(initial=0)
@@ -212,7 +212,7 @@ def _most_parts(costs: Costs, parts: Ints) -> Ints:
 
 
 def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
-    """The graph, with racks cut where partitions meet; nodes of other partitions are in a part of their own."""
+    """Build the graph; racks are split at partitions, other partitions' nodes are a separate part."""
     inside = np.zeros(len(part), np.int64)
     inside[site.lo : site.hi] = 1
     _, racks = np.unique(2 * site.racks + inside, return_inverse=True)
@@ -220,7 +220,7 @@ def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
 
 
 def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
-    """The scheduler that has each node, ``int64[nodes]``; ``count`` for rows that are not of the partition.
+    """Return the scheduler of each node, ``int64[nodes]``; ``count`` for rows outside the partition.
 
     Whole racks, one after the other as switches above them are, where there are enough, else nodes in that order; with
     as many GPUs each as that allows.
@@ -238,7 +238,7 @@ def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
 
 
 def _shared_out(sizes: np.ndarray, count: int) -> Ints:
-    """Neighbouring units to ``count`` shares as equal as can be; none is left out where there are enough."""
+    """Divide neighbouring units into ``count`` shares as equal as can be; none is empty if there are enough."""
     share, now, had, total = np.zeros(len(sizes), np.int64), 0, 0.0, float(sizes.sum())
     begun = False
     for i, size in enumerate(sizes.tolist()):
@@ -251,7 +251,7 @@ def _shared_out(sizes: np.ndarray, count: int) -> Ints:
 
 @jit
 def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
-    """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
+    """Set the speed of each running job, for the network: 1: alone where it is fastest."""
     for job in range(load.jobs.size):
         own = load.jobs[job]
         own["speed"] = 1.0
@@ -275,7 +275,7 @@ def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
 
 @jit
 def _set_waiting(deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, now: float) -> None:
-    """Who waits in each part, and who most."""
+    """Set which jobs wait in each part, and which waits most."""
     graph = deal.graph
     graph.waiting[:] = 0.0
     graph.blocked[:] = 0.0
@@ -293,7 +293,7 @@ def _set_waiting(deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, now: fl
 
 @jit
 def _set_homes(deal: Deal, costs: Costs, usable: Resources, queue: Ints) -> None:
-    """Jobs on to a scheduler on whose nodes, empty, they fit; large ones, and others, to the first, on all."""
+    """Assign jobs to schedulers on whose empty nodes they fit; large ones and the rest to the first, on all."""
     count, total = deal.offers.rank.shape[0], 0.0
     if count == 1:
         return

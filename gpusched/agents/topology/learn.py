@@ -1,4 +1,4 @@
-"""Learning by evolution: CMA-ES on the weights, each tried on whole replays of drawn clusters."""
+"""Training by evolution: CMA-ES on the weights, each candidate evaluated on whole replays of random clusters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, ta
 
 
 class TrainingCase(NamedTuple):
-    """A workload, how many schedulers there are, and what it counts for."""
+    """A workload, the number of schedulers, and its weight in the mean."""
 
     setting: TopologySetting
     trace: Trace
@@ -69,7 +69,7 @@ class TrainingCase(NamedTuple):
 
 
 class TopologyResult(NamedTuple):
-    """What came of it: the start, the mean of where the search was, and (generation, cost where none is learned from).
+    """The result: the start, the final mean of the search, and (generation, held-out cost).
 
     The last cost is that of the mean.
     """
@@ -82,7 +82,7 @@ class TopologyResult(NamedTuple):
 def learn(
     recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, tell: Callable[[int, int], None]
 ) -> TopologyResult:
-    """From `network.untrained`; ``pairs``: a table of pairs, of which a fifth of the workloads are."""
+    """Train from `network.untrained`; ``pairs``: a table of pairs, used by a fifth of the workloads."""
     start = untrained(0)
     learned = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
     begin, steps = (numbers[learned] for numbers in _begun(start))
@@ -113,7 +113,7 @@ def learn(
 
 
 def _begun(start: Floats) -> tuple[Floats, Floats]:
-    """Where the search begins, and its first steps."""
+    """Return where the search begins, and its first steps."""
     begin: Arrays = dict(zip(SHAPES, parts_of(start.copy(), SHAPES), strict=True))
     steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
     for (name, i), (value, step) in _BEGIN.items():
@@ -122,7 +122,7 @@ def _begun(start: Floats) -> tuple[Floats, Floats]:
 
 
 def drawn(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:
-    """A cluster, a mix of jobs, a load, and how many schedulers there are; kinds of clusters and loads take turns."""
+    """Draw a cluster, a job mix, a load and a number of schedulers; kinds of clusters and loads alternate."""
     rng = np.random.default_rng((9, number))
     family, load = number % _FAMILIES, _LOADS[number // _FAMILIES % len(_LOADS)]
     machine, mix = str(rng.choice(["aws", "rtx"])), str(rng.choice(["philly-like", "philly-like", "large"]))
@@ -146,6 +146,6 @@ def drawn(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) ->
 
 
 def cost(numbers: Floats, one: TrainingCase) -> float:
-    """The logarithm of the mean JCT, and a little of the 99th percentile's."""
+    """Return the logarithm of the mean JCT, plus a little of the 99th percentile's."""
     jct = replayed(one.trace, one.setting.pool, one.network, agent_of(numbers), one.parts).end - one.trace.submit
     return float(np.log(jct.mean()) + _TAIL * np.log(np.percentile(jct, 99))) * one.weight

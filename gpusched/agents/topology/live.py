@@ -26,12 +26,12 @@ _WORTH_TELLING = 0.005
 
 
 def prepare(model: TrainedModel) -> TopologyWeights:
-    """The weights. ValueError: they are of another shape."""
+    """Return the weights. ValueError: they are of another shape."""
     return agent_of(joined(model.arrays, SHAPES))
 
 
 def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition's decision; see `gpusched.sched.agent`.
+    """Decide for one partition; see `gpusched.sched.agent`.
 
     Raises:
         Unusable: Nothing was ever learned of places; a value is no number.
@@ -51,7 +51,7 @@ def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int]
 
 
 def dealt(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Deal:
-    """The partition's nodes, and the jobs of its queue, as they are now."""
+    """Return the partition's nodes, and the jobs of its queue, as they are now."""
     world, waiting = context.world, context.waiting
     site = Site(*world.span.get(context.partition, (0, 0)), world.rack, world.total.gpus)
     ids = (view.id for view in waiting.views)
@@ -61,18 +61,18 @@ def dealt(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -
 
 
 def desks_of(deal: Deal, context: Context, costs: Costs) -> list[Desk]:
-    """Every scheduler's, with costs of its own."""
+    """Return every scheduler's desk, with costs of its own."""
     jobs, resources = context.waiting.jobs, context.world.resources
     return [desk_of(deal, own_room(costs), jobs, resources) for _ in range(context.policy.schedulers)]
 
 
 def offers_of(deal: Deal, number: int, others: bool, desk: Desk, context: Context, queue: Ints) -> None:
-    """What one scheduler offers the jobs that are its, or, after all have done that, those of ``others`` that ask."""
+    """Make one scheduler's offers to its jobs, or, after all have, to those of ``others`` that ask."""
     offer(deal, number, others, context.waiting.jobs, queue, context.snapshot.now, desk)
 
 
 def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> QueueBlock:
-    """Starts what is to start.
+    """Settle the offers and start the jobs.
 
     Raises:
         Unusable: A value is no number.
@@ -87,7 +87,7 @@ def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> QueueBlo
 
 
 def own_room(costs: Costs) -> Costs:
-    """The same with copies of all that a scheduler changes."""
+    """Return the costs with copies of all that a scheduler changes."""
     tree = costs.tree._replace(below=costs.tree.below.copy(), meet=costs.tree.meet.copy())
     load = Load(*(array.copy() for array in costs.load))
     return costs._replace(tree=tree, load=load, told=costs.told.copy(), search=new_search(tree))

@@ -54,12 +54,12 @@ class TopologyWeights(NamedTuple):
 
 
 def agent_of(numbers: Floats) -> TopologyWeights:
-    """``float64[numbers]`` as weights."""
+    """Return ``float64[numbers]`` as weights."""
     return TopologyWeights(*parts_of(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:
-    """The start, ``float64[numbers]``: random graph layers, and nothing that hears them: what is left is the rule."""
+    """Return the start, ``float64[numbers]``: random graph layers with zero output, so the rule alone decides."""
     rng = np.random.default_rng(seed)
     parts = []
     for name, shape in SHAPES.items():
@@ -69,7 +69,7 @@ def untrained(seed: int) -> Floats:
 
 
 class Graph(NamedTuple):
-    """What the graph says, and room to work in.
+    """The graph's outputs, and work space.
 
     Attributes:
         server: ``float64[nodes, WIDTH]``. rack: ``float64[racks, WIDTH]``. whole: ``float64[parts, WIDTH]``.
@@ -106,7 +106,7 @@ class Graph(NamedTuple):
 
 
 def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: int) -> Graph:
-    """For a cluster.
+    """Build the graph of a cluster.
 
     Args:
         tree: Its links.
@@ -130,7 +130,7 @@ def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: in
 
 @jit
 def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resources: Resources, graph: Graph) -> None:
-    """From the links inside servers to servers, racks and parts."""
+    """Pass messages from the links inside servers to servers, racks and parts."""
     nodes = graph.of.size
     graph.free[:] = 0.0
     graph.most[:] = 0.0
@@ -161,7 +161,7 @@ def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resourc
 
 @jit
 def _hear(weights: Floats, load: Load, link: int, total: float, said: Floats) -> None:
-    """What the jobs on a link say, into ``said``."""
+    """Aggregate the jobs on a link into ``said``."""
     at = load.on[link]
     while at >= 0:
         one = load.uses[at]
@@ -174,7 +174,7 @@ def _hear(weights: Floats, load: Load, link: int, total: float, said: Floats) ->
 
 @jit
 def _up(agent: TopologyWeights, load: Load, graph: Graph) -> None:
-    """From racks, which hold the means of their servers, to parts."""
+    """Pass messages from racks, which hold the means of their servers, to parts."""
     racks, parts = graph.up.size, graph.whole.shape[0]
     free, has = np.zeros(parts), np.zeros(parts)
     for rack in range(racks):
@@ -208,7 +208,7 @@ def _up(agent: TopologyWeights, load: Load, graph: Graph) -> None:
 
 @jit
 def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> None:
-    """A job that waited in a part starts on nodes, with so many GPUs of each: from now on less waits, and less is idle.
+    """Start a job that waited in a part on nodes, with so many GPUs of each: less waits, and less is idle.
 
     What the layers say stays as it is until the next `pass_messages`.
     """
@@ -220,7 +220,7 @@ def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> Non
 
 @jit
 def value_of_place(agent: TopologyWeights, graph: Graph, part: int, nodes: Ints, parts: int) -> float:
-    """What a place is worth beside the rule; ``graph.place[:PLACE]`` says the rest."""
+    """Return a place's value on top of the rule; ``graph.place[:PLACE]`` holds the other inputs."""
     inputs = graph.place
     inputs[PLACE : PLACE + 2 * WIDTH] = 0.0
     for i in range(parts):
@@ -233,14 +233,14 @@ def value_of_place(agent: TopologyWeights, graph: Graph, part: int, nodes: Ints,
 
 @jit
 def value_of_waiting(agent: TopologyWeights, graph: Graph, part: int) -> float:
-    """What waiting is worth beside the rule; ``graph.wait[:WAIT]`` says the rest."""
+    """Return the value of waiting on top of the rule; ``graph.wait[:WAIT]`` holds the other inputs."""
     graph.wait[WAIT:] = graph.whole[part]
     return _valued(agent.wait_in, agent.wait_skip, agent.wait_out, graph.wait)
 
 
 @jit
 def value_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int) -> float:
-    """What handing a job to another part is worth beside the rule; ``graph.hand[:HAND]`` says the rest."""
+    """Return the value of handing a job over on top of the rule; ``graph.hand[:HAND]`` holds the other inputs."""
     graph.hand[HAND : HAND + WIDTH] = graph.whole[part]
     graph.hand[HAND + WIDTH :] = graph.whole[to]
     return _valued(agent.hand_in, agent.hand_skip, agent.hand_out, graph.hand)

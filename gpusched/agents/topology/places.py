@@ -1,4 +1,4 @@
-"""What an agent thinks of places for a job, of waiting for a better one, and of handing it on: rule and network."""
+"""An agent's values of places for a job, of waiting for a better one, and of handing it over: rule and network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST = 3.0
 
 
 class PlaceChoice(NamedTuple):
-    """The best place found: its rank among places, its value against waiting, its way (-1: none), and what it costs."""
+    """The best place found: its rank among places, its value against waiting, its way (-1: none), and its costs."""
 
     rank: float
     value: float
@@ -51,7 +51,7 @@ def best_place(
     resources: Resources, masks: Flags,
     requests: Requests, ways: Ways, c: int, waited: float, search: PlacementSearch,
 ) -> PlaceChoice:  # fmt: skip
-    """The place that is worth most, its nodes in ``search.best``: of those that `contention.cheapest` looks at.
+    """Return the most valuable place, nodes in ``search.best``, among the candidates of `contention.cheapest`.
 
     ``part`` is the scheduler that looks, ``c`` the job's class in ``ways``, on that scheduler's nodes; ``waited`` is no
     more than `MOST`.
@@ -85,7 +85,7 @@ def _better(
     resources: Resources, ways: Ways,
     c: int, way: int, request: PlacementRequest, waited: float, search: PlacementSearch, best: PlaceChoice,
 ) -> PlaceChoice:  # fmt: skip
-    """The better of ``best`` and the nodes in ``search.trial``."""
+    """Return the better of ``best`` and the nodes in ``search.trial``."""
     place, nodes, racks = graph.place, search.trial, 0
     own, harm = cost_of(tree, model, load, ways, c, nodes, request.parts, request.gpus, search)
     left = left_over(resources, request, nodes)
@@ -111,7 +111,7 @@ def _better(
 def worth_of_waiting(
     agent: TopologyWeights, graph: Graph, part: int, gpus: int, waited: float, patience: float, best: PlaceChoice
 ) -> float:
-    """A place that is worth less is not taken yet; ``patience``: how much of it the job has waited."""
+    """Return the value below which a place is refused for now; ``patience``: the part of it already waited."""
     wait = graph.wait
     wait[0], wait[1], wait[2], wait[3] = 1.0, _size(gpus), waited, np.sqrt(waited)
     wait[4], wait[5] = min(best.own, MOST), min(best.harm, MOST)
@@ -123,7 +123,7 @@ def worth_of_waiting(
 
 @jit
 def worth_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
-    """What is added to the worth of a place that another scheduler has."""
+    """Return the bonus of a place that another scheduler has."""
     hand, less = graph.hand, graph.waiting[part] - graph.waiting[to]
     hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MOST), MOST), waited
     hand[4] = _blocked(graph, part, gpus) - _blocked(graph, to, gpus)
@@ -137,5 +137,5 @@ def _size(gpus: int) -> float:
 
 @jit
 def _blocked(graph: Graph, part: int, gpus: int) -> float:
-    """How much a larger job than this waits in a part."""
+    """Return how much a larger job than this waits in a part."""
     return float(graph.blocked[part] if graph.large[part] > gpus else 0.0)

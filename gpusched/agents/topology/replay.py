@@ -38,7 +38,7 @@ _LOOK_AGAIN_S, _LATER = 600.0, 0.1
 
 
 class Acting(NamedTuple):
-    """What is kept between decisions; ``deals``: of each partition."""
+    """State kept between decisions; ``deals``: of each partition."""
 
     walk: Walk
     deals: tuple[Deal, ...]
@@ -46,7 +46,7 @@ class Acting(NamedTuple):
 
 @jit
 def decide_agents(sim: Sim, log: EventLog, passes: Passes, acting: Acting) -> int:
-    """Every partition's decision."""
+    """Decide for every partition."""
     walk = acting.walk
     begin_walk(sim, walk)
     for queue in range(walk.placing.queues.size):
@@ -62,7 +62,7 @@ run_agents = looped(decide_agents)
 
 @jit
 def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiting: Ints, backfill: int) -> None:
-    """Starts whoever may start of these, and notes when to look again at who waits for a better place."""
+    """Start these jobs where possible, and record when to reconsider those that wait for a better place."""
     if waiting.size == 0:
         return
     of, costs, now, state = walk.placing, walk.costs, sim.clock[0], state_now(sim, passes, walk)
@@ -78,7 +78,7 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiti
 
 
 def placed_by(placement: str, name: str = "") -> ReplayPolicy:
-    """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
+    """Return a policy that starts fitting jobs in submission order, placed by ``placement``; named so, or ``name``."""
     return replace(composed("fifo+skip"), name=name or placement, placement=placement)
 
 
@@ -86,7 +86,7 @@ def replayed(
     trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
     wait_s: float = np.inf
 ) -> ReplayResult:  # fmt: skip
-    """A trace under ``parts`` schedulers with equal weights, in order of submission; no wait is longer than that."""
+    """Replay a trace under ``parts`` schedulers with equal weights, in submission order; no longer waits than that."""
     model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
     spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, place_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
@@ -94,7 +94,7 @@ def replayed(
 
 
 def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, Acting]:
-    """The world with the ways in which its jobs may be laid out, and what agents keep."""
+    """Return the world with its jobs' possible layouts, and the agents' state."""
     rule = replace(composed(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s)
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
     policy = world.policy
@@ -116,7 +116,7 @@ class TopologyRun:
         self._world, self._acting = world, acting
 
     def __call__(self, log: EventLog) -> int:
-        """To its end, or to where the log needs more room.
+        """Run to the end, or to where the log needs more room.
 
         Raises:
             UsageError: A value was no number.
@@ -128,12 +128,12 @@ class TopologyRun:
 
 
 def maps(model: TrainedModel) -> bool:
-    """It chooses nodes itself."""
+    """Return True: the agent chooses nodes itself."""
     return False
 
 
 def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, TopologyRun]:
-    """The run of one replay.
+    """Return the run of one replay.
 
     Raises:
         UsageError: Placement costs nothing there, or is another rule's; the policy's order changes.

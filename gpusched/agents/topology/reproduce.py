@@ -1,4 +1,4 @@
-"""Our setting under each policy: JCT and slowdown, one row a topology, load, seed and policy."""
+"""Our setting under each policy: JCT and slowdown, one row per topology, load, seed and policy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ weights_of = partial(read_vector, "topology", SHAPES)
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
-    """Every setting asked for, at every load and seed, under every policy.
+    """Yield every requested setting, at every load and seed, under every policy.
 
     Raises:
         UsageError: A name is not what it should be.
@@ -79,7 +79,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
 
 
 def _trained(options: PaperOptions, advance: Advance) -> Floats:
-    """Learns, and writes what came of it.
+    """Train, and write the result.
 
     Raises:
         GpuschedError: It could not be written there.
@@ -101,7 +101,7 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
 def settings_of(
     topology: str | None, table: str | None, gpus_per_node: int | None = None, nic: str | None = None
 ) -> list[TopologySetting]:
-    """The settings that are asked for.
+    """Return the requested settings.
 
     Raises:
         UsageError: What nodes have is said where it is known.
@@ -126,7 +126,7 @@ def settings_of(
 
 
 def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> TopologySetting:
-    """The nodes of a file, which may be an inventory: then with those on no switch, and without those without GPUs.
+    """Read the nodes of a topology file or inventory: with nodes on no switch, without nodes without GPUs.
 
     Jobs are of the kinds that were measured on the most alike.
 
@@ -160,7 +160,7 @@ def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Topology
 def row_of(
     setting: TopologySetting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None
 ) -> TopologyRow:
-    """One drawn workload under one policy; ``numbers``: the agents' weights.
+    """Run one drawn workload under one policy; ``numbers``: the agents' weights.
 
     Raises:
         UsageError: Some of its jobs can never run there.
@@ -184,7 +184,7 @@ def row_of(
 def run_of(
     setting: TopologySetting, drawn: tuple[Trace, Ints], seed: int, name: str, numbers: Floats | None = None
 ) -> ReplayResult:
-    """Drawn jobs, with their kinds, under one policy."""
+    """Run drawn jobs, with their kinds, under one policy."""
     (trace, kind), rival, tree = drawn, ours().policies[name], setting.tree
     if rival.free:
         tree = tree._replace(weight=np.zeros_like(tree.weight))
